@@ -1,0 +1,268 @@
+"""Front-ends: requests per second and processor time per request of HTTP and gRPC on one core.
+
+The server runs in a process pinned to one core, the clients on another one. Eight connections (HTTP) or calls (gRPC)
+are kept busy with a tiny binary request, FP32[1,16]; every answer is checked. Protocols take turns, medians count.
+The model behind is an identity computed by a thread of the same process, so the figures are those of the front-ends and
+of one hand-over to another thread and back.
+
+    python -m bench frontend [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+CONCURRENCY = 8
+MODEL = "tiny"
+TENSOR = bytes(range(64))
+WARM_UP_REQUESTS = 500
+REPETITIONS = 5
+QUICK_REPETITIONS = 3
+WINDOW_S = 4.0
+QUICK_WINDOW_S = 1.5
+
+FAKE_SERVER = (sys.executable, str(Path(__file__).resolve()), "--serve")
+"""Command of the server under test: it prints one line of JSON, {"http": port, "grpc": port}, and serves until its
+standard input is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one repetition saw. Latencies are those of single requests at full load, in nanoseconds."""
+
+    protocol: str
+    requests: int
+    wall_ns: int
+    cpu_us: float
+    latencies_ns: Sequence[int]
+
+    def row(self) -> dict[str, object]:
+        ordered = sorted(self.latencies_ns)
+        return {
+            "protocol": self.protocol,
+            "requests": self.requests,
+            "rps": round(self.requests / self.wall_ns * 1e9, 1),
+            "cpu_us": round(self.cpu_us, 1),
+            "p50_us": round(ordered[len(ordered) // 2] / 1e3, 1),
+            "p99_us": round(ordered[len(ordered) * 99 // 100] / 1e3, 1),
+        }
+
+
+def _cpu_us(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * 1e6 / os.sysconf("SC_CLK_TCK")
+
+
+def _http_request() -> bytes:
+    head = json.dumps(
+        {
+            "inputs": [
+                {"name": "x", "shape": [1, 16], "datatype": "FP32", "parameters": {"binary_data_size": len(TENSOR)}}
+            ],
+            "parameters": {"binary_data_output": True},
+        }
+    ).encode()
+    return (
+        (
+            f"POST /v2/models/{MODEL}/infer HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Length: {len(head) + len(TENSOR)}\r\n"
+            f"Inference-Header-Content-Length: {len(head)}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        ).encode()
+        + head
+        + TENSOR
+    )
+
+
+def http_load(port: int, concurrency: int, stop: Callable[[int], bool]) -> list[int]:
+    """Keep `concurrency` connections busy from one thread until `stop(requests answered)`; return latencies in ns."""
+    request = _http_request()
+    latencies: list[int] = []
+    started: dict[socket.socket, int] = {}
+    expected = 0
+    with selectors.DefaultSelector() as selector:
+        for _ in range(concurrency):
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            selector.register(connection, selectors.EVENT_READ, bytearray())
+            started[connection] = time.perf_counter_ns()
+            connection.sendall(request)
+        running = True
+        while started:
+            for key, _ in selector.select():
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                answer: bytearray = key.data
+                piece = connection.recv(65536)
+                answer += piece
+                if not piece:
+                    raise RuntimeError("the server closed a connection")
+                if not expected:
+                    expected = _answer_length(answer)
+                if not expected or len(answer) < expected:
+                    continue
+                if not answer.startswith(b"HTTP/1.1 200 ") or not answer.endswith(TENSOR):
+                    raise RuntimeError(f"wrong answer: {bytes(answer[:200])!r}")
+                answer.clear()
+                now = time.perf_counter_ns()
+                latencies.append(now - started[connection])
+                running = running and not stop(len(latencies))
+                if running:
+                    started[connection] = now
+                    connection.sendall(request)
+                else:
+                    del started[connection]
+                    selector.unregister(connection)
+                    connection.close()
+    return latencies
+
+
+def _answer_length(answer: bytearray) -> int:
+    """Length of a whole answer, 0 while its headers are incomplete. All answers of a run are of one length."""
+    end = answer.find(b"\r\n\r\n")
+    if end < 0:
+        return 0
+    headers = bytes(answer[:end]).lower().split(b"\r\n")
+    length = next(int(line.split(b":")[1]) for line in headers if line.startswith(b"content-length:"))
+    return end + 4 + length
+
+
+def grpc_load(port: int, concurrency: int, stop: Callable[[int], bool]) -> list[int]:
+    """Keep `concurrency` blocking callers busy, each in a thread, until `stop(calls answered)`; latencies in ns."""
+    import grpc
+
+    from cotenant.serve.oip import MESSAGES
+
+    request = MESSAGES["ModelInferRequest"](model_name=MODEL, raw_input_contents=[TENSOR])
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
+    data = request.SerializeToString()
+    latencies: list[int] = []
+    failures: list[BaseException] = []
+
+    def caller(call: grpc.UnaryUnaryMultiCallable) -> None:
+        try:
+            while not failures:
+                begin = time.perf_counter_ns()
+                answer = call(data)
+                latencies.append(time.perf_counter_ns() - begin)
+                if not answer.endswith(TENSOR):
+                    raise RuntimeError(f"wrong answer: {answer[:200]!r}")
+                if stop(len(latencies)):
+                    return
+        except BaseException as error:
+            failures.append(error)
+
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        threads = [threading.Thread(target=caller, args=(call,)) for _ in range(concurrency)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    return latencies
+
+
+LOADS: dict[str, Callable[[int, int, Callable[[int], bool]], list[int]]] = {"http": http_load, "grpc": grpc_load}
+
+
+@contextmanager
+def server(command: Sequence[str], core: int) -> Iterator[tuple[int, dict[str, int]]]:
+    """Run a server command pinned to a core; yield its process id and its ports by protocol."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"the server did not start: {' '.join(command)}")
+            yield process.pid, json.loads(line)
+        finally:
+            process.stdin.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def measure(protocol: str, pid: int, port: int, window_s: float, concurrency: int = CONCURRENCY) -> Window:
+    """Load one protocol for `window_s` seconds."""
+    load = LOADS[protocol]
+    cpu_us = _cpu_us(pid)
+    begin = time.perf_counter_ns()
+    end = begin + int(window_s * 1e9)
+    latencies = load(port, concurrency, lambda _: time.perf_counter_ns() >= end)
+    wall_ns = time.perf_counter_ns() - begin
+    return Window(protocol, len(latencies), wall_ns, (_cpu_us(pid) - cpu_us) / len(latencies), latencies)
+
+
+def run(quick: bool, data_dir: Path | None, command: Sequence[str] = FAKE_SERVER) -> dict[str, object]:
+    """Measure both protocols in turn; `summary` holds medians over the repetitions, `rows` every repetition."""
+    cores = sorted(os.sched_getaffinity(0))
+    window_s, repetitions = (QUICK_WINDOW_S, QUICK_REPETITIONS) if quick else (WINDOW_S, REPETITIONS)
+    rows: list[dict[str, object]] = []
+    with server(command, cores[-1]) as (pid, ports):
+        os.sched_setaffinity(0, {cores[0]})
+        try:
+            for protocol, load in LOADS.items():
+                load(ports[protocol], CONCURRENCY, lambda answered: answered >= WARM_UP_REQUESTS)
+            for repetition in range(repetitions):
+                for protocol in LOADS:
+                    row = measure(protocol, pid, ports[protocol], window_s).row()
+                    alone = measure(protocol, pid, ports[protocol], window_s / 4, concurrency=1).row()
+                    rows.append({"repetition": repetition, **row, "alone_p50_us": alone["p50_us"]})
+        finally:
+            os.sched_setaffinity(0, set(cores))
+    summary: dict[str, float] = {}
+    for protocol in LOADS:
+        for metric in ("rps", "cpu_us", "p50_us", "p99_us", "alone_p50_us"):
+            values = [float(str(row[metric])) for row in rows if row["protocol"] == protocol]
+            summary[f"{protocol}_{metric}"] = statistics.median(values)
+    print(f"{'protocol':10}{'requests/s':>12}{'CPU us':>9}{'p50 us':>9}{'p99 us':>9}{'p50 us, one client':>20}")
+    for protocol in LOADS:
+        rps, cpu, p50, p99, alone = (
+            summary[f"{protocol}_{metric}"] for metric in ("rps", "cpu_us", "p50_us", "p99_us", "alone_p50_us")
+        )
+        print(f"{protocol:10}{rps:12.0f}{cpu:9.0f}{p50:9.0f}{p99:9.0f}{alone:20.0f}")
+    shared = "; server and clients share one core" if len(cores) == 1 else ""
+    print(f"{CONCURRENCY} clients, FP32[1,16], medians of {repetitions} windows of {window_s} s{shared}")
+    return {"summary": summary, "rows": rows}
+
+
+def _serve() -> None:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+    from fake_backend import FakeBackend, serving
+
+    with serving(FakeBackend()) as ports:
+        print(json.dumps({"http": ports.http, "grpc": ports.grpc}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve", action="store_true", help="be the server (internal)")
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        _serve()
+    else:
+        print(json.dumps(run(arguments.quick, None)["summary"]))

@@ -1,0 +1,5 @@
+"""`python -m cotenant`."""
+
+from cotenant.cli import main
+
+main()

@@ -1,0 +1,26 @@
+"""The command line: one module a command."""
+
+from __future__ import annotations
+
+import sys
+
+from cotenant.errors import CotenantError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line. Errors meant for the user end with status 2 and one sentence, never a traceback."""
+    from cotenant.cli.app import app
+
+    try:
+        app()
+    except CotenantError as error:
+        print(f"cotenant: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    except KeyboardInterrupt:
+        print("cotenant: interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        sys.exit(0)

@@ -1,0 +1,124 @@
+"""`cotenant demo`: the quick start from one end to the other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cotenant.cli.options import AsJson, print_json
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--dir", help="Where models, traces and the report go.")] = Path("demo"),
+    seconds: Annotated[float, typer.Option(min=2.0, help="Length of the load under each policy.")] = 30.0,
+    factor: Annotated[float, typer.Option("--load", min=0.1, help="Load as a multiple of capacity.")] = 1.3,
+    as_json: AsJson = False,
+) -> None:
+    """Build real models, profile them, serve them beyond capacity under two policies, and report."""
+    from rich.live import Live
+
+    from cotenant.cli.console import console as make_console
+    from cotenant.cli.profile import profile_table, progress_bar
+    from cotenant.config import device_cores, load_server_config
+    from cotenant.demo import CONTENDERS, demo_workload, running_server
+    from cotenant.load import LiveStats, live_table, run_load_process
+    from cotenant.metrics import to_json
+    from cotenant.profile.measure import Effort
+    from cotenant.profile.sweep import profile_repository
+    from cotenant.report.charts import RunResult
+    from cotenant.report.tables import outcome_table
+    from cotenant.report.timeline import write_timeline
+    from cotenant.repository import SERVER_FILE, trace_path
+    from cotenant.trace import read
+    from cotenant.workload import to_toml
+    from cotenant.zoo import QUICK_START, build_repository
+
+    console = make_console(quiet=as_json)
+    began = time.monotonic()
+    repository = folder / "models"
+    console.rule("1. Models")
+    build_repository(repository, progress=None if as_json else console.print)
+    console.rule("2. Profile")
+    settings = load_server_config(repository / SERVER_FILE)
+    with progress_bar(quiet=as_json) as on_step:
+        profile, errors = profile_repository(repository, settings, Effort(0.25), fresh=False, on_step=on_step)
+    for model, error in errors.items():
+        console.print(f"[red]{model} was left out:[/red] {error}")
+    console.print(profile_table(profile))
+    models = tuple(model for model in QUICK_START if model in profile.models)
+    workload = demo_workload(profile, models, len(device_cores(settings.device)), factor, seconds)
+    (folder / "workload.toml").write_text(to_toml(workload), encoding="utf-8")
+    runs: list[RunResult] = []
+    traces: dict[str, str] = {}
+    text: list[Any] = []
+    for number, contender in enumerate(CONTENDERS, start=3):
+        title = f"{contender.policy} (drop: {contender.drop}), {factor:g} x capacity, {seconds:g} s"
+        console.rule(f"{number}. {title}")
+        with running_server(repository, contender) as server:
+            with Live(console=console, auto_refresh=False, transient=True) as live:
+
+                def show(stats: LiveStats, live: Live = live) -> None:
+                    live.update(live_table(stats), refresh=True)
+
+                result = run_load_process(workload, http_url=server.http_url, grpc_url=server.grpc_url, on_tick=show)
+            if contender is CONTENDERS[-1]:
+                text = _read_picture(repository, server.http_url)
+        console.print(outcome_table(result.summary, title))
+        for warning in result.warnings:
+            console.print(f"[yellow]{warning}[/yellow]")
+        result.save(folder / f"{contender.name}.json")
+        description = {"policy": contender.policy, "drop rule": contender.drop, "load": f"{factor:g} x capacity"}
+        runs.append(RunResult.from_load(contender.name, result, description))
+        timeline = folder / f"{contender.name}.perfetto.json"
+        write_timeline(timeline, read(trace_path(repository))[1])
+        traces[contender.name] = timeline.name
+    console.rule("5. A picture read through the served models")
+    for line in text:
+        console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
+    report = folder / "report.html"
+    _write_report(report, runs, traces, profile, text)
+    took = time.monotonic() - began
+    console.rule("Done")
+    console.print(f"Report: {report}   Timelines for ui.perfetto.dev: {', '.join(traces.values())}   ({took:.0f} s)")
+    if as_json:
+        print_json(
+            {
+                "runs": {run.name: to_json(run.summary) for run in runs},
+                "text": [line.text for line in text],
+                "report": str(report),
+                "seconds": round(took, 1),
+            }
+        )
+
+
+def _read_picture(repository: Path, url: str) -> list[Any]:
+    """Draw lines, and read them through detection, orientation and recognition as they are served."""
+    from cotenant.demo import PICTURE_LINES
+    from cotenant.load.infer import infer_once
+    from cotenant.zoo.ocr import RECOGNITION, draw_picture, load_labels, read_text
+
+    characters = load_labels(repository / RECOGNITION / "labels.txt")
+    return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
+
+
+def _write_report(path: Path, runs: list[Any], traces: dict[str, str], profile: Any, text: list[Any]) -> None:
+    from cotenant.report.html import Section, write_report
+    from cotenant.report.machine import machine_facts
+
+    rows = [
+        {
+            "model": name,
+            "shape": point.shape,
+            "batch": point.items,
+            "cores": point.cores,
+            "p50 ms": round(point.p50_ns / 1e6, 2),
+            "p99 ms": round(point.p99_ns / 1e6, 2),
+        }
+        for name, model in profile.models.items()
+        for point in model.points
+    ]
+    picture = Section("A picture read through the served models", verbatim="\n".join(line.text for line in text))
+    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[picture], traces=traces)

@@ -1,0 +1,47 @@
+"""`cotenant load`: drive a server with the workload of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cotenant.cli.options import AsJson, print_json
+
+
+def load(
+    workload: Annotated[Path, typer.Argument(help="Workload file (TOML).")],
+    http: Annotated[str, typer.Option(help="URL of the server's HTTP front-end.")] = "http://127.0.0.1:8000",
+    grpc: Annotated[str, typer.Option(help="Address of its gRPC front-end.")] = "127.0.0.1:8001",
+    factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Save every query's outcome to this JSON file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send an open-loop load of all tenants, and say what became of it. Ctrl-C stops early and still reports."""
+    from rich.live import Live
+
+    from cotenant.cli.console import console as make_console
+    from cotenant.load import LiveStats, live_table, run_load_process
+    from cotenant.metrics import to_json
+    from cotenant.report.tables import outcome_table
+    from cotenant.workload import load_workload, scale
+
+    spec = load_workload(workload)
+    if factor != 1.0:
+        spec = scale(spec, factor)
+    console = make_console(stderr=as_json)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(stats: LiveStats) -> None:
+            live.update(live_table(stats), refresh=True)
+
+        result = run_load_process(spec, http_url=http, grpc_url=grpc, on_tick=show)
+    if out is not None:
+        result.save(out)
+    if as_json:
+        print_json({**to_json(result.summary), "warnings": list(result.warnings)})
+        return
+    console.print(outcome_table(result.summary, f"{workload.name} at {result.servers[0] if result.servers else http}"))
+    for warning in result.warnings:
+        console.print(f"[yellow]{warning}[/yellow]")

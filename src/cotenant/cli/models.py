@@ -1,0 +1,72 @@
+"""`cotenant models`: build the quick-start repository, or check one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from cotenant.cli.options import AsJson, Repository, print_json
+
+
+def models(
+    repository: Repository,
+    build: Annotated[bool, typer.Option("--build", help="Make the quick-start models there first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the models of a repository, with what is wrong with those that cannot be served."""
+    from rich.table import Table
+
+    from cotenant.cli.console import console as make_console
+    from cotenant.profile.table import load_profile
+    from cotenant.repository import model_names, profile_path
+
+    if build:
+        from cotenant.zoo import build_repository
+
+        build_repository(repository, progress=None if as_json else print)
+    path = profile_path(repository)
+    profiled = load_profile(path).models if path.exists() else {}
+    rows: list[dict[str, Any]] = []
+    for name in model_names(repository):
+        rows += _describe(repository, name, set(profiled))
+    if as_json:
+        print_json({"models": rows})
+    else:
+        table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
+        for row in rows:
+            slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
+            table.add_row(
+                row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], row["error"]
+            )
+        make_console().print(table)
+    if any(row["error"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, Any]]:
+    from cotenant.errors import CotenantError
+    from cotenant.profile.opening import open_version
+    from cotenant.repository import find_versions
+
+    empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
+    rows: list[dict[str, Any]] = []
+    try:
+        for found in find_versions(repository, name):
+            row = {
+                **empty,
+                "version": str(found.version),
+                "tenant": found.tenant,
+                "slo_ms": found.config.tenant.slo_ms,
+                "profile": "yes" if found.tenant in profiled else "no",
+            }
+            try:
+                opened = open_version(repository, found)
+                row["units"] = opened.runner.unit_count
+                opened.runner.close()
+            except CotenantError as error:
+                row["error"] = str(error)
+            rows.append(row)
+    except CotenantError as error:
+        rows.append({**empty, "error": str(error)})
+    return rows

@@ -1,0 +1,77 @@
+"""Options and habits that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cotenant.config import PolicySection, ServerConfig, load_server_config
+from cotenant.core.snapshot import DropRule
+from cotenant.policies import POLICIES
+from cotenant.repository import SERVER_FILE
+
+Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+PolicyName = Annotated[
+    str | None, typer.Option("--policy", help=f"Scheduling policy: {', '.join(sorted(POLICIES))}.", show_default=False)
+]
+Drop = Annotated[DropRule | None, typer.Option("--drop", help="When waiting queries are given up.", show_default=False)]
+Preempt = Annotated[
+    bool | None,
+    typer.Option(
+        "--preempt/--no-preempt", help="Let urgent queries go first at segment boundaries.", show_default=False
+    ),
+]
+Lanes = Annotated[
+    str | None,
+    typer.Option("--lanes", help="'single' (a lane a core), 'all' (one lane), or like '0,1/2,3'.", show_default=False),
+]
+
+
+def settings_of(
+    root: Path,
+    policy: str | None = None,
+    drop: DropRule | None = None,
+    preempt: bool | None = None,
+    lanes: str | None = None,
+) -> ServerConfig:
+    """The repository's `cotenant.toml` with the options of the command line over it."""
+    settings = load_server_config(root / SERVER_FILE)
+    chosen: dict[str, Any] = {}
+    if policy is not None:
+        chosen["name"] = policy
+    if drop is not None:
+        chosen["drop"] = drop
+    if preempt is not None:
+        chosen["preempt"] = preempt
+    if chosen:
+        settings = msgspec.structs.replace(settings, policy=msgspec.structs.replace(settings.policy, **chosen))
+    if lanes is not None:
+        settings = msgspec.structs.replace(
+            settings, device=msgspec.structs.replace(settings.device, lanes=parse_lanes(lanes))
+        )
+    return settings
+
+
+def parse_lanes(text: str) -> str | tuple[tuple[int, ...], ...]:
+    """'single', 'all', or core numbers with ',' within and '/' between lanes."""
+    if not any(character.isdigit() for character in text):
+        return text
+    try:
+        return tuple(tuple(int(core) for core in lane.split(",")) for lane in text.split("/"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not like 'single', 'all' or '0,1/2,3'", param_hint="--lanes") from None
+
+
+def policy_text(policy: PolicySection) -> str:
+    """A policy in a few words, for tables: every table names its drop rule."""
+    return f"{policy.name} (drop: {policy.drop.value})"
+
+
+def print_json(value: object) -> None:
+    """One JSON object on standard output."""
+    print(json.dumps(value, allow_nan=False, default=str))

@@ -1,0 +1,42 @@
+"""`cotenant replay`: prove that this code decides as the code that wrote a trace, or draw the trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cotenant.cli.options import AsJson, print_json
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="Trace file, or the repository that is or was served.")],
+    perfetto: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Feed the events of a trace to the core again and compare its actions with the recorded ones."""
+    from cotenant.config import rebuild_policy
+    from cotenant.report.timeline import write_timeline
+    from cotenant.repository import trace_path
+    from cotenant.trace import encode_record, read
+    from cotenant.trace import replay as replay_records
+
+    path = trace_path(trace) if trace.is_dir() else trace
+    if perfetto is not None:
+        write_timeline(perfetto, read(path)[1])
+    head, records = read(path)
+    events = 0
+    different: int | None = None
+    for record, line in replay_records(head, records, rebuild_policy):
+        events += 1
+        if different is None and line != encode_record(record):
+            different = record.time_ns
+    if as_json:
+        print_json({"events": events, "same": different is None, "first_difference_ns": different})
+    elif different is None:
+        print(f"{events} events replayed: every action is the same.")
+    else:
+        print(f"{events} events replayed: the actions differ from {different} ns on.")
+    if different is not None:
+        raise typer.Exit(1)

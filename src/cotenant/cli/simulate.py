@@ -1,0 +1,78 @@
+"""`cotenant simulate`: what policies would make of a workload, without running a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cotenant.cli.options import AsJson, Drop, Lanes, Preempt, Repository, policy_text, print_json, settings_of
+
+
+def simulate(
+    workload: Annotated[Path, typer.Argument(help="Workload file (TOML), as 'cotenant load' takes it.")],
+    repository: Repository,
+    policy: Annotated[list[str] | None, typer.Option(help="Policy to simulate; give it several times.")] = None,
+    drop: Drop = None,
+    preempt: Preempt = None,
+    lanes: Lanes = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with seeds from the workload's seed on.")] = 1,
+    factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
+    noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
+    decision_us: Annotated[float, typer.Option(min=0, help="Decision time charged before each launch.")] = 50.0,
+    trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
+    from cotenant.cli.console import console as make_console
+    from cotenant.config import device_cores, lanes_of, make_policy
+    from cotenant.metrics import summarise, to_json
+    from cotenant.predict.table import TablePredictor
+    from cotenant.profile.table import load_profile
+    from cotenant.report.tables import outcome_table
+    from cotenant.repository import profile_path
+    from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
+    from cotenant.trace import TraceWriter, header
+    from cotenant.workload import load_workload, scale
+
+    settings = settings_of(repository, None, drop, preempt, lanes)
+    spec = load_workload(workload)
+    spec = spec if factor == 1.0 else scale(spec, factor)
+    partitions = lanes_of(settings.device, device_cores(settings.device))
+    profile = load_profile(profile_path(repository))
+    scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile)
+    assumptions = Assumptions(noise, round(decision_us * 1000))
+    console = make_console()
+    runs = []
+    for name in policy or [settings.policy.name]:
+        section = msgspec.structs.replace(settings.policy, name=name)
+        for seed in range(spec.seed, spec.seed + seeds):
+            writer = None
+            if trace is not None:
+                head = header(
+                    make_policy(section, partitions),
+                    TablePredictor(scenario.tables),
+                    scenario.tenants,
+                    scenario.cores,
+                    created="",
+                )
+                writer = TraceWriter(trace.open("wb"), head)
+            outcomes = run_scenario(scenario, section, assumptions, seed, writer)
+            if writer is not None:
+                writer.close()
+            summary = summarise(
+                outcomes,
+                end_ns=spec.duration_ns,
+                start_ns=spec.warmup_ns,
+                slo_ns=scenario.slo_ns,
+                tenants=list(scenario.slo_ns),
+            )
+            if as_json:
+                runs.append({"policy": name, "drop": section.drop.value, "seed": seed, **to_json(summary)})
+            else:
+                title = f"simulated: {policy_text(section)}, seed {seed}, noise {noise:g}"
+                console.print(outcome_table(summary, title))
+    if as_json:
+        print_json({"simulated": True, "noise": noise, "decision_us": decision_us, "runs": runs})

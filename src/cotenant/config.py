@@ -1,0 +1,190 @@
+"""Configuration files: TOML to frozen structures. An error names the file, the key and what was expected.
+
+A model repository holds `MODEL/config.toml` and `MODEL/VERSION/model.onnx`, and optionally `cotenant.toml` for the
+server as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from cotenant.core.snapshot import DropRule
+from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.policies import POLICIES
+from cotenant.policies.listed import ListPolicy
+from cotenant.types import Partition
+
+NS_PER_MS = 1_000_000
+Positive = Annotated[float, Meta(gt=0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+T = TypeVar("T", bound=Struct)
+
+
+class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections: an unknown key is an error."""
+
+
+class TenantSection(_Section, frozen=True):
+    """`[tenant]`: who owns the model and what was promised. `slo_ms` is required."""
+
+    slo_ms: Annotated[float, Meta(gt=0, le=3_600_000)]
+    name: str | None = None
+    weight: Positive = 1.0
+    priority: Annotated[int, Meta(ge=0, le=65535)] = 0
+    max_queue: PositiveInt = 256
+
+
+class ModelSection(_Section, frozen=True):
+    """`[model]`: `max_batch` rows are merged at most (1: never); `shapes` are those that are profiled."""
+
+    max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    shapes: tuple[dict[str, tuple[PositiveInt, ...]], ...] = ()
+
+
+class SegmentsSection(_Section, frozen=True):
+    """`[segments]`: `max_ms` is the longest stretch between two points where the model can be left."""
+
+    max_ms: Positive = 10.0
+
+
+class ModelConfig(_Section, frozen=True):
+    """One model's `config.toml`."""
+
+    tenant: TenantSection
+    model: ModelSection = ModelSection()
+    segments: SegmentsSection = SegmentsSection()
+
+
+class ServerSection(_Section, frozen=True):
+    """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port."""
+
+    host: str = "127.0.0.1"
+    http_port: Port = 8000
+    grpc_port: Port = 8001
+    max_body_mib: Annotated[float, Meta(gt=0, le=2047)] = 64.0
+    drain_s: Annotated[float, Meta(ge=0)] = 10.0
+
+
+class DeviceSection(_Section, frozen=True):
+    """`[device]`: `cores` to use (default: all that the process may use), and how they are divided into lanes.
+
+    `lanes` is "single" (one core each), "all" (one lane of all cores), or a list of lists of core numbers. `lane_nice`
+    is the nice value of the lanes' threads: front-ends share the cores with them, and go first.
+    """
+
+    cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
+    lanes: str | tuple[tuple[Annotated[int, Meta(ge=0)], ...], ...] = "single"
+    lane_nice: Annotated[int, Meta(ge=0, le=19)] = 5
+
+
+class PolicySection(_Section, frozen=True):
+    """`[policy]`: see `cotenant.policies`. `preempt` defaults to the policy's own."""
+
+    name: str = "edf"
+    drop: DropRule = DropRule.HOPELESS
+    preempt: bool | None = None
+    stretch: Annotated[float, Meta(ge=0, le=1)] = 0.1
+
+
+class PredictSection(_Section, frozen=True):
+    """`[predict]`: the quantile of measured latency that decisions believe, and whether it follows what is observed."""
+
+    quantile: Literal["p50", "p90", "p95", "p99"] = "p50"
+    adapt: bool = True
+
+
+class ServerConfig(_Section, frozen=True):
+    """The repository's `cotenant.toml`."""
+
+    server: ServerSection = ServerSection()
+    device: DeviceSection = DeviceSection()
+    policy: PolicySection = PolicySection()
+    predict: PredictSection = PredictSection()
+
+
+def load_model_config(path: Path) -> ModelConfig:
+    """Read a model's `config.toml`. Raises ConfigError."""
+    table = _read(path)
+    tenant = table.get("tenant")
+    if not isinstance(tenant, dict) or "slo_ms" not in tenant:
+        raise ConfigError(
+            f"{path}: tenant.slo_ms is missing; every tenant needs a latency target: "
+            "add a line like 'slo_ms = 100' below [tenant]"
+        )
+    return _convert(table, ModelConfig, path)
+
+
+def load_server_config(path: Path) -> ServerConfig:
+    """Read the repository's `cotenant.toml`; defaults when there is no such file. Raises ConfigError."""
+    return _convert(_read(path), ServerConfig, path) if path.exists() else ServerConfig()
+
+
+def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, ...]:
+    """The cores to use. Raises ConfigError when one is not available to this process."""
+    available = tuple(sorted(os.sched_getaffinity(0)))
+    missing = [core for core in section.cores if core not in available]
+    if missing:
+        raise ConfigError(f"{where}: cores names {missing}, but this process may use only {list(available)}")
+    return section.cores or available
+
+
+def lanes_of(section: DeviceSection, cores: tuple[int, ...], where: str = "[device]") -> tuple[Partition, ...]:
+    """The partitions that the cores are divided into. Raises ConfigError."""
+    if section.lanes == "single":
+        return tuple(Partition((core,)) for core in cores)
+    if section.lanes == "all":
+        return (Partition(cores),)
+    if isinstance(section.lanes, str):
+        raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected 'single', 'all' or lists of core numbers")
+    try:
+        lanes = tuple(Partition(tuple(lane)) for lane in section.lanes)
+    except InvalidValueError as error:
+        raise ConfigError(f"{where}: lanes: {error}") from None
+    used = [core for lane in lanes for core in lane.cores]
+    if not lanes or len(set(used)) != len(used) or not set(used) <= set(cores):
+        raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected disjoint lists of the cores {list(cores)}")
+    return lanes
+
+
+def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str = "[policy]") -> ListPolicy:
+    """Build the policy. Raises ConfigError for an unknown name."""
+    cls = POLICIES.get(section.name)
+    if cls is None:
+        raise ConfigError(f"{where}: name is {section.name!r}, expected one of {', '.join(sorted(POLICIES))}")
+    policy = cls(lanes, drop=section.drop, stretch=section.stretch)
+    return policy if section.preempt is None else replace(policy, preempt=section.preempt)
+
+
+def rebuild_policy(name: str, options: dict[str, Any]) -> ListPolicy:
+    """Build the policy that a trace's header describes, for a replay. Raises ConfigError for an unknown name."""
+    lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
+    section = PolicySection(
+        name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], stretch=options["stretch"]
+    )
+    return make_policy(section, lanes, "trace header")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _convert(table: dict[str, Any], into: type[T], path: Path) -> T:
+    try:
+        return msgspec.convert(table, into, strict=True)
+    except msgspec.ValidationError as error:
+        sentence, _, place = str(error).partition(" - at `$")
+        key = place.rstrip("`").lstrip(".")
+        raise ConfigError(f"{path}: {key + ': ' if key else ''}{sentence}") from None

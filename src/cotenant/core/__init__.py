@@ -1,0 +1,1 @@
+"""The pure core: events in, actions out. No clock, thread, socket or log in here."""

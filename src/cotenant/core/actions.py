@@ -1,0 +1,58 @@
+"""What the core asks of the world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotenant.core.frozen import quick_init
+from cotenant.types import Outcome, Partition
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run units [start, end) of a batch inside a partition, then hand back a LaunchEnded event with this id.
+
+    A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
+    `predicted_ns` is what the decision believed; `headroom_ns` is what was left of the most urgent query's time then.
+    """
+
+    id: int
+    batch: int
+    tenant: str
+    queries: tuple[int, ...]
+    items: int
+    shape: int
+    start: int
+    end: int
+    last: bool
+    partition: Partition
+    predicted_ns: int
+    headroom_ns: int
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Respond:
+    """A query has ended. Sent exactly once per query; `reason` is empty for answers in time."""
+
+    query: int
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A batch will not be resumed: its intermediate tensors can go."""
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimer:
+    """Hand back a TimerFired event at this time. Replaces the timer set before."""
+
+    at_ns: int
+
+
+Action = Launch | Respond | Release | SetTimer

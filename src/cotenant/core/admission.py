@@ -1,0 +1,39 @@
+"""Whether a query may come in at all: a pure function of the query and its tenant's queue."""
+
+from __future__ import annotations
+
+from cotenant.core.snapshot import DropRule, QueueView
+from cotenant.predict.protocol import Predictor
+from cotenant.types import Query
+
+_HOPELESS = DropRule.HOPELESS
+
+
+def refusal(
+    query: Query,
+    queue: QueueView | None,
+    *,
+    drop: DropRule,
+    predictor: Predictor,
+    widest: int,
+    draining: bool,
+    now_ns: int,
+) -> str | None:
+    """Say why the query is refused, or None when it is admitted.
+
+    `widest` is the size in cores of the largest partition: what a query could get at best.
+    """
+    if draining:
+        return "the server is shutting down"
+    if queue is None:
+        return f"tenant {query.tenant!r} is not served"
+    tenant = queue.tenant
+    if len(queue.queries) >= tenant.max_queue:
+        return f"the queue of {tenant.name!r} is full ({tenant.max_queue} waiting)"
+    if query.expiry_ns is not None and query.expiry_ns <= now_ns:
+        return "its time-out has passed"
+    if drop is _HOPELESS:
+        best = predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], widest)
+        if now_ns + best > query.deadline_ns:
+            return f"{best / 1e6:.1f} ms of work do not fit into {(query.deadline_ns - now_ns) / 1e6:.1f} ms"
+    return None

@@ -1,0 +1,77 @@
+"""What can happen to the core. The order of events is the order in which a driver hands them over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotenant.core.frozen import quick_init
+from cotenant.predict.protocol import Predictor
+from cotenant.types import Query, Tenant
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class QueryArrived:
+    """A query came in. Its id is new and larger than every id before it."""
+
+    query: Query
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class LaunchEnded:
+    """An executor ended a launch; `error` says why it failed, None that it did not."""
+
+    launch: int
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time of the last SetTimer action has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCancelled:
+    """The client withdrew a query. Unknown and ended queries are left alone."""
+
+    query: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantAdded:
+    """A tenant may send queries from now on. Adding a known name is an error: remove it first."""
+
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRemoved:
+    """A tenant is gone; its live queries fail with `reason`."""
+
+    tenant: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorChanged:
+    """Decisions from now on believe another predictor."""
+
+    predictor: Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """New queries are refused from now on; those inside are served."""
+
+
+Event = (
+    QueryArrived
+    | LaunchEnded
+    | TimerFired
+    | QueryCancelled
+    | TenantAdded
+    | TenantRemoved
+    | PredictorChanged
+    | DrainStarted
+)

@@ -1,0 +1,104 @@
+"""The literal transition tables: what may happen to a query and to a batch, and where it leads.
+
+A pair that is not in a table is a bug in a driver, an executor or a policy, and raises ProtocolViolationError.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+
+from cotenant.errors import ProtocolViolationError
+
+
+class QueryState(IntEnum):
+    """Where a query is."""
+
+    NEW = auto()
+    QUEUED = auto()
+    BATCHED = auto()
+    ENDED = auto()
+
+
+class QueryStep(IntEnum):
+    """What happens to a query."""
+
+    ADMIT = auto()
+    REJECT = auto()
+    LAUNCH = auto()
+    FINISH = auto()
+    DROP = auto()
+    FAIL = auto()
+    CANCEL = auto()
+
+
+class BatchState(IntEnum):
+    """Where a batch is."""
+
+    NEW = auto()
+    RUNNING = auto()
+    PAUSED = auto()
+    DOOMED = auto()
+    """Still running, though nobody waits for it any more."""
+    ENDED = auto()
+
+
+class BatchStep(IntEnum):
+    """What happens to a batch."""
+
+    LAUNCH = auto()
+    PAUSE = auto()
+    END = auto()
+    ABANDON = auto()
+
+
+QUERY_TRANSITIONS: dict[QueryState, dict[QueryStep, QueryState]] = {
+    QueryState.NEW: {
+        QueryStep.ADMIT: QueryState.QUEUED,
+        QueryStep.REJECT: QueryState.ENDED,
+        QueryStep.FAIL: QueryState.ENDED,
+    },
+    QueryState.QUEUED: {
+        QueryStep.LAUNCH: QueryState.BATCHED,
+        QueryStep.DROP: QueryState.ENDED,
+        QueryStep.FAIL: QueryState.ENDED,
+        QueryStep.CANCEL: QueryState.ENDED,
+    },
+    QueryState.BATCHED: {
+        QueryStep.FINISH: QueryState.ENDED,
+        QueryStep.DROP: QueryState.ENDED,
+        QueryStep.FAIL: QueryState.ENDED,
+        QueryStep.CANCEL: QueryState.ENDED,
+    },
+    QueryState.ENDED: {},
+}
+
+BATCH_TRANSITIONS: dict[BatchState, dict[BatchStep, BatchState]] = {
+    BatchState.NEW: {BatchStep.LAUNCH: BatchState.RUNNING},
+    BatchState.RUNNING: {
+        BatchStep.PAUSE: BatchState.PAUSED,
+        BatchStep.END: BatchState.ENDED,
+        BatchStep.ABANDON: BatchState.DOOMED,
+    },
+    BatchState.PAUSED: {
+        BatchStep.LAUNCH: BatchState.RUNNING,
+        BatchStep.ABANDON: BatchState.ENDED,
+    },
+    BatchState.DOOMED: {BatchStep.END: BatchState.ENDED},
+    BatchState.ENDED: {},
+}
+
+
+def next_query_state(state: QueryState, step: QueryStep, query: int) -> QueryState:
+    """Look the step up in the table. Raises ProtocolViolationError when it is not there."""
+    try:
+        return QUERY_TRANSITIONS[state][step]
+    except KeyError:
+        raise ProtocolViolationError(f"query {query}: {step.name} cannot happen while {state.name}") from None
+
+
+def next_batch_state(state: BatchState, step: BatchStep, batch: int) -> BatchState:
+    """Look the step up in the table. Raises ProtocolViolationError when it is not there."""
+    try:
+        return BATCH_TRANSITIONS[state][step]
+    except KeyError:
+        raise ProtocolViolationError(f"batch {batch}: {step.name} cannot happen while {state.name}") from None

@@ -1,0 +1,150 @@
+"""What a policy sees. Views are read-only by contract (and by type): a policy that writes into one is wrong.
+
+The sequences are the live ones of the core, not copies, so a snapshot is valid only during the call of `decide`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from cotenant.core.actions import Launch
+from cotenant.core.frozen import quick_init
+from cotenant.predict.protocol import Predictor
+from cotenant.types import Partition, Query, Tenant
+
+
+class QueueView(Protocol):
+    """The waiting queries of one tenant, most urgent first by the policy's own key."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose queue it is."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        """Waiting queries in the order of their keys."""
+
+    @property
+    def keys(self) -> Sequence[tuple[int, ...]]:
+        """The keys that `Policy.queue_key` gave, in the same order."""
+
+
+class BatchView(Protocol):
+    """A batch that has begun: queries that go through the model together."""
+
+    @property
+    def id(self) -> int:
+        """Number of the batch."""
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose queries they are."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        """The queries in it that have not ended."""
+
+    @property
+    def items(self) -> int:
+        """Rows along the batch dimension."""
+
+    @property
+    def shape(self) -> int:
+        """Number of the declared shape that predicts it."""
+
+    @property
+    def next_unit(self) -> int:
+        """First unit that has not run."""
+
+
+class DropRule(StrEnum):
+    """When a waiting query is given up. A client's own time-out holds under every rule."""
+
+    NONE = "none"
+    """Never: late answers are given late."""
+    EXPIRED = "expired"
+    """At its deadline."""
+    HOPELESS = "hopeless"
+    """At its deadline, and before it as soon as a decision finds that it cannot be met any more."""
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A launch under way."""
+
+    launch: Launch
+    batch: BatchView
+    started_ns: int
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a decision may depend on."""
+
+    now_ns: int
+    queues: Mapping[str, QueueView]
+    paused: Sequence[BatchView]
+    """Batches at a segment boundary, in the order in which they stopped."""
+    running: Mapping[int, Running]
+    """Launches under way by their number."""
+    free_mask: int
+    """Cores that no launch holds, as bits."""
+    predictor: Predictor
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Launch units up to `end`: of a new batch made of `queries`, or of the paused batch `batch`."""
+
+    tenant: str
+    queries: tuple[Query, ...]
+    end: int
+    partition: Partition
+    predicted_ns: int
+    batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give a query up. `reason` is told to the client."""
+
+    query: int
+    reason: str
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a policy wants now. Drops are carried out first. `memory` is handed to the next decision."""
+
+    starts: tuple[Start, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    memory: object = None
+
+
+class Policy(Protocol):
+    """Decides what runs next. Pure: equal arguments give equal decisions."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in configuration, traces and tables."""
+
+    @property
+    def drop(self) -> DropRule:
+        """When waiting queries are given up."""
+
+    @property
+    def lanes(self) -> tuple[Partition, ...]:
+        """The partitions it launches in; never empty."""
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
+        """Order of a query within its tenant's queue, smallest first; unique, as it ends with the query's id."""
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """Decide. Called after an event while one of the lanes is free and something waits."""

@@ -1,0 +1,24 @@
+"""Errors that tell the user what is wrong, where, and what was expected."""
+
+from __future__ import annotations
+
+
+class CotenantError(Exception):
+    """Base of every error raised on purpose. Its text is meant for the user."""
+
+
+class InvalidValueError(CotenantError, ValueError):
+    """A value is outside its range: names the place, the field, the value and what was expected."""
+
+    def __init__(self, where: str, field: str, value: object, expected: str) -> None:
+        super().__init__(f"{where}: {field} is {value!r}, expected {expected}")
+        self.where = where
+        self.field = field
+
+
+class ConfigError(CotenantError):
+    """A configuration file cannot be used: names the file, the key and what was expected."""
+
+
+class ProtocolViolationError(CotenantError):
+    """A component broke the contract of the core (a policy overbooked a core, an executor ended a launch twice)."""

@@ -1,0 +1,1 @@
+"""Executors: what runs a launch and tells its end."""

@@ -1,0 +1,21 @@
+"""What can be wrong with a model or with the tensors it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.errors import CotenantError
+
+
+class ModelError(CotenantError):
+    """A model cannot be loaded or run: names the file, the reason and how to mend it."""
+
+    def __init__(self, path: Path, reason: str, mend: str) -> None:
+        super().__init__(f"model {path}: {reason}. {mend}")
+        self.path = path
+        self.reason = reason
+        self.mend = mend
+
+
+class TensorError(CotenantError, ValueError):
+    """A tensor handed to a model is missing, unknown, or of the wrong type or shape: names it and what was expected."""

@@ -1,0 +1,48 @@
+"""What every executor offers to a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from cotenant.core.actions import Launch
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where the time of a launch went: gathering inputs, running units, splitting outputs."""
+
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
+OnEnd = Callable[[int, str | None, Timing], None]
+"""Called once per launch with its number, the reason of a failure or None, and where the time went; from any thread."""
+
+
+class Executor(Protocol):
+    """Runs launches and keeps the tensors of queries and batches. Every method is thread-safe and quick."""
+
+    def put(self, query: int, inputs: Tensors) -> None:
+        """Keep the inputs of a query until it ends."""
+
+    def take(self, query: int) -> Tensors:
+        """Hand out the outputs of a query whose last unit has run, and forget the query."""
+
+    def discard(self, query: int) -> None:
+        """Forget a query that ended without an answer."""
+
+    def start(self, launch: Launch, on_end: OnEnd) -> None:
+        """Run a launch; never blocks."""
+
+    def release(self, batch: int) -> None:
+        """Forget the intermediate tensors of a batch."""
+
+    def close(self) -> None:
+        """Stop; waits for launches under way."""

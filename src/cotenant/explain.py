@@ -1,0 +1,147 @@
+"""Why a query ended as it did, read from the trace: what it waited for, what ran meanwhile, what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cotenant.trace import Record, TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchStory:
+    """One launch that carried the query."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    units: tuple[int, int]
+    queries: int
+    cores: tuple[int, ...]
+    predicted_ns: int
+    headroom_ns: int
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class Explanation:
+    """The story of one query. Times are those of the trace; `beside_ns` is what others ran while it waited."""
+
+    query: int
+    tenant: str
+    arrival_ns: int
+    deadline_ns: int
+    ended_ns: int = 0
+    outcome: str = ""
+    reason: str = ""
+    ahead: int = 0
+    """Queries of its tenant that were waiting when it arrived."""
+    launches: list[LaunchStory] = field(default_factory=list)
+    beside_ns: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def running_ns(self) -> int:
+        """Time in launches."""
+        return sum(launch.end_ns - launch.start_ns for launch in self.launches)
+
+    @property
+    def waiting_ns(self) -> int:
+        """Time between arrival and end in which no launch carried it."""
+        return self.ended_ns - self.arrival_ns - self.running_ns
+
+    def sentences(self) -> list[str]:
+        """The story in words, the verdict first."""
+        total = self.ended_ns - self.arrival_ns
+        slo = self.deadline_ns - self.arrival_ns
+        lines = [
+            f"Query {self.query} of {self.tenant!r} was {self.outcome} after {_ms(total)}; its deadline was {_ms(slo)}."
+        ]
+        if self.reason:
+            lines.append(f"Reason given to the client: {self.reason}.")
+        lines.append(
+            f"It waited {_ms(self.waiting_ns)} and ran {_ms(self.running_ns)} in {len(self.launches)} launch(es)"
+            f"; {self.ahead} of its tenant's queries waited before it."
+        )
+        if self.beside_ns:
+            others = sorted(self.beside_ns.items(), key=lambda entry: (-entry[1], entry[0]))
+            shares = ", ".join(f"{name} {_ms(ns)}" for name, ns in others)
+            lines.append(f"Meanwhile, the lanes ran {shares}.")
+        return lines + [self._launch_sentence(launch) for launch in self.launches]
+
+    def _launch_sentence(self, launch: LaunchStory) -> str:
+        begun, took = launch.start_ns - self.arrival_ns, launch.end_ns - launch.start_ns
+        cores = ",".join(map(str, launch.cores))
+        return (
+            f"+{_ms(begun)}: units {launch.units[0]} to {launch.units[1]} in a batch of {launch.queries} on cores "
+            f"{cores}: took {_ms(took)}, predicted {_ms(launch.predicted_ns)}, headroom {_ms(launch.headroom_ns)}"
+            + (f", failed: {launch.error}" if launch.error else "")
+        )
+
+
+def explain(records: Iterable[Record], query: int) -> Explanation:
+    """Find the query in a trace and tell its story. Raises TraceError when it is not there, or has not ended."""
+    story: Explanation | None = None
+    waiting: dict[str, int] = {}
+    tenant_of: dict[int, str] = {}
+    running: dict[int, tuple[int, dict[str, object]]] = {}
+    for record in records:
+        now = record.time_ns
+        if record.kind == "QueryArrived":
+            arrived = record.event["query"]
+            tenant_of[arrived["id"]] = arrived["tenant"]
+            if arrived["id"] == query:
+                story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
+                story.ahead = waiting.get(story.tenant, 0)
+            waiting[arrived["tenant"]] = waiting.get(arrived["tenant"], 0) + 1
+        elif record.kind == "LaunchEnded" and record.event["launch"] in running:
+            start, launch = running.pop(record.event["launch"])
+            if story is not None:
+                _count(story, launch, start, now, record.event["error"])
+        for kind, action in record.actions:
+            if kind == "Launch":
+                running[action["id"]] = (now, action)
+                if action["start"] == 0:
+                    waiting[action["tenant"]] -= len(action["queries"])
+            elif kind == "Respond":
+                number = action["query"]
+                tenant = tenant_of.pop(number)
+                if action["outcome"] in ("rejected", "dropped"):
+                    waiting[tenant] -= 1
+                if number == query and story is not None:
+                    story.ended_ns, story.outcome, story.reason = now, action["outcome"], action["reason"]
+                    for start, launch in running.values():
+                        _count(story, launch, start, now, None)
+                    return story
+    if story is not None:
+        raise TraceError(f"query {query} has not ended in this trace")
+    raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'cotenant-query'")
+
+
+def _count(story: Explanation, launch: dict[str, object], start: int, end: int, error: str | None) -> None:
+    queries = launch["queries"]
+    assert isinstance(queries, list)
+    if story.query in queries:
+        partition, units = launch["partition"], (launch["start"], launch["end"])
+        assert isinstance(partition, dict)
+        story.launches.append(
+            LaunchStory(
+                number=launch["id"],  # type: ignore[arg-type]
+                start_ns=start,
+                end_ns=end,
+                units=units,  # type: ignore[arg-type]
+                queries=len(queries),
+                cores=tuple(partition["cores"]),
+                predicted_ns=launch["predicted_ns"],  # type: ignore[arg-type]
+                headroom_ns=launch["headroom_ns"],  # type: ignore[arg-type]
+                error=error,
+            )
+        )
+        return
+    overlap = end - max(start, story.arrival_ns)
+    if overlap > 0:
+        name = str(launch["tenant"])
+        story.beside_ns[name] = story.beside_ns.get(name, 0) + overlap
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.1f} ms"

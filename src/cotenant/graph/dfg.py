@@ -1,0 +1,233 @@
+"""The data-flow graph (DFG) of a model as plain data: tensors, operators, units and the boundaries between units.
+
+Pure standard library, so that the core, the policies and the planner may import it. `graph.onnx` builds it from a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Dim = int | str | None
+"""One dimension: its size, the name of a dynamic one, or None when it is dynamic and has no name."""
+
+CHEAP_CUT_REACH = 3
+"""A cheap cut has the fewest live tensors among the boundaries this many units before and after it (a residual block
+or an attention head group spans at least three units, a plain chain ties everywhere and is cheap everywhere)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value that flows between operators.
+
+    `dtype` is onnxruntime's type string, for example `tensor(float)`, or "" when unknown. `shape` is None when even the
+    rank is unknown. `size_bytes` is 0 when the shape or the element size is unknown.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...] | None
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One node of the graph.
+
+    `inputs` and `outputs` are tensor names without constants' and omitted optional ones; values that a control-flow
+    operator (If, Loop, Scan) captures from around it count as its inputs. `constants` are the names of its weights.
+    `macs` are multiply-accumulates of one run at the shapes the graph was costed with; bytes likewise.
+    `is_costed` is False when shapes were missing or the operator holds a sub-graph, so that some figures are 0.
+    """
+
+    index: int
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: tuple[str, ...] = ()
+    macs: int = 0
+    read_bytes: int = 0
+    write_bytes: int = 0
+    weight_bytes: int = 0
+    is_costed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The smallest schedulable piece: a contiguous run of operators, one or a fused chain.
+
+    `inputs` and `outputs` cross the unit's edge; `read_bytes` and `write_bytes` count those only, because what stays
+    inside a chain is expected to stay in cache.
+    """
+
+    index: int
+    operators: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    macs: int
+    read_bytes: int
+    write_bytes: int
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The place before unit `index` (and, for the last one, the end of the graph).
+
+    `live` are the tensors that must exist there: graph inputs and results of earlier units that later units or the
+    graph's outputs need, in the order in which they came to be.
+    """
+
+    index: int
+    live: tuple[str, ...]
+    live_bytes: int
+    is_cheap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dfg:
+    """A model's operators in execution order, and the units they form.
+
+    Every boundary 0..len(units) is a valid cut. `assumed` names the dynamic dimensions that were taken as 1 to count
+    MACs and bytes. `tensors` covers graph inputs and every operator's outputs.
+    """
+
+    model: str
+    operators: tuple[Operator, ...]
+    units: tuple[Unit, ...]
+    boundaries: tuple[Boundary, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    tensors: Mapping[str, Tensor]
+    assumed: tuple[str, ...] = ()
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one run."""
+        return sum(unit.macs for unit in self.units)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of constants, each counted once per unit that reads it."""
+        return sum(unit.weight_bytes for unit in self.units)
+
+    @property
+    def cheap_cuts(self) -> tuple[int, ...]:
+        """Boundaries inside the graph at which few tensors are live; see `CHEAP_CUT_REACH`."""
+        return tuple(b.index for b in self.boundaries[1:-1] if b.is_cheap)
+
+    def live(self, boundary: int) -> tuple[str, ...]:
+        """Names of the tensors live before unit `boundary`; at `len(units)`, the computed graph outputs."""
+        return self.boundaries[boundary].live
+
+    def segment_io(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Tensors that units [start, end) read from outside, and those they make that are live at `end`."""
+        made = {name for unit in self.units[start:end] for name in unit.outputs}
+        used = {name for unit in self.units[start:end] for name in unit.inputs}
+        inputs = tuple(name for name in self.boundaries[start].live if name in used)
+        return inputs, tuple(name for name in self.boundaries[end].live if name in made)
+
+
+def build_dfg(
+    model: str,
+    operators: Sequence[Operator],
+    groups: Sequence[Sequence[int]],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    tensors: Mapping[str, Tensor],
+    assumed: Sequence[str] = (),
+) -> Dfg:
+    """Put operators and their grouping together.
+
+    `groups` lists the positions in `operators` of each unit's members in execution order; they are renumbered so that
+    units are contiguous. A graph without operators gets one empty unit, so that there is always something to run.
+    """
+    order = [position for group in groups for position in group]
+    renumbered = {position: index for index, position in enumerate(order)}
+    ordered = tuple(_at(operators[position], renumbered[position]) for position in order)
+    last_use = {name: op.index for op in ordered for name in op.inputs}
+    kept = {tensor.name for tensor in outputs}
+    units: list[Unit] = []
+    for group in groups or [()]:
+        members = tuple(renumbered[position] for position in group)
+        units.append(_unit(len(units), [ordered[m] for m in members], last_use, kept, tensors))
+    return Dfg(
+        model=model,
+        operators=ordered,
+        units=tuple(units),
+        boundaries=_boundaries(units, [tensor.name for tensor in inputs], kept, tensors),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        tensors=dict(tensors),
+        assumed=tuple(assumed),
+    )
+
+
+def _at(op: Operator, index: int) -> Operator:
+    return Operator(
+        index,
+        op.name,
+        op.op_type,
+        op.domain,
+        op.inputs,
+        op.outputs,
+        op.constants,
+        op.macs,
+        op.read_bytes,
+        op.write_bytes,
+        op.weight_bytes,
+        op.is_costed,
+    )
+
+
+def _size(names: Iterable[str], tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensors[name].size_bytes for name in names if name in tensors)
+
+
+def _unit(
+    index: int,
+    members: Sequence[Operator],
+    last_use: Mapping[str, int],
+    kept: set[str],
+    tensors: Mapping[str, Tensor],
+) -> Unit:
+    made = dict.fromkeys(name for op in members for name in op.outputs)
+    last = members[-1].index if members else -1
+    inputs = tuple(dict.fromkeys(name for op in members for name in op.inputs if name not in made))
+    outputs = tuple(name for name in made if name in kept or last_use.get(name, -1) > last)
+    return Unit(
+        index=index,
+        operators=tuple(op.index for op in members),
+        inputs=inputs,
+        outputs=outputs,
+        macs=sum(op.macs for op in members),
+        read_bytes=_size(inputs, tensors),
+        write_bytes=_size(outputs, tensors),
+        weight_bytes=sum(op.weight_bytes for op in members),
+    )
+
+
+def _boundaries(
+    units: Sequence[Unit], inputs: Sequence[str], kept: set[str], tensors: Mapping[str, Tensor]
+) -> tuple[Boundary, ...]:
+    last_reader = {name: unit.index for unit in units for name in unit.inputs}
+    end = len(units)
+    live = [name for name in dict.fromkeys(inputs) if name in last_reader or name in kept]
+    lists = [tuple(live)]
+    for unit in units:
+        live = [n for n in live if n in kept or last_reader[n] > unit.index]
+        live.extend(unit.outputs)
+        lists.append(tuple(live))
+    counts = [len(names) for names in lists]
+    return tuple(
+        Boundary(i, names, _size(names, tensors), 0 < i < end and counts[i] == min(_around(counts, i)))
+        for i, names in enumerate(lists)
+    )
+
+
+def _around(counts: Sequence[int], position: int) -> Sequence[int]:
+    """Counts near `position`, without the graph's two ends: what the caller hands in and takes out is no cut."""
+    first = max(1, position - CHEAP_CUT_REACH)
+    return counts[first : min(len(counts) - 1, position + CHEAP_CUT_REACH + 1)]

@@ -1,0 +1,190 @@
+"""Sending one query and telling how it ended: over HTTP, or over gRPC through grpc.aio.
+
+A client sends requests that were encoded beforehand. What comes back is an `Outcome`, or None for a result, which only
+the caller can call answered or late.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+import grpc
+from google.protobuf import json_format
+
+from cotenant.load.errors import LoadError
+from cotenant.load.http import HttpPool
+from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.types import Outcome
+
+
+class Reply(NamedTuple):
+    """How a query ended on the wire: None for a result, else its outcome and what the server or the network said."""
+
+    outcome: Outcome | None
+    reason: str = ""
+
+
+class Client(Protocol):
+    """Sends the prepared requests of one tenant."""
+
+    async def send(self, request: int, timeout_s: float) -> Reply:
+        """Send prepared request number `request`; never raises for anything that the server or the network did."""
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+
+
+_PREFIXES = {
+    "rejected:": Outcome.REJECTED,
+    "dropped:": Outcome.DROPPED,
+    "cancelled:": Outcome.CANCELLED,
+    "failed:": Outcome.FAILED,
+}
+_RESULT = Reply(None)
+
+
+def refusal(message: str, unnamed: Outcome) -> Reply:
+    """Read the outcome off the prefix of an error's text (`rejected: ...`, `dropped: ...`); `unnamed` without one."""
+    for prefix, outcome in _PREFIXES.items():
+        if message.startswith(prefix):
+            return Reply(outcome, message)
+    return Reply(unnamed, message)
+
+
+class HttpClient:
+    """One tenant over HTTP; the pool of connections is shared between tenants."""
+
+    def __init__(self, pool: HttpPool, model: str, requests: Sequence[tuple[bytes, Mapping[str, str]]]) -> None:
+        self._pool = pool
+        path = f"{model_path(model)}/infer"
+        self._requests = [pool.prepare("POST", path, headers, body) for body, headers in requests]
+
+    async def send(self, request: int, timeout_s: float) -> Reply:
+        """Send prepared request number `request`."""
+        try:
+            status, payload = await self._pool.request(self._requests[request], timeout_s)
+        except TimeoutError:
+            return Reply(Outcome.FAILED, "no answer within the client's limit")
+        except OSError as error:
+            return Reply(Outcome.FAILED, f"{type(error).__name__}: {error}")
+        if status == 200:
+            return _RESULT
+        unnamed = {503: Outcome.REJECTED, 429: Outcome.REJECTED, 499: Outcome.CANCELLED}.get(status, Outcome.FAILED)
+        return refusal(_error_text(payload, status), unnamed)
+
+    async def close(self) -> None:
+        """Leave the shared pool to its owner."""
+
+
+def model_path(model: str) -> str:
+    """Path of a model on a server of the protocol."""
+    return f"/v2/models/{quote(model, safe='')}"
+
+
+def _error_text(payload: bytes, status: int) -> str:
+    try:
+        message = json.loads(payload)["error"]
+    except (ValueError, KeyError, TypeError):
+        message = payload[:200].decode(errors="replace")
+    return str(message) or f"HTTP status {status} without a text"
+
+
+class GrpcClient:
+    """One tenant over gRPC, with a connection of its own; messages pass as bytes, undecoded."""
+
+    def __init__(self, target: str, requests: Sequence[bytes]) -> None:
+        self._requests = requests
+        self._channel = open_channel(target)
+        self._infer = self._channel.unary_unary(f"/{SERVICE}/ModelInfer")
+
+    async def send(self, request: int, timeout_s: float) -> Reply:
+        """Send prepared request number `request`."""
+        try:
+            await self._infer(self._requests[request], timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return _grpc_reply(error)
+        return _RESULT
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._channel.close()
+
+
+_TRANSPORT = re.compile("connect|socket|recvmsg|sendmsg|endpoint|resolution|goaway|transport", re.IGNORECASE)
+"""Words of the gRPC library when it finds a server gone; it uses UNAVAILABLE for that as servers do for overload."""
+
+
+def _grpc_reply(error: Any) -> Reply:
+    code, details = error.code(), error.details() or ""
+    unnamed = Outcome.FAILED
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        details = details or "no answer within the client's limit"
+    elif code == grpc.StatusCode.UNAVAILABLE and not _TRANSPORT.search(details):
+        unnamed = Outcome.REJECTED
+    elif code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than" not in details:
+        unnamed = Outcome.REJECTED  # too many calls at once; a message beyond the limit has the same code
+    elif code == grpc.StatusCode.CANCELLED:
+        unnamed = Outcome.CANCELLED
+    return refusal(details or code.name, unnamed)
+
+
+def open_channel(target: str) -> Any:
+    """Open a gRPC channel with a connection of its own and without a limit on messages; `target` is `host:port`."""
+    return grpc.aio.insecure_channel(
+        target.removeprefix("grpc://").removeprefix("http://").rstrip("/"),
+        options=[
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+        ],
+    )
+
+
+class ModelInfo(NamedTuple):
+    """What a server tells about a model: the JSON of its metadata and of its configuration."""
+
+    metadata: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+async def describe_http(pool: HttpPool, model: str) -> ModelInfo:
+    """Ask a server for a model's metadata and configuration. Raises LoadError with the reason."""
+    found = []
+    for path in (model_path(model), f"{model_path(model)}/config"):
+        try:
+            status, payload = await pool.request(pool.prepare("GET", path), timeout_s=10)
+        except OSError as error:
+            reason = str(error) or type(error).__name__
+            raise LoadError(f"no server answers at {pool.url} ({reason}); start one with: cotenant serve") from error
+        if status != 200:
+            raise LoadError(f"model {model!r} at {pool.url}: {_error_text(payload, status)}")
+        try:
+            found.append(json.loads(payload))
+        except ValueError as error:
+            raise LoadError(f"model {model!r} at {pool.url}: the answer to GET {path} is not JSON") from error
+    return ModelInfo(*found)
+
+
+async def describe_grpc(target: str, model: str) -> ModelInfo:
+    """Ask over gRPC. Raises LoadError with the reason."""
+    channel = open_channel(target)
+    found = []
+    try:
+        for method in ("ModelMetadata", "ModelConfig"):
+            call = channel.unary_unary(
+                f"/{SERVICE}/{method}",
+                request_serializer=MESSAGES[f"{method}Request"].SerializeToString,
+                response_deserializer=MESSAGES[f"{method}Response"].FromString,
+            )
+            try:
+                answer = await call(MESSAGES[f"{method}Request"](name=model), timeout=10)
+            except grpc.aio.AioRpcError as error:
+                raise LoadError(f"model {model!r} at {target}: {error.details() or error.code().name}") from error
+            found.append(json_format.MessageToDict(answer, preserving_proto_field_name=True))
+    finally:
+        await channel.close()
+    return ModelInfo(found[0], found[1].get("config", {}))

@@ -1,0 +1,51 @@
+"""One inference over HTTP, with arrays in and out: a small blocking client on the standard library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from urllib.parse import quote, urlsplit
+
+from cotenant.load.encode import http_request
+from cotenant.load.errors import LoadError
+from cotenant.serve.api import Array
+from cotenant.serve.codec import decode_raw
+
+_LENGTH = "Inference-Header-Content-Length"
+
+
+def infer_once(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: float = 30.0) -> dict[str, Array]:
+    """Ask the server at `url` (like `http://127.0.0.1:8000`) and give its outputs by name.
+
+    Raises LoadError with the server's own sentence when it does not answer with outputs.
+    """
+    body, headers = http_request(inputs, {})
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port or 80, timeout=timeout_s)
+    try:
+        connection.request("POST", f"/v2/models/{quote(model, safe='')}/infer", body, headers)
+        answer = connection.getresponse()
+        payload = answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise LoadError(f"{url}: no answer ({error}); is the server running?") from None
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise LoadError(f"model {model!r}: {_sentence(payload)}")
+    length = int(answer.getheader(_LENGTH) or len(payload))
+    outputs: dict[str, Array] = {}
+    at = length
+    for output in json.loads(payload[:length])["outputs"]:
+        size = output["parameters"]["binary_data_size"]
+        data = payload[at : at + size]
+        outputs[output["name"]] = decode_raw(output["name"], output["datatype"], output["shape"], data)
+        at += size
+    return outputs
+
+
+def _sentence(payload: bytes) -> str:
+    try:
+        return str(json.loads(payload)["error"])
+    except (ValueError, KeyError, TypeError):
+        return repr(payload[:200])

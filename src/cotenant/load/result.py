@@ -1,0 +1,204 @@
+"""What the load generator measured: while it runs and at the end, with JSON in and out (schema in docs/metrics.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cotenant.errors import ConfigError
+from cotenant.metrics import OUTCOMES, OutcomeLog, QueryRecord, Summary, percentile_ns, summarise, to_json
+from cotenant.types import Outcome
+
+SCHEMA = "cotenant.load/1"
+LAG_LIMIT_NS = 5_000_000
+"""Sends later than this at the 99th percentile are warned of: they colour latencies of tens of milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How late queries were sent after their scheduled time: the fault of the generator or its processor."""
+
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+
+    @classmethod
+    def of(cls, lags_ns: npt.ArrayLike) -> Lag:
+        """Sum up the lags of all queries sent."""
+        values = np.asarray(lags_ns, np.int64)
+        return cls(percentile_ns(values, 50) or 0, percentile_ns(values, 99) or 0, int(values.max(initial=0)))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantInfo:
+    """One tenant of a run. `reasons` counts what was said about queries without a result, numbers masked as N."""
+
+    name: str
+    model: str
+    protocol: str
+    slo_ns: int
+    mean_rate: float
+    items: int = 1
+    shape: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLive:
+    """One tenant so far. Percentiles are over its last queries, at most two thousand."""
+
+    name: str
+    slo_ns: int
+    sent: int
+    in_flight: int
+    counts: Mapping[Outcome, int]
+    p50_ns: int | None
+    p99_ns: int | None
+    goodput_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStats:
+    """A run so far, warm-up left out of the counts."""
+
+    elapsed_ns: int
+    duration_ns: int
+    tenants: tuple[TenantLive, ...]
+    lag_p99_ns: int
+    sending: bool
+    """False when all was sent and the last answers are awaited."""
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """A finished run. Times count from its start; `started_at` is its wall-clock time, ISO 8601 in UTC.
+
+    `sent_until_ns` is the end of sending: the duration, or less when the run was stopped early.
+    """
+
+    tenants: tuple[TenantInfo, ...]
+    log: OutcomeLog
+    duration_ns: int
+    warmup_ns: int
+    sent_until_ns: int
+    seed: int
+    started_at: str
+    lag: Lag
+    servers: tuple[str, ...] = ()
+
+    @property
+    def stopped_early(self) -> bool:
+        """Whether sending ended before the planned duration."""
+        return self.sent_until_ns < self.duration_ns
+
+    @property
+    def slo_ns(self) -> dict[str, int]:
+        """SLO by tenant."""
+        return {tenant.name: tenant.slo_ns for tenant in self.tenants}
+
+    @property
+    def records(self) -> Iterator[QueryRecord]:
+        """Every query sent, warm-up included."""
+        return self.log.records()
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Figures of the queries that were due after the warm-up; the warm-up counts too if sending ended within it."""
+        start_ns = self.warmup_ns if self.warmup_ns < self.sent_until_ns else 0
+        return summarise(
+            self.log,
+            start_ns=start_ns,
+            end_ns=max(self.sent_until_ns, 1),
+            slo_ns=self.slo_ns,
+            tenants=[tenant.name for tenant in self.tenants],
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on what makes the figures doubtful; empty when nothing does."""
+        found = []
+        if self.lag.p99_ns > LAG_LIMIT_NS:
+            found.append(
+                f"1 % of the queries were sent {self.lag.p99_ns / 1e6:.1f} ms late or more: the load generator did not "
+                "get the processor in time. Latencies include this; give it a core of its own or lower the rate."
+            )
+        for tenant in self.tenants:
+            failed = self.summary.tenant(tenant.name).failed
+            if failed:
+                said = next((r for r in tenant.reasons if not r.startswith(("rejected:", "dropped:"))), "no reason")
+                found.append(f"{failed} queries of {tenant.name} failed, most often with: {said}")
+        if self.stopped_early:
+            found.append(
+                f"stopped after {self.sent_until_ns / 1e9:.1f} s of {self.duration_ns / 1e9:.1f} s; "
+                "the figures are of that time"
+            )
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Make plain data for `json.dumps`; `from_json` takes it back. The `summary` in it is for other readers."""
+        queries = {}
+        for name in self.log.tenants:
+            columns = self.log.columns(name)
+            queries[name] = {
+                "scheduled_ns": columns.scheduled_ns.tolist(),
+                "ended_ns": columns.ended_ns.tolist(),
+                "outcome": [OUTCOMES[code].value for code in columns.outcome],
+            }
+        return {
+            "schema": SCHEMA,
+            "started_at": self.started_at,
+            "servers": list(self.servers),
+            "seed": self.seed,
+            "duration_ns": self.duration_ns,
+            "warmup_ns": self.warmup_ns,
+            "sent_until_ns": self.sent_until_ns,
+            "lag": asdict(self.lag),
+            "tenants": [asdict(tenant) for tenant in self.tenants],
+            "queries": queries,
+            "summary": to_json(self.summary),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str = "load result") -> LoadResult:
+        """Take back what `to_json` gave. Raises ConfigError when it is something else; `source` names it there."""
+        if data.get("schema") != SCHEMA:
+            raise ConfigError(f"{source}: schema is {data.get('schema')!r}, expected {SCHEMA!r}")
+        try:
+            log = OutcomeLog(tenant["name"] for tenant in data["tenants"])
+            for name, columns in data["queries"].items():
+                rows = zip(columns["scheduled_ns"], columns["ended_ns"], columns["outcome"], strict=True)
+                for scheduled_ns, ended_ns, outcome in rows:
+                    log.add(name, scheduled_ns, ended_ns, Outcome(outcome))
+            return cls(
+                tenants=tuple(TenantInfo(**tenant) for tenant in data["tenants"]),
+                log=log,
+                duration_ns=data["duration_ns"],
+                warmup_ns=data["warmup_ns"],
+                sent_until_ns=data["sent_until_ns"],
+                seed=data["seed"],
+                started_at=data["started_at"],
+                lag=Lag(**data["lag"]),
+                servers=tuple(data["servers"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"{source}: not a load result as docs/metrics.md describes it: {error!r}") from error
+
+    def save(self, path: Path) -> None:
+        """Write the JSON to a file."""
+        path.write_text(json.dumps(self.to_json()), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> LoadResult:
+        """Read the JSON from a file. Raises ConfigError when it is not one of ours."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: cannot be read as JSON ({error}), expected a load result") from error
+        return cls.from_json(data, str(path))

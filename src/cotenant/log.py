@@ -1,0 +1,33 @@
+"""Structured logs: one JSON object a line on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+
+import msgspec
+
+
+class JsonFormatter(logging.Formatter):
+    """Time (ISO 8601, UTC), level, logger, message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line."""
+        entry = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = "".join(traceback.format_exception(*record.exc_info))
+        return msgspec.json.encode(entry).decode()
+
+
+def log_to_stderr(level: int = logging.INFO) -> None:
+    """Send all logs of this process to standard error as JSON lines."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,0 +1,301 @@
+"""What a run achieved: goodput, attainment, percentiles. Pure functions of how its queries ended.
+
+`docs/metrics.md` defines every figure. The load generator and the simulator both fill an `OutcomeLog`; the same
+functions then serve both.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cotenant.errors import InvalidValueError
+from cotenant.types import Outcome
+
+OUTCOMES: tuple[Outcome, ...] = tuple(Outcome)
+"""Position = code in the columns of an `OutcomeLog`."""
+_CODES: Mapping[Outcome, int] = {outcome: code for code, outcome in enumerate(OUTCOMES)}
+_ANSWERED, _LATE = _CODES[Outcome.ANSWERED], _CODES[Outcome.LATE]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRecord:
+    """How one query ended. Times are nanoseconds from the start of the run.
+
+    `scheduled_ns` is when it was due to be sent (its arrival, in the simulator), whenever it was really sent.
+    """
+
+    tenant: str
+    scheduled_ns: int
+    ended_ns: int
+    outcome: Outcome
+
+    @property
+    def latency_ns(self) -> int:
+        """Time from when the query was due until it ended."""
+        return self.ended_ns - self.scheduled_ns
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """The queries of one tenant, in the order in which they ended: int64 nanoseconds, and codes into `OUTCOMES`."""
+
+    scheduled_ns: npt.NDArray[np.int64]
+    ended_ns: npt.NDArray[np.int64]
+    outcome: npt.NDArray[np.uint8]
+
+    @property
+    def latency_ns(self) -> npt.NDArray[np.int64]:
+        """Time from due to ended, per query."""
+        return self.ended_ns - self.scheduled_ns
+
+    @property
+    def completed(self) -> npt.NDArray[np.bool_]:
+        """Whether the query got an answer, in time or late."""
+        return np.isin(self.outcome, (_ANSWERED, _LATE))
+
+    def of(self, outcome: Outcome) -> npt.NDArray[np.bool_]:
+        """Whether the query ended so."""
+        return np.equal(self.outcome, _CODES[outcome])
+
+    def window(self, start_ns: int, end_ns: int) -> Columns:
+        """Only the queries that were due in [start, end)."""
+        keep = (self.scheduled_ns >= start_ns) & (self.scheduled_ns < end_ns)
+        return self if keep.all() else Columns(self.scheduled_ns[keep], self.ended_ns[keep], self.outcome[keep])
+
+
+class OutcomeLog:
+    """Grows by one line per ended query; 17 bytes each, so that a simulation of millions fits.
+
+    Tenants named at construction come first and are there even when they had no query.
+    """
+
+    def __init__(self, tenants: Iterable[str] = ()) -> None:
+        self._columns: dict[str, tuple[array[int], array[int], bytearray]] = {}
+        for tenant in tenants:
+            self._open(tenant)
+
+    @classmethod
+    def of(cls, records: Iterable[QueryRecord], tenants: Iterable[str] = ()) -> OutcomeLog:
+        """Collect records."""
+        log = cls(tenants)
+        for record in records:
+            log.add(record.tenant, record.scheduled_ns, record.ended_ns, record.outcome)
+        return log
+
+    def add(self, tenant: str, scheduled_ns: int, ended_ns: int, outcome: Outcome) -> None:
+        """Note that a query ended."""
+        scheduled, ended, codes = self._columns.get(tenant) or self._open(tenant)
+        scheduled.append(scheduled_ns)
+        ended.append(ended_ns)
+        codes.append(_CODES[outcome])
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Names, in the order given or first met."""
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        return sum(len(codes) for _, _, codes in self._columns.values())
+
+    def columns(self, tenant: str, last: int | None = None) -> Columns:
+        """Copy out the queries of one tenant, or only the `last` that ended.
+
+        Raises InvalidValueError for a tenant that is not in the log.
+        """
+        if tenant not in self._columns:
+            raise InvalidValueError("outcome log", "tenant", tenant, f"one of {', '.join(self._columns) or '(none)'}")
+        scheduled, ended, codes = self._columns[tenant]
+        start = 0 if last is None else max(0, len(codes) - last)
+        return Columns(
+            np.array(scheduled[start:], np.int64),
+            np.array(ended[start:], np.int64),
+            np.frombuffer(bytes(codes[start:]), np.uint8),
+        )
+
+    def records(self) -> Iterator[QueryRecord]:
+        """Yield every query, tenant by tenant, in the order in which they ended."""
+        for tenant, (scheduled, ended, codes) in self._columns.items():
+            for scheduled_ns, ended_ns, code in zip(scheduled, ended, codes, strict=True):
+                yield QueryRecord(tenant, scheduled_ns, ended_ns, OUTCOMES[code])
+
+    def _open(self, tenant: str) -> tuple[array[int], array[int], bytearray]:
+        return self._columns.setdefault(tenant, (array("q"), array("q"), bytearray()))
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSummary:
+    """Figures of one tenant (or of all together) over the counted window.
+
+    `p50_ns` and `p99_ns` are over answered and late queries, None where there was none. `slo_ns` is None where it is
+    not known or, for the total, not one.
+    """
+
+    tenant: str
+    span_ns: int
+    slo_ns: int | None
+    answered: int
+    late: int
+    rejected: int
+    dropped: int
+    failed: int
+    cancelled: int
+    p50_ns: int | None
+    p99_ns: int | None
+
+    @property
+    def offered(self) -> int:
+        """Queries that were due in the window, however they ended."""
+        return self.answered + self.late + self.rejected + self.dropped + self.failed + self.cancelled
+
+    @property
+    def attainment(self) -> float | None:
+        """Share of the offered queries that were answered within the SLO; None when none was offered."""
+        return self.answered / self.offered if self.offered else None
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Queries answered within the SLO, per second of the window."""
+        return self.answered * 1e9 / self.span_ns
+
+    @property
+    def offered_per_s(self) -> float:
+        """Queries due, per second of the window."""
+        return self.offered * 1e9 / self.span_ns
+
+    @property
+    def p50_ms(self) -> float | None:
+        """Median latency in milliseconds."""
+        return None if self.p50_ns is None else self.p50_ns / 1e6
+
+    @property
+    def p99_ms(self) -> float | None:
+        """99th percentile of latency in milliseconds."""
+        return None if self.p99_ns is None else self.p99_ns / 1e6
+
+    @property
+    def slo_ms(self) -> float | None:
+        """The SLO in milliseconds."""
+        return None if self.slo_ns is None else self.slo_ns / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Figures of a run: one line per tenant and one over all queries."""
+
+    tenants: tuple[TenantSummary, ...]
+    total: TenantSummary
+
+    @property
+    def worst_attainment(self) -> float | None:
+        """The lowest attainment of any tenant that offered queries."""
+        return min((a for t in self.tenants if (a := t.attainment) is not None), default=None)
+
+    @property
+    def mean_attainment(self) -> float | None:
+        """Attainment averaged over the tenants that offered queries, each counting the same whatever its rate."""
+        shares = [a for t in self.tenants if (a := t.attainment) is not None]
+        return sum(shares) / len(shares) if shares else None
+
+    def tenant(self, name: str) -> TenantSummary:
+        """The line of one tenant. Raises InvalidValueError when there is none."""
+        for summary in self.tenants:
+            if summary.tenant == name:
+                return summary
+        raise InvalidValueError("summary", "tenant", name, f"one of {', '.join(t.tenant for t in self.tenants)}")
+
+
+def percentile_ns(latencies_ns: npt.ArrayLike, pct: float) -> int | None:
+    """Nearest-rank percentile: the smallest observed value that at least `pct` % of the values do not exceed.
+
+    It is always a value that occurred. None when there are no values. Raises InvalidValueError unless 0 < pct <= 100.
+    """
+    if not 0 < pct <= 100:
+        raise InvalidValueError("percentile", "pct", pct, "above 0, at most 100")
+    values = np.asarray(latencies_ns, np.int64)
+    if values.size == 0:
+        return None
+    # pct * n before the division: 99 % of 100 values is rank 99, which 0.99 * 100 misses in some cases by rounding up.
+    rank = max(1, math.ceil(pct * values.size / 100))
+    return int(np.partition(values, rank - 1)[rank - 1])
+
+
+def summarise(
+    queries: OutcomeLog | Iterable[QueryRecord],
+    *,
+    end_ns: int,
+    start_ns: int = 0,
+    slo_ns: Mapping[str, int] | None = None,
+    tenants: Sequence[str] = (),
+) -> Summary:
+    """Sum up the queries that were due in [start_ns, end_ns), however late they ended.
+
+    `tenants` get a line each even without a query, and come first. Raises InvalidValueError when the window is empty.
+    """
+    if end_ns <= start_ns:
+        raise InvalidValueError("summary", "end_ns", end_ns, f"later than start_ns, which is {start_ns}")
+    log = queries if isinstance(queries, OutcomeLog) else OutcomeLog.of(queries)
+    names = [*tenants, *(name for name in log.tenants if name not in tenants)]
+    logged = set(log.tenants)
+    parts = [(log if name in logged else OutcomeLog([name])).columns(name).window(start_ns, end_ns) for name in names]
+    slos = slo_ns or {}
+    span_ns = end_ns - start_ns
+    lines = tuple(_line(name, span_ns, slos.get(name), part) for name, part in zip(names, parts, strict=True))
+    everything = Columns(
+        np.concatenate([np.empty(0, np.int64), *(part.scheduled_ns for part in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(part.ended_ns for part in parts)]),
+        np.concatenate([np.empty(0, np.uint8), *(part.outcome for part in parts)]),
+    )
+    return Summary(lines, _line("total", span_ns, None, everything))
+
+
+def _line(name: str, span_ns: int, slo_ns: int | None, columns: Columns) -> TenantSummary:
+    counts = np.bincount(columns.outcome, minlength=len(OUTCOMES))
+    latencies = columns.latency_ns[columns.completed]
+    return TenantSummary(
+        tenant=name,
+        span_ns=span_ns,
+        slo_ns=slo_ns,
+        **{outcome.value: int(counts[code]) for code, outcome in enumerate(OUTCOMES)},
+        p50_ns=percentile_ns(latencies, 50),
+        p99_ns=percentile_ns(latencies, 99),
+    )
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    """Make plain data of a summary, ready for `json.dumps`: `{"tenants": {name: figures}, "total": figures}`.
+
+    Figures: `slo_ms`, `span_s`, the six counts and `offered`, `p50_ms`, `p99_ms`, `goodput_per_s`, `offered_per_s`,
+    `attainment` (0 to 1); null where there is no value.
+    """
+    return {
+        "tenants": {line.tenant: _figures(line) for line in summary.tenants},
+        "total": _figures(summary.total),
+        "worst_attainment": summary.worst_attainment,
+        "mean_attainment": summary.mean_attainment,
+    }
+
+
+def _figures(line: TenantSummary) -> dict[str, Any]:
+    return {
+        "slo_ms": line.slo_ms,
+        "span_s": line.span_ns / 1e9,
+        "offered": line.offered,
+        "answered": line.answered,
+        "late": line.late,
+        "rejected": line.rejected,
+        "dropped": line.dropped,
+        "failed": line.failed,
+        "cancelled": line.cancelled,
+        "p50_ms": line.p50_ms,
+        "p99_ms": line.p99_ms,
+        "goodput_per_s": line.goodput_per_s,
+        "offered_per_s": line.offered_per_s,
+        "attainment": line.attainment,
+    }

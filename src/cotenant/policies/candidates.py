@@ -1,0 +1,71 @@
+"""The candidates of one decision: heads of queues and paused batches, best first by the policy's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cotenant.core.snapshot import BatchView, QueueView, Snapshot
+from cotenant.predict.protocol import Predictor
+from cotenant.types import Query
+
+Key = tuple[int, ...]
+
+
+class Candidates:
+    """Local state of one call of `decide`: what it has given away already. Never outlives the call.
+
+    Most decisions give away one candidate and end, so the books are made up only when another one is asked for.
+    """
+
+    __slots__ = ("_heads", "_paused", "_unsettled", "snapshot", "taken")
+
+    def __init__(self, snapshot: Snapshot, batch_key: Callable[[BatchView, Predictor], Key]) -> None:
+        self.snapshot = snapshot
+        self.taken: set[int] = set()
+        self._heads: dict[str, int] = {}
+        """Positions of the heads that are not in front; the length of the queue when all of it is given away."""
+        self._unsettled: tuple[QueueView, Sequence[Query]] | None = None
+        self._paused: list[tuple[Key, int, BatchView]] = []
+        if snapshot.paused:
+            predictor = snapshot.predictor
+            self._paused = [(batch_key(batch, predictor), batch.id, batch) for batch in snapshot.paused]
+            self._paused.sort(key=_first_two, reverse=True)
+
+    def best(self) -> BatchView | tuple[QueueView, int] | None:
+        """The best paused batch, or the best queue with the position of its head; a paused batch wins a tie."""
+        if self._unsettled is not None:
+            self._settle(*self._unsettled)
+        heads = self._heads
+        best_key: Key | None = None
+        best_queue: QueueView | None = None
+        position = 0
+        for name, queue in self.snapshot.queues.items():
+            keys = queue.keys
+            at = heads.get(name, 0) if heads else 0
+            if at < len(keys) and (best_key is None or keys[at] < best_key):
+                best_key, best_queue, position = keys[at], queue, at
+        if self._paused and (best_key is None or self._paused[-1][0] <= best_key):
+            return self._paused[-1][2]
+        return None if best_queue is None else (best_queue, position)
+
+    def take_batch(self) -> Key:
+        """Give away the best paused batch; its key."""
+        return self._paused.pop()[0]
+
+    def take(self, queue: QueueView, queries: Sequence[Query]) -> None:
+        """Give away waiting queries of the queue that `best` gave, its head among them."""
+        self._unsettled = (queue, queries)
+
+    def _settle(self, queue: QueueView, queries: Sequence[Query]) -> None:
+        self._unsettled = None
+        taken = self.taken
+        taken.update([query.id for query in queries])
+        waiting = queue.queries
+        at = self._heads.get(queue.tenant.name, 0)
+        while at < len(waiting) and waiting[at].id in taken:
+            at += 1
+        self._heads[queue.tenant.name] = at
+
+
+def _first_two(entry: tuple[Key, int, BatchView]) -> tuple[Key, int]:
+    return entry[0], entry[1]

@@ -1,0 +1,1 @@
+"""Predicting latencies: what the policies believe about the world."""

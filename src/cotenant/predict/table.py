@@ -1,0 +1,117 @@
+"""Latencies looked up in measured tables, interpolated over the batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cotenant.errors import CotenantError, InvalidValueError
+
+_SCALE = 1 << 24
+_MEMORY = 1 << 17
+"""Answers kept at most; some 30 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyRow:
+    """One measured point: `items` rows of declared shape `shape` on `cores` cores took `latency_ns`."""
+
+    shape: int
+    items: int
+    cores: int
+    latency_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTable:
+    """All points of one model, and how its latency spreads over its units.
+
+    `unit_weights` are relative latencies of the units; `segment_ratio` is the latency of a run cut into segments over
+    the latency of a whole one.
+
+    Raises InvalidValueError when there is no point, no unit, or a value out of range.
+    """
+
+    rows: tuple[LatencyRow, ...]
+    unit_weights: tuple[float, ...] = (1.0,)
+    segment_ratio: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise InvalidValueError("latency table", "rows", self.rows, "at least one measured point")
+        if not self.unit_weights or min(self.unit_weights) < 0:
+            raise InvalidValueError("latency table", "unit_weights", self.unit_weights, "weights from 0, at least one")
+        for row in self.rows:
+            if row.latency_ns <= 0 or row.items < 1 or row.cores < 1:
+                raise InvalidValueError("latency table", "row", row, "positive latency, items and cores")
+
+
+class TablePredictor:
+    """Predicts from one table per tenant. Pure; answers are memorised.
+
+    Between measured batch sizes the latency is interpolated linearly, beyond the largest it is extrapolated with the
+    slope of the last two. A core count or shape that was not measured is answered by the nearest one that was.
+    `scales` multiplies the latencies of a tenant, for online calibration.
+    """
+
+    def __init__(self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float] | None = None) -> None:
+        self.tables = dict(tables)
+        self.scales = dict(scales or {})
+        self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
+        self._known: dict[tuple[str, int, int, int, int, int], int] = {}
+
+    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
+        """See Predictor. Raises CotenantError for a tenant without a table."""
+        latency = self._known.get((tenant, shape, items, start, end, cores))
+        return self._fill(tenant, shape, items, start, end, cores) if latency is None else latency
+
+    def unit_count(self, tenant: str) -> int:
+        """Number of units of a tenant's model."""
+        return len(self._prefix[tenant]) - 1
+
+    def scaled(self, scales: Mapping[str, float]) -> TablePredictor:
+        """The same tables with other factors."""
+        return TablePredictor(self.tables, scales)
+
+    def _fill(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
+        table = self.tables.get(tenant)
+        if table is None:
+            raise CotenantError(f"there is no profile of {tenant!r}: profile it first")
+        prefix = self._prefix[tenant]
+        last = len(prefix) - 1
+        if start == 0 and end == last:
+            latency = max(1, round(interpolate(table.rows, shape, items, cores) * self.scales.get(tenant, 1.0)))
+        else:
+            whole = self.latency_ns(tenant, shape, items, 0, last, cores)
+            latency = int(whole * table.segment_ratio * (prefix[end] - prefix[start])) // _SCALE or 1
+        if len(self._known) >= _MEMORY:
+            self._known.clear()
+        self._known[tenant, shape, items, start, end, cores] = latency
+        return latency
+
+
+def interpolate(rows: Sequence[LatencyRow], shape: int, items: int, cores: int) -> float:
+    """Latency in ns at one point, from the measured points nearest to it in shape and cores."""
+    nearest_shape = min({row.shape for row in rows}, key=lambda known: (abs(known - shape), known))
+    same_shape = [row for row in rows if row.shape == nearest_shape]
+    nearest_cores = min({row.cores for row in same_shape}, key=lambda known: (abs(known - cores), known))
+    points = sorted((row.items, row.latency_ns) for row in same_shape if row.cores == nearest_cores)
+    sizes = [size for size, _ in points]
+    at = bisect_left(sizes, items)
+    if at < len(points) and sizes[at] == items:
+        return points[at][1]
+    if len(points) == 1:
+        return points[0][1] * items / sizes[0]
+    high = min(max(at, 1), len(points) - 1)
+    (size_a, latency_a), (size_b, latency_b) = points[high - 1], points[high]
+    slope = max(0.0, (latency_b - latency_a) / (size_b - size_a))
+    return max(1.0, latency_b + slope * (items - size_b))
+
+
+def _prefix_sums(weights: Iterable[float]) -> tuple[int, ...]:
+    sums = [0.0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+    total = sums[-1] or 1.0
+    return tuple(round(part / total * _SCALE) for part in sums)

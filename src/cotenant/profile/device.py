@@ -1,0 +1,60 @@
+"""What a measurement was made on: the fingerprint that every profile carries."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("cotenant", "onnxruntime", "numpy", "onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Processor, cores, memory, system and library versions. Profiles of another `fingerprint` are not comparable."""
+
+    processor: str
+    cores: int
+    memory_bytes: int
+    system: str
+    versions: dict[str, str]
+    fingerprint: str
+
+
+def this_device() -> Device:
+    """Describe the machine that this process runs on."""
+    model, flags = _cpuinfo()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    identity = "|".join((model, flags, str(cores), versions["onnxruntime"]))
+    return Device(
+        processor=model,
+        cores=cores,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        system=f"{platform.system()} {platform.release()}",
+        versions=versions,
+        fingerprint=sha256(identity.encode()).hexdigest()[:12],
+    )
+
+
+def _cpuinfo() -> tuple[str, str]:
+    """Name and feature flags of the processor, where the system tells."""
+    model, flags = platform.processor() or platform.machine(), ""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                model = value.strip()
+            elif key.strip() == "flags":
+                flags = value.strip()
+                break
+    return model, flags

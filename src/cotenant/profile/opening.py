@@ -1,0 +1,71 @@
+"""Opening models of a repository, and measuring them: what serving and profiling have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from cotenant.config import NS_PER_MS
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.execute.segments import SegmentedModel
+from cotenant.profile.inputs import DeclaredShape, check_shapes
+from cotenant.profile.measure import Effort, Sweep
+from cotenant.repository import STATE_FOLDER, ModelVersion
+from cotenant.types import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model version that can run, with the shapes at which it is profiled and what identifies it."""
+
+    found: ModelVersion
+    runner: SegmentedModel
+    shapes: tuple[DeclaredShape, ...]
+    digest: str
+
+    def sweep(self, lanes: Sequence[Partition], effort: Effort) -> Sweep:
+        """What to measure of it: each size of partition that the lanes have, and one core."""
+        sets = {lane.size: lane.cores for lane in reversed(lanes)}
+        sets.setdefault(1, lanes[0].cores[:1])
+        config = self.found.config
+        return Sweep(
+            self.digest,
+            self.shapes,
+            config.model.max_batch,
+            tuple(sets[size] for size in sorted(sets)),
+            round(config.segments.max_ms * NS_PER_MS),
+            effort,
+        )
+
+
+def open_version(root: Path, found: ModelVersion) -> OpenedModel:
+    """Load the graph and check the configuration against it. Raises ModelError or ConfigError."""
+    name = found.tenant
+    runner = SegmentedModel.open(found.path, cache_dir=root / STATE_FOLDER / "graphs", name=name)
+    try:
+        shapes = check_shapes(name, runner.inputs, found.config.model.shapes)
+        _check_batch(found, runner)
+    except CotenantError:
+        runner.close()
+        raise
+    with found.path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256")
+    content.update(msgspec.json.encode((shapes, found.config.model.max_batch)))
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16])
+
+
+def _check_batch(found: ModelVersion, runner: SegmentedModel) -> None:
+    """A model whose queries are merged must leave the first dimension of every input and output open."""
+    if found.config.model.max_batch == 1:
+        return
+    for kind, tensors in (("input", runner.inputs), ("output", runner.outputs)):
+        for tensor in tensors:
+            if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int)):
+                raise ConfigError(
+                    f"model {found.model!r}: max_batch is {found.config.model.max_batch}, but the first dimension of "
+                    f"{kind} {tensor.name!r} is fixed (shape {list(tensor.shape)}): set max_batch = 1"
+                )

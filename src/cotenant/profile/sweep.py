@@ -1,0 +1,96 @@
+"""Profiling a whole repository: every version of every model, resumable, with progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cotenant.config import ServerConfig, device_cores, lanes_of
+from cotenant.errors import CotenantError
+from cotenant.profile.device import this_device
+from cotenant.profile.measure import Effort, Journal, measure_model
+from cotenant.profile.opening import OpenedModel, open_version
+from cotenant.profile.table import ModelProfile, Profile, ProfileError, load_profile, save_profile
+from cotenant.repository import find_versions, model_names, profile_path
+
+OnStep = Callable[[int, int, str], None]
+"""Told (steps done, steps in all, what was measured)."""
+
+
+def profile_repository(
+    root: Path, settings: ServerConfig, effort: Effort, *, fresh: bool, on_step: OnStep
+) -> tuple[Profile, dict[str, str]]:
+    """Measure what the profile of a repository lacks, save it, and give it with the errors of models left out.
+
+    `fresh` forgets what is known. A sweep that is interrupted goes on where it stopped: each point is on disk as soon
+    as it is measured. A profile of another device is replaced.
+    """
+    path = profile_path(root)
+    device = this_device()
+    journal = Journal(path.with_name("profile.journal"))
+    if fresh:
+        journal.remove()
+        journal = Journal(path.with_name("profile.journal"))
+    known = {} if fresh else _known(path, device.fingerprint)
+    lanes = lanes_of(settings.device, device_cores(settings.device))
+    opened, errors = _open_all(root)
+    todo = [each for each in opened if not _is_known(known, each)]
+    total = sum(each.sweep(lanes, effort).steps for each in todo)
+    done = 0
+    on_step(done, total, "")
+
+    def step(text: str) -> None:
+        nonlocal done
+        done += 1
+        on_step(done, total, text)
+
+    profiles = {each.found.tenant: known[each.found.tenant] for each in opened if each not in todo}
+    profile = Profile(device, _now(), _command(), profiles)
+    for each in todo:
+        try:
+            profiles[each.found.tenant] = measure_model(each.runner, each.sweep(lanes, effort), journal, step)
+        except CotenantError as error:
+            errors[each.found.model] = str(error)
+        finally:
+            each.runner.close()
+        profile = Profile(device, _now(), _command(), dict(sorted(profiles.items())))
+        save_profile(path, profile)
+    save_profile(path, profile)
+    journal.remove()
+    return profile, errors
+
+
+def _open_all(root: Path) -> tuple[list[OpenedModel], dict[str, str]]:
+    opened: list[OpenedModel] = []
+    errors: dict[str, str] = {}
+    for name in model_names(root):
+        try:
+            opened += [open_version(root, found) for found in find_versions(root, name)]
+        except CotenantError as error:
+            errors[name] = str(error)
+    return opened, errors
+
+
+def _known(path: Path, fingerprint: str) -> dict[str, ModelProfile]:
+    if not path.exists():
+        return {}
+    try:
+        profile = load_profile(path)
+    except ProfileError:
+        return {}
+    return profile.models if profile.device.fingerprint == fingerprint else {}
+
+
+def _is_known(known: dict[str, ModelProfile], opened: OpenedModel) -> bool:
+    profile = known.get(opened.found.tenant)
+    return profile is not None and profile.digest == opened.digest
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _command() -> str:
+    return " ".join(["cotenant", *sys.argv[1:]])

@@ -1,0 +1,1 @@
+"""Tables, reports and traces for people to look at."""

@@ -1,0 +1,129 @@
+"""Spans, instants and counters as a Chrome trace, the JSON that https://ui.perfetto.dev opens (Open trace file)."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cotenant.errors import InvalidValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that lasted. `track` is `process/thread` as the viewer groups them, e.g. `tenants/resnet50`.
+
+    Spans of one track that overlap in time are drawn on lanes of their own below each other.
+    """
+
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.end_ns < self.start_ns:
+            raise InvalidValueError(f"span {self.name!r}", "end_ns", self.end_ns, f"at least start_ns, {self.start_ns}")
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """Something that happened at one time on a track."""
+
+    track: str
+    name: str
+    time_ns: int
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Values from this time on, drawn stacked: e.g. queue lengths by tenant."""
+
+    track: str
+    time_ns: int
+    values: Mapping[str, float]
+
+
+def write_perfetto(
+    path: Path, spans: Iterable[Span], instants: Iterable[Instant] = (), counters: Iterable[Counter] = ()
+) -> None:
+    """Write the trace. Tracks stand in the order in which they are first met; events are sorted by time.
+
+    Times are written in microseconds with three decimals, as the format wants them.
+    """
+    lanes = _Lanes()
+    events: list[tuple[int, dict[str, Any]]] = []
+    for span, (pid, tid) in lanes.place(list(spans)):
+        event = {"ph": "X", "name": span.name, "pid": pid, "tid": tid, "ts": span.start_ns / 1000}
+        events.append((span.start_ns, event | {"dur": (span.end_ns - span.start_ns) / 1000, "args": dict(span.args)}))
+    for instant in instants:
+        pid, tid = lanes.first(instant.track)
+        event = {"ph": "i", "s": "t", "name": instant.name, "pid": pid, "tid": tid, "ts": instant.time_ns / 1000}
+        events.append((instant.time_ns, event | {"args": dict(instant.args)}))
+    for counter in counters:
+        process, _, name = counter.track.rpartition("/")
+        pid = lanes.process(process or counter.track)
+        event = {"ph": "C", "name": name, "pid": pid, "ts": counter.time_ns / 1000, "args": dict(counter.values)}
+        events.append((counter.time_ns, event))
+    events.sort(key=lambda timed: timed[0])
+    with path.open("w", encoding="utf-8") as out:
+        out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        lines = [*lanes.names(), *(event for _, event in events)]
+        out.write(",\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
+        out.write("\n]}\n")
+
+
+class _Lanes:
+    """Numbers for processes and threads, and a lane for every span on which no other span overlaps it."""
+
+    def __init__(self) -> None:
+        self._processes: dict[str, int] = {}
+        self._threads: dict[tuple[str, int], tuple[int, int]] = {}
+
+    def process(self, name: str) -> int:
+        return self._processes.setdefault(name, len(self._processes) + 1)
+
+    def first(self, track: str) -> tuple[int, int]:
+        return self._thread(track, 0)
+
+    def place(self, spans: Sequence[Span]) -> Iterator[tuple[Span, tuple[int, int]]]:
+        tracks: dict[str, list[Span]] = {}
+        for span in spans:
+            tracks.setdefault(span.track, []).append(span)
+        for track, held in tracks.items():
+            used = 0
+            free: list[int] = []
+            busy: list[tuple[int, int]] = []
+            for span in sorted(held, key=lambda span: (span.start_ns, span.end_ns)):
+                while busy and busy[0][0] <= span.start_ns:
+                    heapq.heappush(free, heapq.heappop(busy)[1])
+                if free:
+                    lane = heapq.heappop(free)
+                else:
+                    lane, used = used, used + 1
+                heapq.heappush(busy, (span.end_ns, lane))
+                yield span, self._thread(track, lane)
+
+    def _thread(self, track: str, lane: int) -> tuple[int, int]:
+        if (track, lane) not in self._threads:
+            process, _, _ = track.partition("/")
+            self._threads[track, lane] = (self.process(process), len(self._threads) + 1)
+        return self._threads[track, lane]
+
+    def names(self) -> Iterator[dict[str, Any]]:
+        """Yield the metadata events that name processes and threads and keep them in order."""
+        for name, pid in self._processes.items():
+            yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+            yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        order = list(dict.fromkeys(track for track, _ in self._threads))
+        for (track, lane), (pid, tid) in self._threads.items():
+            process, _, thread = track.partition("/")
+            name = (thread or process) + (f" ({lane + 1})" if lane else "")
+            rank = order.index(track) * 10_000 + lane
+            yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": rank}}

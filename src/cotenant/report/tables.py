@@ -1,0 +1,82 @@
+"""The outcome of a run as a table for the terminal and as JSON."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+from cotenant.metrics import Summary, TenantSummary, to_json
+
+__all__ = ["attainment_style", "milliseconds", "outcome_table", "percent", "to_json"]
+
+_COLUMNS = (
+    "tenant",
+    "SLO ms",
+    "offered",
+    "answered",
+    "late",
+    "dropped",
+    "rejected",
+    "failed",
+    "p50 ms",
+    "p99 ms",
+    "goodput/s",
+    "attainment",
+)
+
+
+def milliseconds(value: float | None) -> str:
+    """Three significant digits, a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage with one decimal, a dash for None; never rounded up to 100 %."""
+    if share is None:
+        return "–"
+    return "99.9 %" if 0.999 < share < 1 else f"{100 * share:.1f} %"
+
+
+def attainment_style(share: float | None) -> str:
+    """Colour for the terminal: green from 99 %, yellow from 90 %."""
+    if share is None:
+        return "dim"
+    return "green" if share >= 0.99 else "yellow" if share >= 0.9 else "red"
+
+
+def outcome_table(summary: Summary, title: str) -> Table:
+    """One line per tenant and, with several, one for all; a column for cancelled queries where there are any."""
+    cancelled = summary.total.cancelled > 0
+    table = Table(title=title, title_justify="left", show_footer=False)
+    for column in _COLUMNS[:8] + (("cancelled",) if cancelled else ()) + _COLUMNS[8:]:
+        table.add_column(column, justify="left" if column == "tenant" else "right", no_wrap=True)
+    for line in summary.tenants:
+        table.add_row(*_cells(line, cancelled))
+    if len(summary.tenants) > 1:
+        table.add_section()
+        table.add_row(*_cells(summary.total, cancelled), style="bold")
+    return table
+
+
+def _cells(line: TenantSummary, cancelled: bool) -> list[Text | str]:
+    return [
+        Text(line.tenant),
+        milliseconds(line.slo_ms),
+        str(line.offered),
+        str(line.answered),
+        _count(line.late),
+        _count(line.dropped),
+        _count(line.rejected),
+        _count(line.failed),
+        *([_count(line.cancelled)] if cancelled else []),
+        milliseconds(line.p50_ms),
+        milliseconds(line.p99_ms),
+        f"{line.goodput_per_s:.1f}",
+        Text(percent(line.attainment), style=attainment_style(line.attainment)),
+    ]
+
+
+def _count(number: int) -> Text:
+    return Text(str(number), style="dim" if number == 0 else "")

@@ -1,0 +1,77 @@
+"""The trace as a picture in time: what ran on which cores, and what became of every query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
+from cotenant.trace import Record
+
+
+def write_timeline(path: Path, records: Iterable[Record]) -> int:
+    """Write a trace as a file for ui.perfetto.dev; give the number of launches in it.
+
+    Lanes show launches; tenants show each query from its arrival to its end, with the time before its first launch as
+    a span of its own; counters show who waits.
+    """
+    spans: list[Span] = []
+    instants: list[Instant] = []
+    counters: list[Counter] = []
+    arrived: dict[int, dict[str, Any]] = {}
+    begun: dict[int, int] = {}
+    running: dict[int, tuple[int, dict[str, Any]]] = {}
+    waiting: dict[str, int] = {}
+    zero: int | None = None
+    launches = 0
+    for record in records:
+        zero = record.time_ns if zero is None else zero
+        now = record.time_ns - zero
+        if record.kind == "QueryArrived":
+            query = record.event["query"]
+            arrived[query["id"]] = {**query, "arrival_ns": now}
+            waiting[query["tenant"]] = waiting.get(query["tenant"], 0) + 1
+        elif record.kind == "LaunchEnded" and record.event["launch"] in running:
+            start, launch = running.pop(record.event["launch"])
+            launches += 1
+            spans.append(_launch_span(launch, start, now, record.event["error"]))
+        for kind, action in record.actions:
+            if kind == "Launch":
+                running[action["id"]] = (now, action)
+                if action["start"] == 0:
+                    waiting[action["tenant"]] -= len(action["queries"])
+                    begun.update(dict.fromkeys(action["queries"], now))
+            elif kind == "Respond":
+                query = arrived.pop(action["query"])
+                first = begun.pop(action["query"], None)
+                if first is None:
+                    waiting[query["tenant"]] -= 1
+                track = f"tenants/{query['tenant']}"
+                args = {"query": action["query"], "outcome": action["outcome"], "reason": action["reason"]}
+                spans.append(Span(track, f"{action['outcome']} #{action['query']}", query["arrival_ns"], now, args))
+                if first is None:
+                    instants.append(Instant(track, action["outcome"], now, args))
+        if record.kind in ("QueryArrived", "LaunchEnded", "TimerFired"):
+            counters.append(Counter("queues/waiting", now, dict(waiting)))
+    write_perfetto(path, sorted(spans, key=_track_order), instants, counters)
+    return launches
+
+
+def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None) -> Span:
+    cores = ",".join(map(str, launch["partition"]["cores"]))
+    args = {
+        "batch": launch["batch"],
+        "queries": ", ".join(map(str, launch["queries"])),
+        "units": f"{launch['start']} to {launch['end']}",
+        "predicted_ms": launch["predicted_ns"] / 1e6,
+        "headroom_ms": launch["headroom_ns"] / 1e6,
+    }
+    if error:
+        args["error"] = error
+    rows = f" x{launch['items']}" if launch["items"] > 1 else ""
+    return Span(f"lanes/cores {cores}", f"{launch['tenant']}{rows}", start, end, args)
+
+
+def _track_order(span: Span) -> tuple[bool, str, int]:
+    return (not span.track.startswith("lanes/"), span.track, span.start_ns)

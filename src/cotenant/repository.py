@@ -1,0 +1,74 @@
+"""The model repository on disk: directories with `config.toml` and `VERSION/model.onnx`. Finds, opens nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.config import ModelConfig, load_model_config
+from cotenant.errors import ConfigError
+
+MODEL_FILE = "model.onnx"
+CONFIG_FILE = "config.toml"
+STATE_FOLDER = ".cotenant"
+"""Beside the models: the profile, optimised graphs and the trace. May be removed at any time."""
+SERVER_FILE = "cotenant.toml"
+
+
+def profile_path(root: Path) -> Path:
+    """Where the profile of a repository lies."""
+    return root / STATE_FOLDER / "profile.json"
+
+
+def trace_path(root: Path) -> Path:
+    """Where the server that serves a repository writes its trace."""
+    return root / STATE_FOLDER / "trace.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One version of one model, found on disk and not yet opened."""
+
+    model: str
+    version: int
+    is_default: bool
+    path: Path
+    config: ModelConfig
+
+    @property
+    def tenant(self) -> str:
+        """The name in the core, in profiles, tables and metrics: older versions carry their number."""
+        name = self.config.tenant.name or self.model
+        return name if self.is_default else f"{name}:{self.version}"
+
+
+def model_names(root: Path) -> tuple[str, ...]:
+    """The directories that are, or are meant to be, models. Raises ConfigError when `root` is not a repository."""
+    if not root.is_dir():
+        raise ConfigError(f"{root}: is not a directory, expected a model repository with MODEL/{CONFIG_FILE} in it")
+    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ConfigError(f"{root}: is empty, expected directories with {CONFIG_FILE} and 1/{MODEL_FILE}")
+    return tuple(names)
+
+
+def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
+    """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError."""
+    folder = root / model
+    if not folder.is_dir() or folder.parent != root:
+        raise ConfigError(f"model {model!r}: there is no such directory in the repository")
+    config = load_model_config(folder / CONFIG_FILE)
+    numbers = sorted(
+        int(entry.name)
+        for entry in folder.iterdir()
+        if entry.is_dir() and entry.name.isascii() and entry.name.isdigit()
+    )
+    if not numbers:
+        raise ConfigError(f"{folder}: has no version, expected a directory '1' with {MODEL_FILE} in it")
+    versions = []
+    for number in numbers:
+        path = folder / str(number) / MODEL_FILE
+        if not path.is_file():
+            raise ConfigError(f"{path}: is missing; put the ONNX file there or remove the directory")
+        versions.append(ModelVersion(model, number, number == numbers[-1], path, config))
+    return tuple(versions)

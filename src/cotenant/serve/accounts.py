@@ -1,0 +1,137 @@
+"""Counters of what the server did, per tenant: for the statistics extension and for Prometheus."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.events import Event, LaunchEnded, QueryArrived
+from cotenant.execute.protocol import Timing
+from cotenant.types import Outcome
+
+LATENCY_BUCKETS_S = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
+)  # fmt: skip
+_WINDOW = 1000
+
+
+@dataclass(slots=True)
+class Sum:
+    """A number of events and their total time."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        """Count events that took `ns` together."""
+        self.count += count
+        self.ns += ns
+
+
+@dataclass(slots=True)
+class Account:
+    """Everything counted of one tenant since it was added."""
+
+    slo_ns: int
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    arrived: int = 0
+    rows: int = 0
+    launches: int = 0
+    success: Sum = field(default_factory=Sum)
+    fail: Sum = field(default_factory=Sum)
+    queue: Sum = field(default_factory=Sum)
+    compute_input: Sum = field(default_factory=Sum)
+    compute_infer: Sum = field(default_factory=Sum)
+    compute_output: Sum = field(default_factory=Sum)
+    latency_buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
+    recent: deque[bool] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    headroom_ns: int = 0
+    last_ms: int = 0
+
+    @property
+    def attainment(self) -> float:
+        """Share of the last queries that were answered in time; 1 before the first."""
+        return sum(self.recent) / len(self.recent) if self.recent else 1.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A query that has not ended."""
+
+    tenant: str
+    arrival_ns: int
+    items: int
+
+
+class Accounts:
+    """An observer of the driver. Everything is counted under the driver's lock; readers take a moment's view."""
+
+    def __init__(self) -> None:
+        self.by_tenant: dict[str, Account] = {}
+        self._open: dict[int, _Open] = {}
+        self._running: dict[int, Launch] = {}
+
+    def add(self, tenant: str, slo_ns: int) -> None:
+        """Start counting for a tenant."""
+        self.by_tenant[tenant] = Account(slo_ns)
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
+        """See Observer."""
+        if isinstance(event, QueryArrived):
+            query = event.query
+            self._open[query.id] = _Open(query.tenant, query.arrival_ns, query.items)
+            account = self.by_tenant.get(query.tenant)
+            if account is not None:
+                account.arrived += 1
+        elif isinstance(event, LaunchEnded):
+            launch = self._running.pop(event.launch, None)
+            if launch is not None and timing is not None:
+                self._launch_ended(launch, timing)
+        for action in actions:
+            if isinstance(action, Launch):
+                self._launched(action, time_ns)
+            elif isinstance(action, Respond):
+                self._responded(action, time_ns)
+        return None
+
+    def _launched(self, launch: Launch, time_ns: int) -> None:
+        self._running[launch.id] = launch
+        account = self.by_tenant[launch.tenant]
+        account.headroom_ns = launch.headroom_ns
+        if launch.start == 0:
+            account.launches += 1
+            for query in launch.queries:
+                account.queue.add(time_ns - self._open[query].arrival_ns)
+
+    def _launch_ended(self, launch: Launch, timing: Timing) -> None:
+        account = self.by_tenant.get(launch.tenant)
+        if account is None:
+            return
+        queries = len(launch.queries)
+        last = queries if launch.last else 0
+        account.compute_input.add(timing.input_ns * queries, last)
+        account.compute_infer.add(timing.infer_ns * queries, last)
+        account.compute_output.add(timing.output_ns * queries, last)
+
+    def _responded(self, respond: Respond, time_ns: int) -> None:
+        query = self._open.pop(respond.query)
+        account = self.by_tenant.get(query.tenant)
+        if account is None:
+            return
+        outcome, latency = respond.outcome, time_ns - query.arrival_ns
+        account.outcomes[outcome] += 1
+        if outcome is not Outcome.CANCELLED:
+            account.recent.append(outcome is Outcome.ANSWERED)
+        if outcome in (Outcome.ANSWERED, Outcome.LATE):
+            account.success.add(latency)
+            account.rows += query.items
+            account.last_ms = time.time_ns() // 1_000_000
+            seconds = latency / 1e9
+            at = 0
+            while at < len(LATENCY_BUCKETS_S) and seconds > LATENCY_BUCKETS_S[at]:
+                at += 1
+            account.latency_buckets[at] += 1
+        else:
+            account.fail.add(latency)

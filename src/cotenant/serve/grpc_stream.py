@@ -1,0 +1,166 @@
+"""One bidirectional gRPC stream of inferences: answers go out as they get ready, each with the id of its request."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from cotenant.serve import codec_grpc
+from cotenant.serve.api import Backend, InferResult, ServeError, Status
+from cotenant.serve.codec import Limits, WireRequest, bad
+from cotenant.serve.oip import MESSAGES
+from cotenant.types import Outcome
+
+_log = logging.getLogger("cotenant.grpc")
+
+_ModelInferRequest = MESSAGES["ModelInferRequest"]
+_ModelStreamInferResponse = MESSAGES["ModelStreamInferResponse"]
+_ANSWERED = (Outcome.ANSWERED, Outcome.LATE)
+
+
+def encode_answer(backend: Backend, wire: WireRequest, result: InferResult) -> Any:
+    """Make the response message of a query; raises ServeError when it was not answered."""
+    if result.outcome not in _ANSWERED:
+        raise ServeError(result.status or Status.INTERNAL, result.reason or f"the query was {result.outcome}")
+    batched = False
+    if wire.wants_classes:
+        batched = backend.metadata(wire.request.model, wire.request.version).max_batch_size > 0
+    return codec_grpc.encode_response(wire, result, batched)
+
+
+class _Answer(NamedTuple):
+    wire: WireRequest
+    result: InferResult
+    final_flag: bool
+
+
+class _Refusal(NamedTuple):
+    id: str
+    message: str
+
+
+class _AllRead(NamedTuple):
+    requests: int
+
+
+_Item = _Answer | _Refusal | _AllRead | None
+
+
+class Stream:
+    """The state of one stream. A thread of its own reads requests; the thread of the call writes answers."""
+
+    def __init__(self, backend: Backend, limits: Limits) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._outbox: SimpleQueue[_Item] = SimpleQueue()
+        self._room = threading.Semaphore(limits.max_stream_in_flight)
+        self._lock = threading.Lock()
+        self._active: dict[int, int] = {}
+        self._early: set[int] = set()
+        """Requests that were answered before `submit` returned their query."""
+        self._ended = False
+
+    def answers(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Yield serialised answers until the client has closed its side and all are out, or the call has ended."""
+        if not context.add_callback(self._end):
+            return
+        threading.Thread(target=self._read, args=(requests,), name="cotenant-grpc-read", daemon=True).start()
+        written, expected = 0, -1
+        while written != expected:
+            item = self._outbox.get()
+            if item is None:
+                return
+            if isinstance(item, _AllRead):
+                expected = item.requests
+                continue
+            yield self._encode(item)
+            written += 1
+            self._room.release()
+
+    def _end(self) -> None:
+        """Release both threads and withdraw what is in progress; runs when the call ends in whatever way."""
+        with self._lock:
+            self._ended = True
+            queries = list(self._active.values())
+        self._outbox.put(None)
+        self._room.release()
+        for query in queries:
+            self._backend.cancel(query)
+
+    def _read(self, requests: Iterator[bytes]) -> None:
+        count = 0
+        try:
+            for data in requests:
+                self._room.acquire()
+                if self._ended:
+                    return
+                self._take(count, data)
+                count += 1
+        except Exception:
+            # grpcio raises a bare Exception here when the call has ended; `_end` has then released the writer.
+            if not self._ended:
+                _log.debug("stream ended while reading", exc_info=True)
+        self._outbox.put(_AllRead(count))
+
+    def _take(self, number: int, data: bytes) -> None:
+        """Submit one request; puts exactly one item into the outbox, now or when its query ends."""
+        id_ = ""
+        try:
+            try:
+                message = _ModelInferRequest.FromString(data)
+            except DecodeError:
+                raise bad("the bytes received are no ModelInferRequest message") from None
+            id_ = message.id
+            wire = codec_grpc.decode_request(message, self._limits)
+            final_flag = codec_grpc.request_flag(message, "triton_enable_empty_final_response")
+
+            def done(result: InferResult) -> None:
+                with self._lock:
+                    if self._active.pop(number, None) is None:
+                        self._early.add(number)
+                self._outbox.put(_Answer(wire, result, final_flag))
+
+            query = self._backend.submit(wire.request, done)
+        except ServeError as error:
+            self._outbox.put(_Refusal(id_, error.message))
+            return
+        except Exception:
+            _log.exception("a request of a stream failed")
+            self._outbox.put(_Refusal(id_, "internal error; the server's log has the details"))
+            return
+        with self._lock:
+            ended = self._ended
+            if number in self._early:
+                self._early.remove(number)
+            else:
+                self._active[number] = query
+        if ended:
+            self._backend.cancel(query)
+
+    def _encode(self, item: _Answer | _Refusal) -> bytes:
+        if isinstance(item, _Answer):
+            id_ = item.wire.request.id
+            try:
+                response = _ModelStreamInferResponse(
+                    infer_response=encode_answer(self._backend, item.wire, item.result)
+                )
+                if item.final_flag:
+                    response.infer_response.parameters["triton_final_response"].bool_param = True
+                data: bytes = response.SerializeToString()
+                return data
+            except ServeError as error:
+                text = error.message
+            except Exception:
+                _log.exception("an answer of a stream could not be written")
+                text = "internal error; the server's log has the details"
+        else:
+            id_, text = item
+        failure = _ModelStreamInferResponse(error_message=text or "the request failed without a reason")
+        failure.infer_response.id = id_
+        failed: bytes = failure.SerializeToString()
+        return failed

@@ -1,0 +1,270 @@
+"""The HTTP front-end as a raw ASGI application: no framework, few awaits.
+
+The application holds no scheduling state: it decodes, submits, waits for the one answer and encodes. It never blocks
+its event loop: whatever can take long (control calls, large bodies, compression) runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cotenant.serve import codec_http
+from cotenant.serve.api import Backend, InferResult, ServeError, Status
+from cotenant.serve.codec import Limits, WireRequest, shown
+from cotenant.serve.http_control import CONTROL, JSON_TYPE, Answer, error_answer
+from cotenant.serve.http_routes import Endpoint, Route, Router
+from cotenant.serve.oip import QUERY_KEY
+from cotenant.types import Outcome
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_log = logging.getLogger("cotenant.http")
+
+_OCTETS = b"application/octet-stream"
+_ANSWERED = (Outcome.ANSWERED, Outcome.LATE)
+_OFF_LOOP_BYTES = 128 << 10
+"""Bodies from this size on are decoded in a thread: 128 KiB of JSON take about a millisecond."""
+_COMPRESS_FROM_BYTES = 1 << 10
+_JOIN_UP_TO_BYTES = 64 << 10
+"""Answers up to this size go out in one write; joining larger ones costs more than another write."""
+_PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
+"""Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
+_CONTROL_THREADS = 8
+_CODEC_THREADS = 2
+_WATCH_AFTER_S = 0.01
+"""A client's disconnect is looked for once its query has lasted this long; sooner costs a task a request."""
+
+
+class _DisconnectedError(Exception):
+    """The client went away before its request was complete."""
+
+
+def http_app(backend: Backend, limits: Limits) -> HttpApp:
+    """Make the ASGI application that serves `backend` to clients of the Open Inference Protocol v2."""
+    return HttpApp(backend, limits)
+
+
+class HttpApp:
+    """An ASGI application with two small pools of threads, which `close` lets go."""
+
+    def __init__(self, backend: Backend, limits: Limits) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._router = Router()
+        self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
+        self._codec_threads = ThreadPoolExecutor(_CODEC_THREADS, "cotenant-http-codec")
+
+    def close(self) -> None:
+        """Let the idle threads end; requests in progress are not waited for."""
+        self._control_threads.shutdown(wait=False, cancel_futures=True)
+        self._codec_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        close = False
+        extra: Headers = []
+        try:
+            route = self._router.find(scope["raw_path"])
+            if scope["method"] != route.method:
+                message = f"method {shown(scope['method'])} is not allowed here, expected {route.method}"
+                answer = error_answer(405, message)
+            elif route.endpoint is Endpoint.INFER:
+                answer, extra = await self._infer(route, scope["headers"], receive)
+            else:
+                answer = await self._control(route, scope["headers"], receive)
+        except ServeError as error:
+            answer = error_answer(error.status.value[0], error.message)
+            close = error.status is Status.TOO_LARGE
+        except _DisconnectedError:
+            return
+        except asyncio.CancelledError:
+            # uvicorn cancels what is still in progress when the grace of a stop is over.
+            answer = error_answer(503, "the server is stopping")
+        except Exception:
+            _log.exception("%s %r failed", scope["method"], scope["raw_path"])
+            answer = error_answer(500, "internal error; the server's log has the details")
+        pieces = answer.body if isinstance(answer.body, list) else [answer.body]
+        if len(pieces) > 1 and sum([len(piece) for piece in pieces]) <= _JOIN_UP_TO_BYTES:
+            pieces = [b"".join(pieces)]
+        length = sum([len(piece) for piece in pieces])
+        headers = [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *extra]
+        if close and _is_chunked(scope["headers"]):
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        for piece in pieces[:-1]:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": pieces[-1]})
+
+    async def _control(self, route: Route, headers: Headers, receive: Receive) -> Answer:
+        if route.endpoint in _PROMPT:
+            return CONTROL[route.endpoint](self._backend, route, b"")
+        body = b""
+        if route.method == "POST":
+            for name, value in headers:
+                if name == b"content-length":
+                    self._check_length(value)
+            body = await self._read(receive)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._control_threads, CONTROL[route.endpoint], self._backend, route, body)
+
+    def _check_length(self, value: bytes) -> None:
+        if not value.isdigit() or len(value) > 18 or int(value) > self._limits.max_body_bytes:
+            raise ServeError(
+                Status.TOO_LARGE,
+                f"the body has {shown(value.decode('latin-1'))} bytes, expected at most {self._limits.max_body_bytes}",
+            )
+
+    async def _read(self, receive: Receive) -> bytes:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _DisconnectedError
+        body: bytes = message.get("body", b"")
+        size = len(body)
+        chunks = [body]
+        while message.get("more_body") and size <= self._limits.max_body_bytes:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise _DisconnectedError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            chunks.append(chunk)
+        if size > self._limits.max_body_bytes:
+            raise ServeError(Status.TOO_LARGE, f"the body has more than {self._limits.max_body_bytes} bytes, the limit")
+        return body if len(chunks) == 1 else b"".join(chunks)
+
+    async def _infer(self, route: Route, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
+        header_length: int | None = None
+        content_encoding = accept = b""
+        for name, value in headers:
+            if name == b"content-length":
+                self._check_length(value)
+            elif name == b"inference-header-content-length":
+                header_length = codec_http.read_header_length(value)
+            elif name == b"content-encoding":
+                content_encoding = value.strip().lower()
+            elif name == b"accept-encoding":
+                accept = _single_encoding(value)
+        body = await self._read(receive)
+        loop = asyncio.get_running_loop()
+        compressed = content_encoding not in (b"", b"identity")
+        json_length = header_length or len(body)
+        if (
+            compressed
+            or json_length >= _OFF_LOOP_BYTES
+            or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length))
+        ):
+            encoding = content_encoding if compressed else b""
+            wire = await loop.run_in_executor(self._codec_threads, self._decode, route, body, header_length, encoding)
+        else:
+            wire = self._decode(route, body, header_length, b"")
+        result = await self._submit(loop, wire, receive)
+        number = (QUERY_KEY.encode(), b"%d" % result.query)
+        if result.outcome not in _ANSWERED:
+            status = result.status or Status.INTERNAL
+            return error_answer(status.value[0], result.reason or f"the query was {result.outcome}"), [number]
+        batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
+        if accept or _is_costly(wire, result):
+            answer, described = await loop.run_in_executor(self._codec_threads, _encode, wire, result, batched, accept)
+        else:
+            answer, described = _encode(wire, result, batched, b"")
+        return answer, [number, *described]
+
+    def _decode(self, route: Route, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
+        if encoding:
+            body = codec_http.decompress(encoding, body, self._limits)
+        if header_length == 0:
+            metadata = self._backend.metadata(route.model, route.version)
+            return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
+        return codec_http.decode_request(route.model, route.version, body, header_length, self._limits)
+
+    async def _submit(self, loop: asyncio.AbstractEventLoop, wire: WireRequest, receive: Receive) -> InferResult:
+        future: asyncio.Future[InferResult] = loop.create_future()
+        home = threading.get_ident()
+
+        def settle(result: InferResult) -> None:
+            if not future.done():
+                future.set_result(result)
+
+        def done(result: InferResult) -> None:
+            if threading.get_ident() == home:
+                settle(result)
+                return
+            try:
+                loop.call_soon_threadsafe(settle, result)
+            except RuntimeError:
+                _log.warning("query %d ended after the HTTP server had stopped", result.query)
+
+        query = self._backend.submit(wire.request, done)
+        if future.done():
+            return future.result()
+        watcher: list[asyncio.Task[None]] = []
+        timer = loop.call_later(
+            _WATCH_AFTER_S, lambda: watcher.append(loop.create_task(self._cancel_on_disconnect(receive, query)))
+        )
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._backend.cancel(query)
+            raise
+        finally:
+            timer.cancel()
+            for task in watcher:
+                task.cancel()
+
+    async def _cancel_on_disconnect(self, receive: Receive, query: int) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._backend.cancel(query)
+
+
+def _encode(wire: WireRequest, result: InferResult, batched: bool, accept: bytes) -> tuple[Answer, Headers]:
+    body, json_length = codec_http.encode_response(wire, result, batched)
+    headers: Headers = []
+    if json_length is not None:
+        headers.append((b"inference-header-content-length", b"%d" % json_length))
+    if accept and sum([len(piece) for piece in body]) >= _COMPRESS_FROM_BYTES:
+        body = [codec_http.compress(accept, b"".join(body))]
+        headers.append((b"content-encoding", accept))
+    return Answer(200, JSON_TYPE if json_length is None else _OCTETS, body), headers
+
+
+def _has_bytes(body: bytes, json_length: int) -> bool:
+    """Return whether a request may hold a BYTES tensor, which is taken apart element by element."""
+    return body.find(b"BYTES", 0, json_length) >= 0
+
+
+def _is_costly(wire: WireRequest, result: InferResult) -> bool:
+    """Return whether an answer takes long to write: large tensors as text or as elements. Raw ones are views."""
+    size = 0
+    for array in result.outputs.values():
+        size += array.nbytes
+        if array.dtype.kind in "OSU" and size >= _OFF_LOOP_BYTES:
+            return True
+    if size < _OFF_LOOP_BYTES:
+        return False
+    return not all(wish.binary for wish in wire.wishes) if wire.wishes else not wire.binary_default
+
+
+def _single_encoding(value: bytes) -> bytes:
+    """Return gzip or deflate where a client asks for exactly that.
+
+    Lists such as `gzip, deflate, br` are what HTTP libraries send unasked; they are answered uncompressed, because
+    compression takes the processor time that the tenants share.
+    """
+    name = value.strip().lower()
+    return name if name in (b"gzip", b"deflate") else b""
+
+
+def _is_chunked(headers: Headers) -> bool:
+    return any(name == b"transfer-encoding" for name, _ in headers)

@@ -1,0 +1,104 @@
+"""The metrics page for Prometheus: our own figures per tenant, and those that users of Triton scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cotenant.serve.accounts import LATENCY_BUCKETS_S, Account
+from cotenant.types import Outcome
+
+Waiting = Callable[[], Mapping[str, int]]
+
+
+class _Families(Collector):
+    """Makes the metric families anew at each scrape."""
+
+    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting) -> None:
+        self._accounts = accounts
+        self._waiting = waiting
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first scrape."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        accounts = sorted(self._accounts.items())
+        yield from _own(accounts)
+        queued = GaugeMetricFamily(
+            "cotenant_queue_length", "Queries that wait for their first launch.", labels=["tenant"]
+        )
+        for tenant, waiting in sorted(self._waiting().items()):
+            queued.add_metric([tenant], waiting)
+        yield queued
+        yield from _triton(accounts)
+
+
+def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
+    queries = CounterMetricFamily("cotenant_queries", "Queries by outcome.", labels=["tenant", "outcome"])
+    slo = GaugeMetricFamily("cotenant_slo_seconds", "Latency target.", labels=["tenant"])
+    attainment = GaugeMetricFamily(
+        "cotenant_slo_attainment_ratio", "Share of the last 1000 queries answered in time.", labels=["tenant"]
+    )
+    headroom = GaugeMetricFamily(
+        "cotenant_headroom_seconds",
+        "At the last launch: time left to the deadline beyond the predicted latency of that launch.",
+        labels=["tenant"],
+    )
+    latency = HistogramMetricFamily(
+        "cotenant_latency_seconds", "From arrival to answer, of answered queries.", labels=["tenant"]
+    )
+    for tenant, account in accounts:
+        for outcome in Outcome:
+            queries.add_metric([tenant, outcome.value], account.outcomes[outcome])
+        slo.add_metric([tenant], account.slo_ns / 1e9)
+        attainment.add_metric([tenant], account.attainment)
+        headroom.add_metric([tenant], account.headroom_ns / 1e9)
+        buckets, total = [], 0
+        for bound, count in zip([*map(str, LATENCY_BUCKETS_S), "+Inf"], account.latency_buckets, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        latency.add_metric([tenant], buckets, account.success.ns / 1e9)
+    return iter([queries, slo, attainment, headroom, latency])
+
+
+def _triton(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
+    def counter(name: str, text: str, value: Callable[[Account], float]) -> Metric:
+        # Triton's names have no `_total`, which a counter family would append
+        family = Metric(name, text, "unknown")
+        for tenant, account in accounts:
+            family.add_sample(name, {"model": tenant}, value(account))
+        return family
+
+    yield counter("nv_inference_request_success", "Requests answered.", lambda a: a.success.count)
+    yield counter("nv_inference_request_failure", "Requests not answered.", lambda a: a.fail.count)
+    yield counter("nv_inference_count", "Rows inferred.", lambda a: a.rows)
+    yield counter("nv_inference_exec_count", "Batches executed.", lambda a: a.launches)
+    yield counter(
+        "nv_inference_pending_request_count",
+        "Requests that have not ended.",
+        lambda a: a.arrived - sum(a.outcomes.values()),
+    )
+    yield counter("nv_inference_request_duration_us", "Time of answered requests.", lambda a: a.success.ns // 1000)
+    yield counter("nv_inference_queue_duration_us", "Time in the queue.", lambda a: a.queue.ns // 1000)
+    yield counter("nv_inference_compute_input_duration_us", "Gathering inputs.", lambda a: a.compute_input.ns // 1000)
+    yield counter("nv_inference_compute_infer_duration_us", "Inferring.", lambda a: a.compute_infer.ns // 1000)
+    yield counter(
+        "nv_inference_compute_output_duration_us", "Splitting outputs.", lambda a: a.compute_output.ns // 1000
+    )
+
+
+class MetricsPage:
+    """Renders the page from counters and from what waits now."""
+
+    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Families(accounts, waiting))
+
+    def render(self) -> bytes:
+        """The page in Prometheus' text format."""
+        return generate_latest(self._registry)

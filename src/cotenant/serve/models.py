@@ -1,0 +1,142 @@
+"""Models that are served: what clients are told of them and how a request becomes a query."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any
+
+from cotenant.config import NS_PER_MS
+from cotenant.errors import ConfigError
+from cotenant.execute.segments import numpy_type
+from cotenant.graph.dfg import Tensor
+from cotenant.profile.inputs import DeclaredShape
+from cotenant.profile.opening import OpenedModel
+from cotenant.profile.table import ModelProfile
+from cotenant.serve.api import Array, InferRequest, ModelMetadata, TensorSpec
+from cotenant.serve.codec import DATATYPE_OF, validate
+from cotenant.types import Tenant
+
+PLATFORM = "onnxruntime_onnx"
+BACKEND = "onnxruntime"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryForm:
+    """What the core needs to know of a request's tensors."""
+
+    items: int
+    shape: int
+    merge_key: int
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model version in service. `tenant` is its owner in the core."""
+
+    opened: OpenedModel
+    profile: ModelProfile
+    tenant: Tenant
+    metadata: ModelMetadata
+    _by_elements: tuple[tuple[int, int], ...]
+    _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """As it stands on the wire."""
+        return str(self.opened.found.version)
+
+    def form(self, request: InferRequest) -> QueryForm:
+        """Check a request and say what it means for scheduling. Raises ServeError (INVALID_ARGUMENT)."""
+        validate(request, self.metadata)
+        batched = self.metadata.max_batch_size > 0
+        arrays = [request.inputs[spec.name] for spec in self.metadata.inputs]
+        items = len(arrays[0]) if batched else 1
+        row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
+        key = self._merge_keys.get(row_shapes)
+        if key is None:
+            key = self._merge_keys[row_shapes] = len(self._merge_keys)
+        return QueryForm(items, self._nearest_shape(arrays, items), key)
+
+    def _nearest_shape(self, arrays: list[Array], items: int) -> int:
+        """The smallest declared shape with at least as many elements per row; else the largest."""
+        if len(self._by_elements) == 1:
+            return 0
+        elements = sum([array.size for array in arrays]) // items
+        at = bisect_left(self._by_elements, (elements, 0))
+        return self._by_elements[min(at, len(self._by_elements) - 1)][1]
+
+    def config(self) -> dict[str, Any]:
+        """The configuration in the keys of the protocol's model configuration extension."""
+        meta = self.metadata
+        config: dict[str, Any] = {
+            "name": meta.name,
+            "platform": meta.platform,
+            "backend": BACKEND,
+            "max_batch_size": meta.max_batch_size,
+            "version_policy": {"latest": {"num_versions": len(meta.versions)}},
+            "input": [self._config_tensor(spec) for spec in meta.inputs],
+            "output": [self._config_tensor(spec) for spec in meta.outputs],
+            "parameters": {
+                "slo_ms": {"string_value": f"{self.tenant.slo_ns / NS_PER_MS:g}"},
+                "tenant": {"string_value": self.tenant.name},
+                "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.opened.shapes])},
+                "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
+            },
+        }
+        if meta.max_batch_size:
+            config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
+        return config
+
+    def _config_tensor(self, spec: TensorSpec) -> dict[str, Any]:
+        dims = spec.shape[1:] if self.metadata.max_batch_size else spec.shape
+        return {"name": spec.name, "data_type": "TYPE_" + _CONFIG_TYPES.get(spec.datatype, spec.datatype), "dims": dims}
+
+
+def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
+    return {name: list(dims) for name, dims in shape.items()}
+
+
+_CONFIG_TYPES = {"BYTES": "STRING"}
+
+
+def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str, ...], *, preempt: bool) -> ServedModel:
+    """Put a profiled model in service. Raises ConfigError when its tensors have no datatype on the wire."""
+    config = opened.found.config
+    batched = config.model.max_batch > 1
+    name = opened.found.model
+    tenant = Tenant(
+        name=opened.found.tenant,
+        slo_ns=round(config.tenant.slo_ms * NS_PER_MS),
+        cuts=profile.cuts if preempt else (0, opened.runner.unit_count),
+        max_batch=config.model.max_batch,
+        weight=config.tenant.weight,
+        priority=config.tenant.priority,
+        max_queue=config.tenant.max_queue,
+    )
+    metadata = ModelMetadata(
+        name=name,
+        versions=versions,
+        platform=PLATFORM,
+        inputs=tuple(_spec(name, tensor) for tensor in opened.runner.inputs),
+        outputs=tuple(_spec(name, tensor) for tensor in opened.runner.outputs),
+        max_batch_size=config.model.max_batch if batched else 0,
+    )
+    by_elements = sorted(
+        (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
+        for index, shape in enumerate(opened.shapes)
+    )
+    return ServedModel(opened, profile, tenant, metadata, tuple(by_elements))
+
+
+def _spec(model: str, tensor: Tensor) -> TensorSpec:
+    dtype = numpy_type(tensor.dtype)
+    datatype = "BYTES" if dtype is not None and dtype.kind == "U" else DATATYPE_OF.get(dtype) if dtype else None
+    if datatype is None or tensor.shape is None:
+        raise ConfigError(
+            f"model {model!r}: tensor {tensor.name!r} is a {tensor.dtype or 'value of unknown type'}"
+            f"{' of unknown rank' if tensor.shape is None else ''}, which the protocol cannot carry"
+        )
+    return TensorSpec(tensor.name, datatype, tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape))

@@ -1,0 +1,51 @@
+"""What both front-ends say alike: the server's name, its extensions, the messages of the protocol.
+
+The message classes are built from the compiled descriptors in `oip.binpb` inside a descriptor pool of their own,
+because clients of the same protocol (tritonclient, KServe) register the same names in the default pool of the process.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+from cotenant import __version__
+
+SERVER_NAME = "cotenant"
+SERVER_VERSION = __version__
+
+EXTENSIONS = (
+    "classification",
+    "model_repository",
+    "model_configuration",
+    "statistics",
+    "schedule_policy",
+    "binary_tensor_data",
+)
+"""Extensions that work. Sequences, shared memory, trace and logging settings are not served and therefore not named."""
+
+NO_SHARED_MEMORY = "shared memory is not supported; send tensors in the request (binary tensor data is without copies)"
+
+QUERY_KEY = "x-cotenant-query"
+"""Name of the header (HTTP), response parameter and trailing metadata (gRPC) with the number of the query, as
+`cotenant explain` takes it."""
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+
+def _load_messages() -> dict[str, Any]:
+    files = descriptor_pb2.FileDescriptorSet.FromString(
+        resources.files("cotenant.serve").joinpath("oip.binpb").read_bytes()
+    )
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.AddSerializedFile(file.SerializeToString())
+    names = [(f"{file.package}.{message.name}", message.name) for file in files.file for message in file.message_type]
+    return {short: message_factory.GetMessageClass(pool.FindMessageTypeByName(full)) for full, short in names}
+
+
+MESSAGES: dict[str, Any] = _load_messages()
+"""Message class by its short name, e.g. `ModelInferRequest`."""

@@ -1,0 +1,381 @@
+"""The server behind the front-ends: models of a repository, their tenants, and the driver that serves them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
+from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.engine import Engine
+from cotenant.core.events import (
+    DrainStarted,
+    Event,
+    LaunchEnded,
+    PredictorChanged,
+    QueryArrived,
+    QueryCancelled,
+    TenantAdded,
+    TenantRemoved,
+)
+from cotenant.errors import CotenantError
+from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
+from cotenant.execute.protocol import Tensors, Timing
+from cotenant.predict.calibration import Calibration
+from cotenant.predict.table import LatencyTable, TablePredictor
+from cotenant.profile.measure import QUICK, Journal, measure_model
+from cotenant.profile.opening import OpenedModel, open_version
+from cotenant.profile.table import ModelProfile, load_profile
+from cotenant.repository import ModelVersion, find_versions, model_names, profile_path
+from cotenant.serve.accounts import Account, Accounts, Sum
+from cotenant.serve.api import (
+    Duration,
+    IndexEntry,
+    InferRequest,
+    InferResult,
+    ModelMetadata,
+    ModelStatistics,
+    ServeError,
+    Status,
+)
+from cotenant.serve.clock import Clock, RealClock
+from cotenant.serve.driver import Driver, Observer
+from cotenant.serve.metrics_page import MetricsPage
+from cotenant.serve.models import QueryForm, ServedModel, serve_model
+from cotenant.types import Outcome, Query, Tenant, priority_rank
+
+_log = logging.getLogger("cotenant.server")
+_STATUS = {
+    Outcome.REJECTED: Status.UNAVAILABLE,
+    Outcome.DROPPED: Status.UNAVAILABLE,
+    Outcome.FAILED: Status.INTERNAL,
+    Outcome.CANCELLED: Status.CANCELLED,
+}
+Done = Callable[[InferResult], None]
+
+
+class Server:
+    """Serves a model repository. Implements `Backend`; front-ends are attached by the caller.
+
+    Constructing it does no I/O; `start` loads the models. A model that cannot be loaded stays in the index with the
+    reason, and the others are served.
+    """
+
+    def __init__(self, root: Path, settings: ServerConfig, *, clock: Clock | None = None) -> None:
+        self.root = root.resolve()
+        self.settings = settings
+        cores = device_cores(settings.device)
+        self.lanes = lanes_of(settings.device, cores)
+        self.cores = cores
+        self.widest = max(lane.size for lane in self.lanes)
+        self.policy = make_policy(settings.policy, self.lanes)
+        self.accounts = Accounts()
+        self._clock = clock or RealClock()
+        self._executor = OnnxRuntimeExecutor(settings.device.lane_nice)
+        self._calibration = Calibration()
+        self._believed: dict[int, tuple[str, int, int]] = {}
+        self._tables: dict[str, LatencyTable] = {}
+        self._predictor = TablePredictor({})
+        self._models: dict[str, dict[str, ServedModel]] = {}
+        self._failed: dict[str, str] = {}
+        self._loading = threading.Lock()
+        self._is_ready = False
+        self._page = MetricsPage(self.accounts.by_tenant, self._waiting)
+        self._observers: list[Observer] = [self.accounts]
+        if settings.predict.adapt:
+            self._observers.append(self._calibrate)
+        self._driver: Driver | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self, *extra: Observer) -> None:
+        """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
+        engine = Engine((), self.policy, self._predictor, self.cores)
+        self._driver = Driver(engine, self._executor, self._clock, (*self._observers, *extra))
+        for name in model_names(self.root):
+            try:
+                self.load(name)
+            except ServeError:
+                continue  # logged, and shown in the index
+        gc.collect()
+        gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
+        self._is_ready = True
+        _log.info("ready: %d of %d models", len(self._models), len(self._models) + len(self._failed))
+
+    def stop(self) -> None:
+        """Refuse new queries, serve those inside for `drain_s`, fail the rest, and stop."""
+        self._is_ready = False
+        if self._driver is not None:
+            self._driver.post(DrainStarted())
+            if not self._driver.wait_idle(self.settings.server.drain_s):
+                _log.warning("not all queries ended within drain_s = %g", self.settings.server.drain_s)
+            for name in list(self._models):
+                self._remove(name, "the server stopped")
+            self._driver.wait_idle(self.settings.server.drain_s)
+        self._executor.close()
+        self._clock.close()
+
+    @property
+    def driver(self) -> Driver:
+        """The driver; only after `start`."""
+        if self._driver is None:
+            raise CotenantError("the server has not been started")
+        return self._driver
+
+    # --- Backend --------------------------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        """See Backend."""
+        return True
+
+    def ready(self) -> bool:
+        """See Backend."""
+        return self._is_ready
+
+    def model_ready(self, model: str, version: str) -> bool:
+        """See Backend."""
+        try:
+            self._find(model, version)
+        except ServeError as error:
+            if error.status is Status.UNAVAILABLE:
+                return False
+            raise
+        return self._is_ready
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        """See Backend."""
+        return self._find(model, version).metadata
+
+    def config(self, model: str, version: str) -> Mapping[str, Any]:
+        """See Backend."""
+        return self._find(model, version).config()
+
+    def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
+        """See Backend."""
+        if model:
+            return [self._statistics(self._find(model, version))]
+        return [
+            self._statistics(served) for _, versions in sorted(self._models.items()) for served in versions.values()
+        ]
+
+    def index(self, ready_only: bool) -> Sequence[IndexEntry]:
+        """See Backend."""
+        entries = [
+            IndexEntry(name, version, "READY")
+            for name, versions in self._models.items()
+            for version in versions
+            if version
+        ]
+        if not ready_only:
+            entries += [IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in self._failed.items()]
+        return sorted(entries, key=lambda entry: (entry.name, entry.version))
+
+    def load(self, model: str) -> None:
+        """See Backend. Raises ServeError (NOT_FOUND, INVALID_ARGUMENT) with what is wrong and how to mend it."""
+        with self._loading:
+            try:
+                versions = self._prepare(model)
+            except CotenantError as error:
+                status = Status.INVALID_ARGUMENT if (self.root / model).is_dir() else Status.NOT_FOUND
+                if status is Status.INVALID_ARGUMENT and model not in self._models:
+                    self._failed[model] = str(error)
+                _log.error("model %r is not served: %s", model, error)
+                raise ServeError(status, str(error)) from None
+            if model in self._models:
+                self._remove(model, "the model was reloaded")
+            self._failed.pop(model, None)
+            self._add(model, versions)
+
+    def unload(self, model: str) -> None:
+        """See Backend."""
+        with self._loading:
+            if model not in self._models:
+                raise ServeError(Status.NOT_FOUND, f"model {model!r} is not loaded")
+            self._remove(model, "the model was unloaded")
+            self._failed[model] = "unloaded"
+
+    def submit(self, request: InferRequest, done: Done) -> int:
+        """See Backend."""
+        served = self._find(request.model, request.version)
+        form = served.form(request)
+        make = partial(_query, served.tenant, form, request.priority, request.timeout_ns)
+        return self.driver.submit(make, request.inputs, partial(_answer, done, served.version))
+
+    def cancel(self, query: int) -> None:
+        """See Backend."""
+        self.driver.post(QueryCancelled(query))
+
+    def metrics(self) -> bytes:
+        """See Backend."""
+        return self._page.render()
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    def _find(self, model: str, version: str) -> ServedModel:
+        versions = self._models.get(model)
+        if versions is None:
+            if not self._is_ready:
+                raise ServeError(Status.UNAVAILABLE, f"model {model!r}: the server is starting or shutting down")
+            if model in self._failed:
+                raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not served: {self._failed[model]}")
+            raise ServeError(Status.NOT_FOUND, f"model {model!r} is unknown; 'v2/repository/index' lists the models")
+        served = versions.get(version)
+        if served is None:
+            known = ", ".join(name for name in versions if name)
+            raise ServeError(Status.NOT_FOUND, f"model {model!r} has no version {version!r}; it has {known}")
+        return served
+
+    def _prepare(self, model: str) -> dict[str, ServedModel]:
+        """Open all versions of a model, with their profiles and the sessions that they will need."""
+        found = find_versions(self.root, model)
+        self._check_owner(found)
+        names = tuple(str(each.version) for each in found)
+        versions: dict[str, ServedModel] = {}
+        for each in found:
+            opened = open_version(self.root, each)
+            profile = self._profile(each, opened)
+            served = serve_model(opened, profile, names, preempt=self.policy.preempt)
+            cuts = served.tenant.cuts
+            for lane in self.lanes:
+                ranges = [(0, cuts[-1]), *pairwise(cuts)]
+                opened.runner.prepare(ranges, lane.cores if lane.size > 1 else 1)
+            versions[served.version] = served
+            if each.is_default:
+                versions[""] = served
+        return versions
+
+    def _check_owner(self, found: Sequence[ModelVersion]) -> None:
+        for each in found:
+            for model, versions in self._models.items():
+                owners = {served.tenant.name for served in versions.values()}
+                if model != each.model and each.tenant in owners:
+                    raise CotenantError(
+                        f"model {each.model!r}: tenant {each.tenant!r} owns model {model!r} already, and a tenant owns "
+                        "one model: give tenant.name another value in its config.toml"
+                    )
+
+    def _profile(self, found: ModelVersion, opened: OpenedModel) -> ModelProfile:
+        path = profile_path(self.root)
+        if path.exists():
+            try:
+                known = load_profile(path).models.get(found.tenant)
+            except CotenantError as error:
+                _log.warning("%s", error)
+            else:
+                if known is not None and known.digest == opened.digest:
+                    return known
+        _log.warning(
+            "model %r has no profile, or a stale one: measuring it quickly; 'cotenant profile %s' does it well",
+            found.model,
+            self.root.name,
+        )
+        return measure_model(opened.runner, opened.sweep(self.lanes, QUICK), Journal(None), lambda _: None)
+
+    def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
+        for served in {id(served): served for served in versions.values()}.values():
+            name = served.tenant.name
+            self._tables[name] = served.profile.table(self.settings.predict.quantile)
+            self._executor.add_model(name, served.opened.runner)
+            self.accounts.add(name, served.tenant.slo_ns)
+            self._calibration.forget(name)
+        self._predictor = TablePredictor(self._tables, self._calibration.scales)
+        self.driver.post(PredictorChanged(self._predictor))
+        for served in {id(served): served for served in versions.values()}.values():
+            self.driver.post(TenantAdded(served.tenant))
+        self._models[model] = versions
+        tenant = versions[""].tenant
+        _log.info("model %r is served: slo %g ms, %d segments", model, tenant.slo_ns / NS_PER_MS, len(tenant.cuts) - 1)
+
+    def _remove(self, model: str, reason: str) -> None:
+        versions = self._models.pop(model)
+        for served in {id(served): served for served in versions.values()}.values():
+            self.driver.post(TenantRemoved(served.tenant.name, reason))
+            self._executor.remove_model(served.tenant.name)
+            served.opened.runner.close()
+
+    # --- observing ------------------------------------------------------------------------------------------------
+
+    def _calibrate(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
+        """Compare each launch with what was believed of it, and change the belief when it is off."""
+        for action in actions:
+            if isinstance(action, Launch):
+                self._believed[action.id] = (action.tenant, action.predicted_ns, time_ns)
+        scales = None
+        if isinstance(event, LaunchEnded):
+            tenant, believed, started = self._believed.pop(event.launch)
+            if event.error is None and tenant in self._tables:
+                scales = self._calibration.observe(tenant, believed, time_ns - started)
+        elif isinstance(event, QueryArrived) and _is_refused(actions) and event.query.tenant in self._tables:
+            scales = self._relaxed(event.query)
+        if scales is None:
+            return None
+        self._predictor = self._predictor.scaled(scales)
+        return PredictorChanged(self._predictor)
+
+    def _relaxed(self, query: Query) -> dict[str, float] | None:
+        """New factors, if it was the belief in a slow model that refused this query."""
+        name = query.tenant
+        units = self._predictor.unit_count(name)
+        best = self._predictor.latency_ns(name, query.shape, query.items, 0, units, self.widest)
+        return self._calibration.relax(name) if best > query.deadline_ns - query.arrival_ns else None
+
+    def _waiting(self) -> Mapping[str, int]:
+        def look(engine: Engine) -> dict[str, int]:
+            return {tenant.name: engine.waiting(tenant.name) for tenant in engine.tenants}
+
+        return self.driver.read(look)
+
+    def _statistics(self, served: ServedModel) -> ModelStatistics:
+        account = self.accounts.by_tenant.get(served.tenant.name) or Account(served.tenant.slo_ns)
+        return ModelStatistics(
+            name=served.metadata.name,
+            version=served.version,
+            last_inference_ms=account.last_ms,
+            inference_count=account.rows,
+            execution_count=account.launches,
+            success=_duration(account.success),
+            fail=_duration(account.fail),
+            queue=_duration(account.queue),
+            compute_input=_duration(account.compute_input),
+            compute_infer=_duration(account.compute_infer),
+            compute_output=_duration(account.compute_output),
+        )
+
+
+def _query(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int) -> Query:
+    """The query of a request. A time-out shorter than the SLO is its deadline."""
+    slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
+    return Query(
+        id=number,
+        tenant=tenant.name,
+        arrival_ns=now_ns,
+        deadline_ns=now_ns + slo,
+        rank=priority_rank(priority or tenant.priority),
+        items=form.items,
+        shape=form.shape,
+        merge_key=form.merge_key,
+        expiry_ns=None if timeout_ns is None else now_ns + timeout_ns,
+    )
+
+
+def _answer(done: Done, version: str, respond: Respond, outputs: Tensors | None) -> None:
+    if outputs is not None:
+        done(InferResult(respond.outcome, respond.query, version, outputs))
+    else:
+        done(
+            InferResult(respond.outcome, respond.query, version, reason=respond.reason, status=_STATUS[respond.outcome])
+        )
+
+
+def _is_refused(actions: list[Action]) -> bool:
+    return any(isinstance(action, Respond) and action.outcome is Outcome.REJECTED for action in actions)
+
+
+def _duration(total: Sum) -> Duration:
+    return Duration(total.count, total.ns)

@@ -1,0 +1,1 @@
+"""The simulator: the same core and policies in a virtual time."""

@@ -1,0 +1,84 @@
+"""The simulator's driver: the engine against a world, in virtual time.
+
+It differs from the driver of the server in clock, ingress and executor alone. Events at the same instant are handled
+in a fixed order: ends of launches, then the timer, then arrivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from cotenant.core.actions import Action, Launch, Respond, SetTimer
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event, LaunchEnded, QueryArrived, TimerFired
+from cotenant.errors import ProtocolViolationError
+from cotenant.execute.simulated import World
+from cotenant.types import Query
+
+_NEVER = 1 << 62
+_TIMER = TimerFired()
+
+OnRespond = Callable[[Respond, int], None]
+Log = Callable[[int, Event, list[Action]], None]
+
+
+def simulate(
+    engine: Engine,
+    world: World,
+    queries: Iterable[Query],
+    on_respond: OnRespond,
+    *,
+    decision_ns: int = 0,
+    log: Log | None = None,
+) -> int:
+    """Run all queries (in order of arrival) to their ends and give the time of the last event in ns.
+
+    `decision_ns` is charged before every launch: the time that the decision takes on the machine that is simulated.
+    `log` is told every event with the actions that it caused. Raises ProtocolViolationError when a query never ends.
+    """
+    source = iter(queries)
+    query = next(source, None)
+    arrival = query.arrival_ns if query is not None else _NEVER
+    timer = _NEVER
+    end = _NEVER
+    now = 0
+    handle = engine.handle
+    moved = False
+    start, next_ns, pop = world.start, world.next_ns, world.pop
+    while True:
+        if end <= timer and end <= arrival:
+            if end == _NEVER:
+                break
+            now = end
+            number, error = pop()
+            moved = True
+            event: Event = LaunchEnded(number, error)
+        elif timer <= arrival:
+            now, event, timer = timer, _TIMER, _NEVER
+        else:
+            if query is None:
+                raise ProtocolViolationError("an arrival is due, but there is no query")
+            now, event = arrival, QueryArrived(query)
+            query = next(source, None)
+            arrival = query.arrival_ns if query is not None else _NEVER
+        actions = handle(event, now)
+        for action in actions:
+            kind = type(action)
+            if kind is Respond:
+                on_respond(action, now)  # type: ignore[arg-type]
+            elif kind is Launch:
+                start(action, now + decision_ns)  # type: ignore[arg-type]
+                moved = True
+            elif kind is SetTimer:
+                timer = action.at_ns  # type: ignore[union-attr]
+        if log is not None:
+            log(now, event, actions)
+        if moved:
+            moved = False
+            upcoming = next_ns()
+            end = _NEVER if upcoming is None else upcoming
+    if engine.live:
+        raise ProtocolViolationError(
+            f"{engine.live} queries never ended: policy {engine.policy.name!r} leaves work undone"
+        )
+    return now

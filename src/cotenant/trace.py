@@ -1,0 +1,189 @@
+"""The append-only log of events and the actions that they caused: write, read, replay.
+
+One JSON line a record. The first is a header that makes the log complete: format, versions, policy, tenants, latency
+tables and cores. Each further line is `[time_ns, kind, event, [[kind, action], ...]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from cotenant.core import events as core_events
+from cotenant.core.actions import Action
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event
+from cotenant.core.snapshot import Policy
+from cotenant.errors import CotenantError
+from cotenant.predict.protocol import Predictor
+from cotenant.predict.table import LatencyTable, TablePredictor
+from cotenant.types import Tenant
+
+FORMAT = "cotenant-trace/1"
+_FLUSH_BYTES = 1 << 16
+
+
+class TraceError(CotenantError):
+    """A log cannot be used: names the file, the line and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a replay needs to start."""
+
+    format: str
+    created: str
+    policy: str
+    policy_options: dict[str, Any]
+    cores: tuple[int, ...]
+    tenants: tuple[Tenant, ...]
+    tables: dict[str, LatencyTable]
+    scales: dict[str, float]
+    about: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line: an event and what it caused, as plain data."""
+
+    time_ns: int
+    kind: str
+    event: dict[str, Any]
+    actions: list[tuple[str, dict[str, Any]]]
+
+
+def header(
+    policy: Policy,
+    predictor: TablePredictor,
+    tenants: Iterable[Tenant],
+    cores: Sequence[int],
+    *,
+    created: str,
+    **about: str,
+) -> Header:
+    """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
+    options: dict[str, Any] = {}
+    if is_dataclass(policy):
+        options = {field.name: getattr(policy, field.name) for field in fields(policy)}
+    return Header(
+        FORMAT, created, policy.name, options, tuple(cores), tuple(tenants), predictor.tables, predictor.scales, about
+    )
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, TablePredictor):
+        return {"tables": value.tables, "scales": value.scales}
+    return type(value).__name__
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def encode(time_ns: int, event: Event, actions: Sequence[Action]) -> bytes:
+    """One record as a line without its end."""
+    return _ENCODER.encode(
+        (time_ns, type(event).__name__, event, [(type(action).__name__, action) for action in actions])
+    )
+
+
+def encode_record(record: Record) -> bytes:
+    """The line that a record was read from."""
+    return _ENCODER.encode((record.time_ns, record.kind, record.event, record.actions))
+
+
+class TraceWriter:
+    """Writes a log; buffers, so call `flush` where the log is to be read while it grows.
+
+    `limit_bytes` bounds the file: recording stops there and a last line says so.
+    """
+
+    def __init__(self, file: BinaryIO, head: Header, *, limit_bytes: int | None = None) -> None:
+        self._file = file
+        self._buffer = bytearray(_ENCODER.encode(head) + b"\n")
+        self._left = limit_bytes
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action]) -> None:
+        """Append one record."""
+        if self._left is not None and self._left <= 0:
+            return
+        before = len(self._buffer)
+        self._buffer += encode(time_ns, event, actions)
+        self._buffer += b"\n"
+        if self._left is not None:
+            self._left -= len(self._buffer) - before
+            if self._left <= 0:
+                self._buffer += _ENCODER.encode((time_ns, "LogFull", {}, [])) + b"\n"
+        if len(self._buffer) >= _FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the file."""
+        if self._buffer:
+            self._file.write(self._buffer)
+            self._buffer.clear()
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.flush()
+        self._file.close()
+
+
+def read(path: Path) -> tuple[Header, Iterator[Record]]:
+    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        head = msgspec.json.decode(file.readline(), type=Header)
+    except msgspec.MsgspecError as error:
+        file.close()
+        raise TraceError(f"{path}: line 1 is not the header of a {FORMAT} log ({error})") from None
+    if head.format != FORMAT:
+        file.close()
+        raise TraceError(f"{path}: format is {head.format!r}, expected {FORMAT!r}")
+    return head, _records(path, file)
+
+
+def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
+    decoder = msgspec.json.Decoder(tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]])
+    with file:
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Record(*decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                raise TraceError(f"{path}: line {number} is not a record ({error})") from None
+
+
+def decode_event(kind: str, event: Mapping[str, Any]) -> Event:
+    """The event of a record as the core takes it. Raises TraceError for an unknown kind."""
+    if kind == "PredictorChanged":
+        plain = event["predictor"]
+        tables = msgspec.convert(plain["tables"], dict[str, LatencyTable])
+        return core_events.PredictorChanged(TablePredictor(tables, plain["scales"]))
+    cls = getattr(core_events, kind, None)
+    if cls is None or cls not in core_events.Event.__args__:
+        raise TraceError(f"a record is of the unknown kind {kind!r}")
+    return msgspec.convert(event, cls)  # type: ignore[no-any-return]
+
+
+def replay(head: Header, records: Iterable[Record], make_policy: Any) -> Iterator[tuple[Record, bytes]]:
+    """Feed the events of a log to a new engine; give each record with the line that this code would write.
+
+    `make_policy(name, options)` builds the policy. Equal lines prove that a change of code changed no decision.
+    """
+    policy = make_policy(head.policy, head.policy_options)
+    predictor: Predictor = TablePredictor(head.tables, head.scales)
+    engine = Engine(head.tenants, policy, predictor, head.cores)
+    for record in records:
+        if record.kind == "LogFull":
+            return
+        event = decode_event(record.kind, record.event)
+        yield record, encode(record.time_ns, event, engine.handle(event, record.time_ns))

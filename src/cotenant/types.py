@@ -1,0 +1,119 @@
+"""The nouns of the system: tenants, queries, partitions and outcomes.
+
+Times are integer nanoseconds on one monotonic clock. Everything here is frozen: it crosses boundaries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cotenant.errors import InvalidValueError
+
+DEFAULT_PRIORITY = 0
+"""Stands for "no priority given"; as in Triton, 1 is the most urgent level and larger numbers are less urgent."""
+
+_UNSET_RANK = 1 << 16
+
+
+class Outcome(StrEnum):
+    """How a query ended. Every query ends in exactly one."""
+
+    ANSWERED = "answered"
+    """Answered within its SLO."""
+    LATE = "late"
+    """Answered after its deadline."""
+    REJECTED = "rejected"
+    """Refused at arrival."""
+    DROPPED = "dropped"
+    """Given up later: expired or hopeless."""
+    FAILED = "failed"
+    """Its execution raised, or its model went away."""
+    CANCELLED = "cancelled"
+    """Withdrawn by the client."""
+
+
+def priority_rank(priority: int) -> int:
+    """Map a priority (1 highest, 0 unset) to a sort key, smaller first; unset sorts after every level given."""
+    return priority if priority > 0 else _UNSET_RANK
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Owner of one model with one SLO, weight and priority.
+
+    `cuts` are the unit boundaries at which the model may be left and resumed, from 0 to the number of units.
+    `max_batch` counts rows along the batch dimension; 1 means that queries are never merged.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    name: str
+    slo_ns: int
+    cuts: tuple[int, ...] = (0, 1)
+    max_batch: int = 1
+    weight: float = 1.0
+    priority: int = DEFAULT_PRIORITY
+    max_queue: int = 256
+
+    def __post_init__(self) -> None:
+        where = f"tenant {self.name!r}"
+        if self.slo_ns <= 0:
+            raise InvalidValueError(where, "slo_ns", self.slo_ns, "a positive latency target")
+        rising = all(a < b for a, b in zip(self.cuts, self.cuts[1:], strict=False))
+        if len(self.cuts) < 2 or self.cuts[0] != 0 or not rising:
+            raise InvalidValueError(where, "cuts", self.cuts, "unit boundaries that rise from 0 to the number of units")
+        if self.max_batch < 1:
+            raise InvalidValueError(where, "max_batch", self.max_batch, "at least 1")
+        if not 0 < self.weight < float("inf"):
+            raise InvalidValueError(where, "weight", self.weight, "a positive finite number")
+        if self.priority < 0:
+            raise InvalidValueError(where, "priority", self.priority, "0 (unset) or a level from 1 (most urgent)")
+        if self.max_queue < 1:
+            raise InvalidValueError(where, "max_queue", self.max_queue, "at least 1")
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units of the model."""
+        return self.cuts[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One inference inside the core.
+
+    `items` is the number of rows that it brings along the batch dimension. `shape` numbers the declared shape whose
+    profile predicts it best. Queries of one tenant may be merged when their `merge_key` is equal.
+    `expiry_ns` is the absolute time of the client's own time-out, or None.
+    """
+
+    id: int
+    tenant: str
+    arrival_ns: int
+    deadline_ns: int
+    rank: int = _UNSET_RANK
+    items: int = 1
+    shape: int = 0
+    merge_key: int = 0
+    expiry_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Spatial share of a device: here, a set of cores of the CPU.
+
+    Raises InvalidValueError when no core is named or one is named twice.
+    """
+
+    cores: tuple[int, ...]
+    device: str = "cpu"
+    mask: int = field(init=False, repr=False, compare=False)
+    """The cores as bits of an integer."""
+    size: int = field(init=False, repr=False, compare=False)
+    """Number of cores."""
+
+    def __post_init__(self) -> None:
+        if not self.cores or len(set(self.cores)) != len(self.cores) or min(self.cores) < 0:
+            raise InvalidValueError("partition", "cores", self.cores, "distinct core numbers from 0, at least one")
+        object.__setattr__(self, "mask", sum(1 << core for core in self.cores))
+        object.__setattr__(self, "size", len(self.cores))

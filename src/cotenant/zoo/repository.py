@@ -1,0 +1,115 @@
+"""Making the quick-start model repository out of installed packages and the builders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cotenant.zoo import QUICK_START, builders, carriers, catalogue
+from cotenant.zoo.errors import ZooError
+
+LABELS = "labels.txt"
+"""Beside `config.toml`: the names of a classifier's classes, one a line, in the order of its classes."""
+
+STAMP = ".zoo.json"
+"""Beside `config.toml`: what the files were made from, so that a second run can leave them alone."""
+
+RECIPE = 1
+"""Raise it when a builder changes what it writes, so that repositories made before are renewed."""
+
+
+def build_repository(
+    root: Path, *, models: Sequence[str] | None = None, progress: Callable[[str], None] | None = None
+) -> list[str]:
+    """Make the repository; see `cotenant.zoo.build_repository`."""
+    chosen = list(QUICK_START if models is None else models)
+    for model in chosen:
+        catalogue.entry(model)  # an unknown name stops before anything is written
+    made = []
+    for model in chosen:
+        renewed = _make(model, root / model)
+        if renewed:
+            made.append(model)
+        if progress is not None:
+            progress(f"{model}: {'written' if renewed else 'up to date'}")
+    return made
+
+
+def _make(model: str, directory: Path) -> bool:
+    spec = catalogue.entry(model)
+    stamp = _read_stamp(directory / STAMP)
+    origin = {"recipe": RECIPE, "weights": spec.carrier.requirement if spec.carrier else "seeded, seed 0"}
+    model_file, labels_file, config_file = directory / "1" / "model.onnx", directory / LABELS, directory / "config.toml"
+    same_model = (
+        {key: stamp.get(key) for key in origin} == origin
+        and model_file.is_file()
+        and model_file.stat().st_size == stamp.get("model_bytes")
+        and (labels_file.is_file() or not spec.labelled)
+    )
+    # A config.toml is ours to renew only while it is what we wrote; after an edit it belongs to the user.
+    config = catalogue.config_text(model).encode("utf-8")
+    current = _digest(config_file.read_bytes()) if config_file.is_file() else None
+    ours = current is None or current == stamp.get("config")
+    if same_model and (current == _digest(config) or not ours):
+        return False
+    if not same_model:
+        _write_model(model, model_file)
+        if spec.labelled:
+            _write(labels_file, "".join(f"{label}\n" for label in _labels(model)).encode("utf-8"))
+    if ours:
+        _write(config_file, config)
+    written = {"model_bytes": model_file.stat().st_size, "config": _digest(config) if ours else stamp.get("config")}
+    _write(directory / STAMP, (json.dumps(origin | written, indent=1) + "\n").encode("utf-8"))
+    return True
+
+
+def _write_model(model: str, path: Path) -> None:
+    spec = catalogue.entry(model)
+    if spec.carrier is not None and spec.file is not None:
+        _write(path, carriers.locate(spec.carrier, spec.file).read_bytes())
+        return
+    if spec.carrier is not None:
+        # `build` would fall back to seeded weights, which a repository that promises trained ones must not do.
+        carriers.locate(spec.carrier, builders.MINILM_WEIGHTS)
+    builders.build(model, path)
+
+
+def _labels(model: str) -> list[str]:
+    if model == "ocr_orientation":
+        return ["0", "180"]  # degrees
+    if model == "magika":
+        source = carriers.locate(carriers.MAGIKA, "magika/models/standard_v3_3/config.min.json")
+        return [str(label) for label in json.loads(source.read_text(encoding="utf-8"))["target_labels_space"]]
+    if model == "ocr_recognition":
+        import onnx
+
+        source = carriers.locate(carriers.RAPIDOCR, catalogue.ENTRIES[model].file or "")
+        properties = {p.key: p.value for p in onnx.load(os.fspath(source)).metadata_props}
+        if "character" not in properties:
+            raise ZooError(f"{source.name}: expected a metadata entry 'character', found {sorted(properties)}")
+        # Class 0 is CTC's blank and the last class the space; the entry lists those between.
+        return ["blank", *properties["character"].split("\n"), " "]
+    raise ZooError(f"{model}: no source is known for the names of its classes")
+
+
+def _read_stamp(path: Path) -> dict[str, Any]:
+    try:
+        stamp = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    part.replace(path)
