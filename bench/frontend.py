@@ -1,42 +1,33 @@
 """Front-ends: requests per second and processor time per request of HTTP and gRPC on one core.
 
-The server runs in a process pinned to one core, the clients on another one. Eight connections (HTTP) or calls (gRPC)
-are kept busy with a tiny binary request, FP32[1,16]; every answer is checked. Protocols take turns, medians count.
-The model behind is an identity computed by a thread of the same process, so the figures are those of the front-ends and
-of one hand-over to another thread and back.
-
-    python -m bench frontend [--quick]
+The server is `cotenant serve` with all its parts (trace, calibration, metrics), kept on one core; the clients are on
+another one. Eight connections (HTTP) or calls (gRPC) are kept busy with a tiny binary request, FP32[1,16], for a model
+of one Identity; every answer is checked. Protocols take turns, medians count.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import selectors
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench._server import serving, tiny_repository
+
 CONCURRENCY = 8
-MODEL = "tiny"
+MODEL = "identity"
 TENSOR = bytes(range(64))
 WARM_UP_REQUESTS = 500
 REPETITIONS = 5
 QUICK_REPETITIONS = 3
 WINDOW_S = 4.0
 QUICK_WINDOW_S = 1.5
-
-FAKE_SERVER = (sys.executable, str(Path(__file__).resolve()), "--serve")
-"""Command of the server under test: it prints one line of JSON, {"http": port, "grpc": port}, and serves until its
-standard input is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,31 +170,6 @@ def grpc_load(port: int, concurrency: int, stop: Callable[[int], bool]) -> list[
 LOADS: dict[str, Callable[[int, int, Callable[[int], bool]], list[int]]] = {"http": http_load, "grpc": grpc_load}
 
 
-@contextmanager
-def server(command: Sequence[str], core: int) -> Iterator[tuple[int, dict[str, int]]]:
-    """Run a server command pinned to a core; yield its process id and its ports by protocol."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            line = process.stdout.readline()
-            if not line:
-                raise RuntimeError(f"the server did not start: {' '.join(command)}")
-            yield process.pid, json.loads(line)
-        finally:
-            process.stdin.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
 def measure(protocol: str, pid: int, port: int, window_s: float, concurrency: int = CONCURRENCY) -> Window:
     """Load one protocol for `window_s` seconds."""
     load = LOADS[protocol]
@@ -215,12 +181,13 @@ def measure(protocol: str, pid: int, port: int, window_s: float, concurrency: in
     return Window(protocol, len(latencies), wall_ns, (_cpu_us(pid) - cpu_us) / len(latencies), latencies)
 
 
-def run(quick: bool, data_dir: Path | None, command: Sequence[str] = FAKE_SERVER) -> dict[str, object]:
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     """Measure both protocols in turn; `summary` holds medians over the repetitions, `rows` every repetition."""
     cores = sorted(os.sched_getaffinity(0))
     window_s, repetitions = (QUICK_WINDOW_S, QUICK_REPETITIONS) if quick else (WINDOW_S, REPETITIONS)
     rows: list[dict[str, object]] = []
-    with server(command, cores[-1]) as (pid, ports):
+    with tiny_repository(MODEL) as repository, serving(repository, cores=cores[-1:]) as server:
+        pid, ports = server.pid, {"http": server.http_port, "grpc": server.grpc_port}
         os.sched_setaffinity(0, {cores[0]})
         try:
             for protocol, load in LOADS.items():
@@ -247,22 +214,3 @@ def run(quick: bool, data_dir: Path | None, command: Sequence[str] = FAKE_SERVER
     print(f"{CONCURRENCY} clients, FP32[1,16], medians of {repetitions} windows of {window_s} s{shared}")
     return {"summary": summary, "rows": rows}
 
-
-def _serve() -> None:
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-    from fake_backend import FakeBackend, serving
-
-    with serving(FakeBackend()) as ports:
-        print(json.dumps({"http": ports.http, "grpc": ports.grpc}), flush=True)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--serve", action="store_true", help="be the server (internal)")
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    if arguments.serve:
-        _serve()
-    else:
-        print(json.dumps(run(arguments.quick, None)["summary"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -428,4 +429,15 @@ def test_threads_run_every_call_once_and_tell_every_callback() -> None:
     assert sorted(ended.get(timeout=10) for _ in range(500)) == list(range(500))
     assert sorted(calls) == list(range(500))
     assert threads._started <= 3
+    threads.shutdown()
+
+
+def test_a_call_never_waits_while_a_thread_may_be_started() -> None:
+    threads = CallThreads(50, "test")
+    for _ in range(20):
+        gate = threading.Barrier(51)
+        for _ in range(50):
+            threads.submit(gate.wait, 10)
+        gate.wait(10)
+    assert threads._started <= 50
     threads.shutdown()

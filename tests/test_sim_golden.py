@@ -66,13 +66,14 @@ def workload(load: float) -> list[Query]:
     for number in range(COUNT):
         now += round(rng.expovariate(1 / mean_ns)) if rng.random() < 0.9 else 0  # some come at the same instant
         tenant = rng.choices(TENANTS, [MIX[tenant.name][0] for tenant in TENANTS])[0]
+        slo_ns = tenant.slo_ns if rng.random() < 0.95 else tenant.slo_ns // 20  # some cannot be met at all
         is_batched = tenant.max_batch > 1
         queries.append(
             Query(
                 number,
                 tenant.name,
                 now,
-                now + tenant.slo_ns,
+                now + slo_ns,
                 priority_rank(tenant.priority),
                 items=rng.choice((1, 1, 1, 2)) if is_batched else 1,
                 shape=rng.choice((0, 0, 1)) if tenant.name == "detect" else 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant import trace
@@ -101,15 +102,13 @@ def test_a_replay_with_another_policy_shows_where_it_decides_otherwise(tmp_path:
     head, records = trace.read(tmp_path / "log")
 
     def other(name: str, options: dict[str, object]) -> Edf:
-        return Edf(ONE_LANE, stretch=0.0)
+        return Edf(ONE_LANE, preempt=False)
 
     record, line = next(trace.replay(head, records, other))
     assert line != trace_line(record)
 
 
 def trace_line(record: Record) -> bytes:
-    import msgspec
-
     return msgspec.json.encode((record.time_ns, record.kind, record.event, record.actions))
 
 
@@ -174,6 +173,9 @@ def test_an_unknown_kind_and_a_missing_file_are_named(tmp_path: Path) -> None:
 def test_an_event_whose_fields_are_wrong_is_named() -> None:
     with pytest.raises(TraceError, match="LaunchEnded"):
         trace.decode_event("LaunchEnded", {"launch": "x"})
+    for event in ({}, {"predictor": "FlakyPredictor"}, {"predictor": {"tables": {}}}):
+        with pytest.raises(TraceError, match="'PredictorChanged' has wrong fields"):
+            trace.decode_event("PredictorChanged", event)
 
 
 def test_lines_reach_the_file_on_flush_and_in_blocks() -> None:

@@ -114,7 +114,7 @@ def explain(records: Iterable[Record], query: int) -> Explanation:
                     return story
     if story is not None:
         raise TraceError(f"query {query} has not ended in this trace")
-    raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'cotenant-query'")
+    raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 
 
 def _count(story: Explanation, launch: dict[str, object], start: int, end: int, error: str | None) -> None:

@@ -74,6 +74,11 @@ def header(
     )
 
 
+class _PlainPredictor(msgspec.Struct):
+    tables: dict[str, LatencyTable]
+    scales: dict[str, float]
+
+
 def _plain(value: object) -> object:
     if isinstance(value, TablePredictor):
         return {"tables": value.tables, "scales": value.scales}
@@ -163,15 +168,17 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
 
 
 def decode_event(kind: str, event: Mapping[str, Any]) -> Event:
-    """The event of a record as the core takes it. Raises TraceError for an unknown kind."""
-    if kind == "PredictorChanged":
-        plain = event["predictor"]
-        tables = msgspec.convert(plain["tables"], dict[str, LatencyTable])
-        return core_events.PredictorChanged(TablePredictor(tables, plain["scales"]))
+    """The event of a record as the core takes it. Raises TraceError for an unknown kind or wrong fields."""
     cls = getattr(core_events, kind, None)
-    if cls is None or cls not in core_events.Event.__args__:
+    if cls not in core_events.Event.__args__:
         raise TraceError(f"a record is of the unknown kind {kind!r}")
-    return msgspec.convert(event, cls)  # type: ignore[no-any-return]
+    try:
+        if cls is core_events.PredictorChanged:
+            plain = msgspec.convert(event["predictor"], _PlainPredictor)
+            return core_events.PredictorChanged(TablePredictor(plain.tables, plain.scales))
+        return msgspec.convert(event, cls)  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None
 
 
 def replay(head: Header, records: Iterable[Record], make_policy: Any) -> Iterator[tuple[Record, bytes]]:

@@ -12,7 +12,7 @@ from cotenant.cli.options import AsJson, print_json
 
 
 def explain(
-    query: Annotated[int, typer.Argument(help="Number of the query: the header 'cotenant-query' of its answer.")],
+    query: Annotated[int, typer.Argument(help="Number of the query: the header 'x-cotenant-query' of its answer.")],
     trace: Annotated[Path, typer.Argument(help="Trace file, or the repository that is or was served.")],
     as_json: AsJson = False,
 ) -> None:

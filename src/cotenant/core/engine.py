@@ -298,9 +298,10 @@ class Engine:
             if drop.query not in self._live:
                 raise ProtocolViolationError(f"policy {self.policy.name!r} drops query {drop.query}, which is not live")
             self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, f"dropped: {drop.reason}", actions)
-        actions += [self._start(start, now_ns) for start in decision.starts]
+        for start in decision.starts:
+            self._start(start, now_ns, actions)
 
-    def _start(self, start: Start, now_ns: int) -> Launch:
+    def _start(self, start: Start, now_ns: int, actions: list[Action]) -> None:
         policy, mask = self.policy.name, start.partition.mask
         if mask & self._free_mask != mask:
             raise ProtocolViolationError(f"policy {policy!r} launches on cores {start.partition.cores}, not all free")
@@ -329,7 +330,7 @@ class Engine:
         self._launch_count += 1
         self._free_mask &= ~mask
         self._running[launch.id] = Running(launch, batch, now_ns)
-        return launch
+        actions.append(launch)
 
     def _new_batch(self, start: Start) -> Batch:
         queue = self._queues.get(start.tenant)

@@ -50,7 +50,7 @@ class TableWorld:
             launch.tenant, launch.shape, launch.items, launch.start, launch.end, launch.partition.size
         )
         if self._noise:
-            duration = max(1, round(duration * exp(self._random.gauss(0.0, self._noise))))
+            duration = int(duration * exp(self._random.gauss(0.0, self._noise))) or 1
         error = None
         if self._failure_rate and self._random.random() < self._failure_rate:
             error = "injected fault"

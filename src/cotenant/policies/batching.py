@@ -21,7 +21,7 @@ def form_batch(
     tenant, predictor, now = queue.tenant, snapshot.predictor, snapshot.now_ns
     name, units = tenant.name, tenant.cuts[-1]
     head = queue.queries[head_at]
-    chosen, items, serial = [head], head.items, latency
+    chosen, items, serial, first = [head], head.items, latency, latency
     limit = _latest_end_ns(snapshot, name, cores)
     if now + latency <= head.deadline_ns:
         limit = min(limit, head.deadline_ns)
@@ -32,7 +32,9 @@ def form_batch(
         grown = items + query.items
         if grown > tenant.max_batch:
             break
-        alone = predictor.latency_ns(name, query.shape, query.items, 0, units, cores)
+        alone = (
+            first if query.items == head.items else predictor.latency_ns(name, head.shape, query.items, 0, units, cores)
+        )
         together = predictor.latency_ns(name, head.shape, grown, 0, units, cores)
         if now + alone <= query.deadline_ns:
             limit = min(limit, query.deadline_ns)

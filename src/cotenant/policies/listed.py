@@ -7,7 +7,6 @@ their keys alone: fcfs, sjf and edf get the same drop rule, batching, lanes and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,7 +54,9 @@ class ListPolicy:
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
         """Order of a paused batch among the candidates: that of its most urgent query."""
-        return self._first_key(batch.queries, batch.tenant, predictor)
+        if len(batch.queries) == 1:
+            return self.queue_key(batch.queries[0], batch.tenant, predictor)
+        return min([self.queue_key(query, batch.tenant, predictor) for query in batch.queries])
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """The smallest key that a query of this tenant could have if it arrived now."""
@@ -112,14 +113,8 @@ class ListPolicy:
         end = tenant.cuts[-1]
         if self.preempt and len(tenant.cuts) > 2:
             items = sum([query.items for query in queries])
-            key = self._first_key(queries, tenant, snapshot.predictor)
-            end, latency = self._extent(snapshot, tenant, key, queries[0].shape, items, 0, lane, latency)
+            end, latency = self._extent(snapshot, tenant, queue.keys[at], queries[0].shape, items, 0, lane, latency)
         return Start(tenant.name, queries, end, lane, latency)
-
-    def _first_key(self, queries: Sequence[Query], tenant: Tenant, predictor: Predictor) -> Key:
-        if len(queries) == 1:
-            return self.queue_key(queries[0], tenant, predictor)
-        return min([self.queue_key(query, tenant, predictor) for query in queries])
 
     def _extent(
         self,

@@ -1,0 +1,83 @@
+"""`python -m bench`: lists the benchmarks and runs one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from bench._registry import benchmarks, find
+from cotenant.errors import CotenantError
+
+REPORT = "report"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; give the exit status: 0 means that it ran, never that a goal was met."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    try:
+        if chosen.name is None:
+            return _list()
+        if chosen.name == REPORT:
+            from bench._report import report
+
+            print(report())
+            return 0
+        return _run(chosen)
+    except CotenantError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Without a name: list the benchmarks. 'report' prints the results that are kept as a table.",
+    )
+    parser.add_argument("name", nargs="?", help="the benchmark to run, or 'report'")
+    parser.add_argument("--quick", action="store_true", help="end within 50 s on two cores, and say what is left out")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the result as a last line of JSON; a full run (not --quick) also keeps it in bench/results",
+    )
+    data = os.environ.get("COTENANT_DATA")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=Path(data) if data else None,
+        metavar="DIR",
+        help="folder of the papers' figures (default: the variable COTENANT_DATA)",
+    )
+    return parser
+
+
+def _list() -> int:
+    known = benchmarks()
+    width = max(map(len, known), default=0)
+    for name, benchmark in known.items():
+        print(f"{name:{width}}  {benchmark.about}")
+    return 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    benchmark = find(chosen.name)
+    result = benchmark.load()(chosen.quick, chosen.data)
+    if not chosen.json:
+        return 0
+    from bench._record import make_record, save, to_line
+
+    options = [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
+    record = make_record(benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result)
+    if not chosen.quick:
+        save(record)
+    sys.stdout.flush()
+    print(to_line(record), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""A benchmark's result as the project keeps it: what was measured, where, when, and by which command."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench._registry import FOLDER
+from cotenant import __version__
+from cotenant.profile.device import this_device
+
+RESULTS = FOLDER / "results"
+_PACKAGES = ("numpy", "onnx", "onnxruntime", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools", "msgspec")
+
+
+def make_record(name: str, command: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Put a benchmark's `summary`, `rows` and optional `seeds` and `versions` into the form that is kept.
+
+    Figures that are not finite become None: JSON has no name for them.
+    """
+    return {
+        "name": name,
+        "command": command,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": device(),
+        "versions": {**versions(), **result.get("versions", {})},
+        "seeds": list(result.get("seeds", [])),
+        "summary": {metric: _plain(value) for metric, value in result["summary"].items()},
+        "rows": [_plain(row) for row in result["rows"]],
+    }
+
+
+def device() -> dict[str, Any]:
+    """What the figures were taken on."""
+    return {key: value for key, value in asdict(this_device()).items() if key != "versions"}
+
+
+def versions() -> dict[str, str]:
+    """cotenant, Python, and the packages that a query passes through."""
+    found = {"cotenant": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+    """The record as one line of JSON."""
+    return json.dumps(record, allow_nan=False)
+
+
+def save(record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write the record where committed results lie; give the path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{record['name']}.json"
+    path.write_text(json.dumps(record, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and the like as JSON knows them."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float):
+        # Six significant digits: nothing measured here has more.
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return str(value)

@@ -1,0 +1,34 @@
+"""The results that are kept, as one markdown table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench._record import RESULTS
+
+
+def report(folder: Path = RESULTS) -> str:
+    """A line per metric of every result in `folder`, and the devices that they were taken on below."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    if not records:
+        return "No results are kept yet: a full run with --json keeps its own."
+    lines = ["| benchmark | metric | value | date | device |", "|---|---|---:|---|---|"]
+    devices: dict[str, int] = {}
+    for record in records:
+        number = devices.setdefault(_device_text(record["device"]), len(devices) + 1)
+        lines += _lines(record, number)
+    lines += ["", *(f"{number}. {text}" for text, number in devices.items())]
+    return "\n".join(lines)
+
+
+def _lines(record: dict[str, Any], device: int) -> Iterator[str]:
+    for metric, value in record["summary"].items():
+        text = "" if value is None else f"{value:,.4g}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"
+        yield f"| {record['name']} | `{metric}` | {text} | {record['date'][:10]} | {device} |"
+
+
+def _device_text(device: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in device.items() if key != "fingerprint")

@@ -1,0 +1,82 @@
+"""Servers under test: real `cotenant serve` processes, and the repositories that they serve."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._registry import BenchError
+from cotenant.zoo import build
+
+TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
+_STOP_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server that is ready."""
+
+    pid: int
+    host: str
+    http_port: int
+    grpc_port: int
+
+    @property
+    def http_url(self) -> str:
+        """As clients name it."""
+        return f"http://{self.host}:{self.http_port}"
+
+
+@contextmanager
+def tiny_repository(model: str = "tiny") -> Iterator[Path]:
+    """A repository whose one model does next to nothing: FP32 [batch, 16] in and out."""
+    with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as name:
+        root = Path(name) / "models"
+        (root / model).mkdir(parents=True)
+        (root / model / "config.toml").write_text(TINY_CONFIG, encoding="utf-8")
+        build(model, root / model / "1" / "model.onnx")
+        yield root
+
+
+@contextmanager
+def serving(repository: Path, *options: str, cores: Sequence[int] = ()) -> Iterator[Running]:
+    """Run `cotenant serve` on free ports, kept on `cores` when given, until the block ends.
+
+    Raises BenchError, with the last line of its log, when it does not start.
+    """
+    command = [sys.executable, "-m", "cotenant", "serve", str(repository), "--json"]
+    command += ["--http-port", "0", "--grpc-port", "0", *options]
+    pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=pin)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                log.seek(0)
+                raise BenchError(f"'cotenant serve' did not start: {log.read().strip().splitlines()[-1:]}")
+            ready = json.loads(line)
+            yield Running(process.pid, ready["host"], ready["http_port"], ready["grpc_port"])
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process, in units of 10^6 bytes."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

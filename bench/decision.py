@@ -1,0 +1,165 @@
+"""How long the core takes over an event when it has to decide: eight tenants, 64 queries waiting.
+
+Each case runs the engine in steady state. A launch ends (or its segment), a query arrives for each one that left, and
+every call of `Engine.handle` that asked the policy is timed on its own with the monotonic clock. The collector of
+cyclic garbage is frozen and off, as in the server: nothing here makes cycles.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from random import Random
+from time import perf_counter_ns, thread_time_ns
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event, LaunchEnded, QueryArrived
+from cotenant.core.snapshot import Decision, DropRule, Snapshot
+from cotenant.policies.edf import Edf
+from cotenant.policies.fcfs import Fcfs
+from cotenant.policies.listed import ListPolicy
+from cotenant.policies.sjf import Sjf
+from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.types import Outcome, Partition, Query, Tenant
+
+SEED = 1
+GOAL_P99_US = 100.0
+WAITING = 64
+_MS = 1_000_000
+_LATENCIES_MS = (1, 2, 3, 5, 8, 13, 21, 34)
+_UNITS = 12
+_MAX_BATCH = 8
+_COLUMNS = ("mean_waiting", "mean_batch", "p50_us", "p99_us", "max_us", "p99_cpu_us", "given_up_pct")
+_ONE = (Partition((0, 1)),)
+_TWO = (Partition((0,)), Partition((1,)))
+MAIN = "edf, preempt, batching"
+
+CASES: dict[str, tuple[ListPolicy, int]] = {
+    MAIN: (Edf(_ONE, stretch=0.1), _MAX_BATCH),
+    "edf, preempt, batching, 2 lanes": (Edf(_TWO, stretch=0.1), _MAX_BATCH),
+    "edf, every cut, batching": (Edf(_ONE, stretch=0.0), _MAX_BATCH),
+    "edf, whole models": (Edf(_ONE, preempt=False), 1),
+    "sjf, batching": (Sjf(_ONE), _MAX_BATCH),
+    "fcfs, batching": (Fcfs(_ONE), _MAX_BATCH),
+}
+"""Policy and largest batch of each row; all drop hopeless queries."""
+
+
+def setting(policy: ListPolicy, max_batch: int) -> tuple[list[Tenant], TablePredictor]:
+    """Tenants whose SLO leaves room for what waits, half of the models cut at each of their units."""
+    tenants, tables = [], {}
+    for number, latency_ms in enumerate(_LATENCIES_MS):
+        units = _UNITS if number % 2 else 1
+        name, latency = f"t{number}", latency_ms * _MS
+        rows = (LatencyRow(0, 1, 2, latency), LatencyRow(0, max_batch + 1, 2, round(latency * (1 + 0.4 * max_batch))))
+        tables[name] = LatencyTable(rows, (1.0,) * units, 1.1)
+        tenants.append(Tenant(name, 1000 * _MS + 20 * latency, cuts=tuple(range(units + 1)), max_batch=max_batch))
+    assert policy.drop is DropRule.HOPELESS
+    return tenants, TablePredictor(tables)
+
+
+class _Counting:
+    """The policy as it is, with a count of its decisions: tells which calls of `handle` had to decide."""
+
+    def __init__(self, policy: ListPolicy) -> None:
+        self.name, self.drop, self.lanes, self.queue_key = policy.name, policy.drop, policy.lanes, policy.queue_key
+        self._decide = policy.decide
+        self.decisions = 0
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        self.decisions += 1
+        return self._decide(snapshot, memory)
+
+
+def measure(case: str, count: int) -> dict[str, object]:
+    """Time `count` calls of `handle` that decide."""
+    policy, max_batch = CASES[case]
+    tenants, predictor = setting(policy, max_batch)
+    counting = _Counting(policy)
+    engine = Engine(tenants, counting, predictor, (0, 1))
+    rng = Random(SEED)
+    now, number = 0, 0
+    running: list[tuple[int, int]] = []
+    taken_ns: list[int] = []
+    taken_cpu_ns: list[int] = []
+    given_up = 0
+    waiting: list[int] = []
+    batch_sizes: list[int] = []
+
+    def handle(event: Event) -> None:
+        nonlocal given_up
+        before = counting.decisions
+        began_cpu = thread_time_ns()
+        began = perf_counter_ns()
+        actions: list[Action] = engine.handle(event, now)
+        taken = perf_counter_ns() - began
+        taken_cpu = thread_time_ns() - began_cpu
+        if counting.decisions > before:
+            taken_ns.append(taken)
+            taken_cpu_ns.append(taken_cpu)
+            waiting.append(engine.live - len(running))
+        for action in actions:
+            if isinstance(action, Launch):
+                running.append((now + action.predicted_ns, action.id))
+                batch_sizes.append(len(action.queries))
+            elif isinstance(action, Respond):
+                given_up += action.outcome in (Outcome.DROPPED, Outcome.REJECTED)
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        while len(taken_ns) < count:
+            while engine.live < WAITING:
+                tenant = tenants[rng.randrange(len(tenants))]
+                query = Query(number, tenant.name, now, now + tenant.slo_ns)
+                number += 1
+                handle(QueryArrived(query))
+            running.sort(reverse=True)
+            now, launch = running.pop()
+            handle(LaunchEnded(launch))
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    p50, p99, worst = np.percentile(np.array(taken_ns[count // 10 :]) / 1e3, (50, 99, 100)).tolist()
+    return {
+        "case": case,
+        "decisions": count,
+        "mean_waiting": float(np.mean(waiting)),
+        "mean_batch": float(np.mean(batch_sizes)),
+        "p50_us": p50,
+        "p99_us": p99,
+        "max_us": worst,
+        "p99_cpu_us": float(np.percentile(np.array(taken_cpu_ns[count // 10 :]) / 1e3, 99)),
+        "given_up_pct": 100 * given_up / number,
+    }
+
+
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+    """Measure, print the table, return figures. `data_dir` is not used: nothing here is compared with a paper."""
+    count = 20_000 if quick else 200_000
+    rows = [measure(case, count) for case in CASES]
+    view = Table(title=f"One event with a decision: {len(_LATENCIES_MS)} tenants, {WAITING} queries inside")
+    for column in ("policy", "waiting", "queries a launch", "p50 us", "p99 us", "max us", "p99 CPU us", "given up %"):
+        view.add_column(column, justify="left" if column == "policy" else "right")
+    for row in rows:
+        figures = [f"{row[key]:.1f}" for key in _COLUMNS]
+        view.add_row(str(row["case"]), *figures)
+    console = Console()
+    console.print(view)
+    console.print(
+        f"{MAIN}: p99 {rows[0]['p99_us']:.1f} us (goal < {GOAL_P99_US:.0f}); "
+        f"{rows[0]['p99_cpu_us']:.1f} us of CPU, which leaves out what others on the machine take. Collector frozen and off, as in the server."
+    )
+    if quick:
+        console.print(f"quick: {count:,} instead of 200,000 decisions a row")
+    return {"summary": {key: rows[0][key] for key in ("p50_us", "p99_us", "p99_cpu_us")}, "rows": rows}
+
+
+if __name__ == "__main__":
+    run(quick=True, data_dir=None)
