@@ -73,7 +73,9 @@ def _read(path: Path, file: Path, package: str) -> Benchmark | None:
 
 def _name(tree: ast.Module) -> str | None:
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         named = any(isinstance(target, ast.Name) and target.id == "NAME" for target in targets)
         value = getattr(node, "value", None)
         if named and isinstance(value, ast.Constant) and isinstance(value.value, str):

@@ -26,7 +26,9 @@ def report(folder: Path = RESULTS) -> str:
 
 def _lines(record: dict[str, Any], device: int) -> Iterator[str]:
     for metric, value in record["summary"].items():
-        text = "" if value is None else f"{value:,.4g}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"
+        text = (
+            "" if value is None else f"{value:,.4g}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"
+        )
         yield f"| {record['name']} | `{metric}` | {text} | {record['date'][:10]} | {device} |"
 
 

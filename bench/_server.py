@@ -76,6 +76,12 @@ def serving(repository: Path, *options: str, cores: Sequence[int] = ()) -> Itera
                 process.stdout.close()
 
 
+def cache_folder() -> Path:
+    """Where benchmarks keep what takes long to make: models, and the environments of peers. May be removed."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cotenant-bench"
+
+
 def rss_mb(pid: int) -> float:
     """Resident memory of a process, in units of 10^6 bytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

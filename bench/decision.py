@@ -152,9 +152,10 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         view.add_row(str(row["case"]), *figures)
     console = Console()
     console.print(view)
+    main = rows[0]
     console.print(
-        f"{MAIN}: p99 {rows[0]['p99_us']:.1f} us (goal < {GOAL_P99_US:.0f}); "
-        f"{rows[0]['p99_cpu_us']:.1f} us of CPU, which leaves out what others on the machine take. Collector frozen and off, as in the server."
+        f"{MAIN}: p99 {main['p99_us']:.1f} us (goal < {GOAL_P99_US:.0f}), {main['p99_cpu_us']:.1f} us of CPU time: "
+        "that leaves out what others on the machine take. Collector frozen and off, as in the server."
     )
     if quick:
         console.print(f"quick: {count:,} instead of 200,000 decisions a row")

@@ -213,4 +213,3 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     shared = "; server and clients share one core" if len(cores) == 1 else ""
     print(f"{CONCURRENCY} clients, FP32[1,16], medians of {repetitions} windows of {window_s} s{shared}")
     return {"summary": summary, "rows": rows}
-

@@ -1,7 +1,8 @@
-"""Read the text in a picture with the three OCR models of the quick-start repository, run in this process.
+"""Read the text in a picture with the three OCR models of the quick-start repository.
 
-    python examples/read_picture.py                 # draws a picture and reads it
-    python examples/read_picture.py receipt.png     # reads a file
+    python examples/read_picture.py                               # draws a picture and reads it in this process
+    python examples/read_picture.py receipt.png                   # reads a file
+    python examples/read_picture.py --url http://127.0.0.1:8000   # through a running 'cotenant serve models/'
 
 Needs: pip install 'cotenant[zoo]' && pip install --no-deps rapidocr-onnxruntime==1.4.4
 """
@@ -11,11 +12,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
+from cotenant.load.errors import LoadError
+from cotenant.load.infer import infer_once
 from cotenant.zoo import ZooError, build_repository
 from cotenant.zoo.ocr import DETECTION, ORIENTATION, RECOGNITION, Infer, draw_picture, load_labels, read_text
 
@@ -48,14 +52,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Read the text in a picture.")
     parser.add_argument("picture", type=Path, nargs="?", help="an image file; without one, a picture is drawn")
     parser.add_argument("--models", type=Path, default=Path("models"), help="the model repository (made if missing)")
+    parser.add_argument("--url", help="a server of that repository; without one, the models run in this process")
     given = parser.parse_args()
     try:
         build_repository(given.models, models=(DETECTION, ORIENTATION, RECOGNITION))
         image = draw_picture(LINES) if given.picture is None else load_picture(given.picture)
-        infer = in_process(given.models)
+        infer = in_process(given.models) if given.url is None else partial(infer_once, given.url)
         start_ns = time.perf_counter_ns()
         lines = read_text(image, infer, load_labels(given.models / RECOGNITION / "labels.txt"))
-    except (ZooError, OSError) as error:
+    except (ZooError, LoadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for line in lines:

@@ -109,7 +109,7 @@ def test_stretch_bounds_how_long_a_boundary_stays_away() -> None:
 
 def test_nothing_is_cut_when_nobody_could_go_first() -> None:
     relaxed = Tenant("tight", 2000 * MS)
-    made = play(Edf(ONE_LANE, stretch=0.1), [LONG, relaxed], CUT, SEGMENTED[:1])
+    made = play(Edf(ONE_LANE, stretch=0.001), [LONG, relaxed], CUT, SEGMENTED[:1])
     assert spans(made) == [(0, "long", 0, 4)]
     urgent = Tenant("tight", 2000 * MS, priority=1)
     made = play(Edf(ONE_LANE, stretch=0.001), [LONG, urgent], CUT, SEGMENTED[:1])

@@ -29,18 +29,14 @@ def test_at_one_instant_ends_come_before_the_timer_and_the_timer_before_arrivals
     queries = [Query(0, "a", 0, 20 * MS), Query(1, "a", 0, 10 * MS), Query(2, "a", 10 * MS, 30 * MS)]
     made = play(Fcfs(ONE_LANE, DropRule.EXPIRED), [A], PREDICTOR, queries)
     kinds = [(at // MS, type(event).__name__) for at, event in made.events]
-    assert (
-        kinds
-        == [
-            (0, "QueryArrived"),
-            (0, "QueryArrived"),
-            (10, "LaunchEnded"),
-            (10, "TimerFired"),
-            (10, "QueryArrived"),
-            (20, "LaunchEnded"),
-            (30, "TimerFired"),
-        ][: len(kinds)]
-    )
+    assert kinds == [
+        (0, "QueryArrived"),
+        (0, "QueryArrived"),
+        (10, "LaunchEnded"),
+        (10, "TimerFired"),
+        (10, "QueryArrived"),
+        (20, "LaunchEnded"),
+    ]
     assert made.outcomes == {0: Outcome.ANSWERED, 1: Outcome.DROPPED, 2: Outcome.ANSWERED}
     assert made.ended_ns == {0: 10 * MS, 1: 10 * MS, 2: 20 * MS}
 

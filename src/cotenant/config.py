@@ -52,7 +52,7 @@ class ModelSection(_Section, frozen=True):
 class SegmentsSection(_Section, frozen=True):
     """`[segments]`: `max_ms` is the longest stretch between two points where the model can be left."""
 
-    max_ms: Positive = 10.0
+    max_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 10.0
 
 
 class ModelConfig(_Section, frozen=True):
@@ -70,7 +70,7 @@ class ServerSection(_Section, frozen=True):
     http_port: Port = 8000
     grpc_port: Port = 8001
     max_body_mib: Annotated[float, Meta(gt=0, le=2047)] = 64.0
-    drain_s: Annotated[float, Meta(ge=0)] = 10.0
+    drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
 
 
 class DeviceSection(_Section, frozen=True):
@@ -133,6 +133,8 @@ def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, 
     missing = [core for core in section.cores if core not in available]
     if missing:
         raise ConfigError(f"{where}: cores names {missing}, but this process may use only {list(available)}")
+    if len(set(section.cores)) != len(section.cores):
+        raise ConfigError(f"{where}: cores is {list(section.cores)}, expected each core once")
     return section.cores or available
 
 
@@ -165,10 +167,13 @@ def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str
 
 def rebuild_policy(name: str, options: dict[str, Any]) -> ListPolicy:
     """Build the policy that a trace's header describes, for a replay. Raises ConfigError for an unknown name."""
-    lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
-    section = PolicySection(
-        name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], stretch=options["stretch"]
-    )
+    try:
+        lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
+        section = PolicySection(
+            name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], stretch=options["stretch"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"trace header: policy_options cannot be used ({error!r}): was the file changed?") from None
     return make_policy(section, lanes, "trace header")
 
 

@@ -81,7 +81,7 @@ class Explanation:
 def explain(records: Iterable[Record], query: int) -> Explanation:
     """Find the query in a trace and tell its story. Raises TraceError when it is not there, or has not ended."""
     story: Explanation | None = None
-    waiting: dict[str, int] = {}
+    waiting: dict[str, set[int]] = {}
     tenant_of: dict[int, str] = {}
     running: dict[int, tuple[int, dict[str, object]]] = {}
     for record in records:
@@ -91,8 +91,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation:
             tenant_of[arrived["id"]] = arrived["tenant"]
             if arrived["id"] == query:
                 story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
-                story.ahead = waiting.get(story.tenant, 0)
-            waiting[arrived["tenant"]] = waiting.get(arrived["tenant"], 0) + 1
+                story.ahead = len(waiting.get(story.tenant, ()))
+            waiting.setdefault(arrived["tenant"], set()).add(arrived["id"])
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             if story is not None:
@@ -101,12 +101,10 @@ def explain(records: Iterable[Record], query: int) -> Explanation:
             if kind == "Launch":
                 running[action["id"]] = (now, action)
                 if action["start"] == 0:
-                    waiting[action["tenant"]] -= len(action["queries"])
+                    waiting[action["tenant"]].difference_update(action["queries"])
             elif kind == "Respond":
                 number = action["query"]
-                tenant = tenant_of.pop(number)
-                if action["outcome"] in ("rejected", "dropped"):
-                    waiting[tenant] -= 1
+                waiting[tenant_of.pop(number)].discard(number)
                 if number == query and story is not None:
                     story.ended_ns, story.outcome, story.reason = now, action["outcome"], action["reason"]
                     for start, launch in running.values():

@@ -15,6 +15,10 @@ STATE_FOLDER = ".cotenant"
 SERVER_FILE = "cotenant.toml"
 
 
+class UnknownModelError(ConfigError):
+    """The repository has no directory of that name."""
+
+
 def profile_path(root: Path) -> Path:
     """Where the profile of a repository lies."""
     return root / STATE_FOLDER / "profile.json"
@@ -43,20 +47,20 @@ class ModelVersion:
 
 
 def model_names(root: Path) -> tuple[str, ...]:
-    """The directories that are, or are meant to be, models. Raises ConfigError when `root` is not a repository."""
+    """The directories that are, or are meant to be, models; none in an empty repository.
+
+    Raises ConfigError when `root` is not a directory.
+    """
     if not root.is_dir():
         raise ConfigError(f"{root}: is not a directory, expected a model repository with MODEL/{CONFIG_FILE} in it")
-    names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not names:
-        raise ConfigError(f"{root}: is empty, expected directories with {CONFIG_FILE} and 1/{MODEL_FILE}")
-    return tuple(names)
+    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
 def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
     """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError."""
+    if model not in model_names(root):  # a path from a client, '..' say, must not lead out of the repository
+        raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
     folder = root / model
-    if not folder.is_dir() or folder.parent != root:
-        raise ConfigError(f"model {model!r}: there is no such directory in the repository")
     config = load_model_config(folder / CONFIG_FILE)
     numbers = sorted(
         int(entry.name)

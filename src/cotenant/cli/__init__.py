@@ -24,3 +24,8 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(f"cotenant: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)

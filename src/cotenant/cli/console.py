@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-_PIPED_WIDTH = 120
+_PIPED_WIDTH = 140
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:

@@ -59,9 +59,11 @@ def serve(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    recorder = Recorder(trace_path(repository), server.policy, server.cores, _TRACE_LIMIT_BYTES) if trace else None
-    ports = {"http_port": http.start(), "grpc_port": grpc.start()}
+    recorder: Recorder | None = None
     try:
+        ports = {"http_port": http.start(), "grpc_port": grpc.start()}
+        if trace:  # once the ports are ours: a second server must not take the trace away from the first
+            recorder = Recorder(trace_path(repository), server.policy, server.cores, _TRACE_LIMIT_BYTES)
         server.start(*([recorder] if recorder else []))
         ready = {"host": section.host, **ports, "policy": policy_text(settings.policy)}
         index = server.index(ready_only=False)

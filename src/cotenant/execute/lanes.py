@@ -38,14 +38,21 @@ class Lane:
 
     def _run(self) -> None:
         pin(self._partition.cores[:1])
-        if self._nice and hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        if hasattr(os, "setpriority"):
+            thread = threading.get_native_id()
+            # Of a process that is nicer already the thread stays so: only the superuser may take that back.
+            os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), self._nice))
         while (work := self._queue.get()) is not None:
             work()
 
 
 def pin(cores: tuple[int, ...]) -> None:
-    """Bind the calling thread to cores, where the platform can and they exist; a partition elsewhere stays unpinned."""
-    available = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set()
-    if set(cores) <= available:
-        os.sched_setaffinity(0, cores)
+    """Bind the calling thread to cores, where the platform can and they exist; a partition elsewhere stays unpinned.
+
+    A thread inherits the cores of the one that started it, often a lane's: they do not bound what it may be given.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:
+            pass

@@ -61,13 +61,15 @@ class OnnxRuntimeExecutor:
 
     def take(self, query: int) -> Tensors:
         """See Executor."""
-        self._inputs.pop(query, None)
-        return self._outputs.pop(query)
+        with self._lock:
+            self._inputs.pop(query, None)
+            return self._outputs.pop(query)
 
     def discard(self, query: int) -> None:
         """See Executor."""
-        self._inputs.pop(query, None)
-        self._outputs.pop(query, None)
+        with self._lock:
+            self._inputs.pop(query, None)
+            self._outputs.pop(query, None)
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
@@ -116,7 +118,7 @@ class OnnxRuntimeExecutor:
             tensors = model.run(launch.start, launch.end, batch.tensors, cores if len(cores) > 1 else 1)
             ran = time.perf_counter_ns()
             if launch.last:
-                self._outputs.update(_scatter(batch, tensors))
+                self._keep(_scatter(batch, tensors))
                 self._batches.pop(launch.batch, None)
             else:
                 self._batches[launch.batch] = _BatchTensors(tensors, batch.rows, batch.queries)
@@ -125,6 +127,11 @@ class OnnxRuntimeExecutor:
             self._batches.pop(launch.batch, None)
             error = _reason(caught)
         on_end(launch.id, error, Timing(input_ns, ran - began, time.perf_counter_ns() - ran))
+
+    def _keep(self, outputs: Mapping[int, Tensors]) -> None:
+        """Keep outputs until they are taken; those of queries that have ended meanwhile nobody would take."""
+        with self._lock:
+            self._outputs.update({query: tensors for query, tensors in outputs.items() if query in self._inputs})
 
 
 class ModelGoneError(RuntimeError):

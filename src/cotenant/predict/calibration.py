@@ -11,7 +11,8 @@ class Calibration:
     """Exponentially weighted mean, per tenant, of log(observed / believed) latency.
 
     `weight` is that of a new observation, `tolerance` the relative change that is worth a new predictor, `relaxation`
-    what a refusal leaves of the logarithm of a factor, `smallest` and `largest` bound the factors. Neighbours, front-ends and clock rates all end up in the factor.
+    what a refusal leaves of the logarithm of a factor; `smallest` and `largest` bound the factors. Neighbours,
+    front-ends and clock rates all end up in the factor.
     """
 
     weight: float = 0.05
@@ -24,13 +25,15 @@ class Calibration:
     _counts: dict[str, int] = field(default_factory=dict)
     _used: dict[str, float] = field(default_factory=dict)
 
-    def observe(self, tenant: str, believed_ns: int, observed_ns: int) -> dict[str, float] | None:
+    def observe(
+        self, tenant: str, believed_ns: int, observed_ns: int, factor: float | None = None
+    ) -> dict[str, float] | None:
         """Take one launch; give the factors of all tenants when they should be used from now on, else None.
 
-        `believed_ns` was predicted with the factor in use, which is taken out of it first.
+        `believed_ns` was predicted with `factor`, by default the one in use now, which is taken out of it first.
         """
-        used = self._used.get(tenant, 1.0)
-        ratio = max(observed_ns, 1) * used / max(believed_ns, 1)
+        used = self.factor(tenant)
+        ratio = max(observed_ns, 1) * (used if factor is None else factor) / max(believed_ns, 1)
         sample = log(min(max(ratio, self.smallest), self.largest))
         count = self._counts.get(tenant, 0) + 1
         self._counts[tenant] = count
@@ -59,6 +62,10 @@ class Calibration:
         """A tenant was replaced: what was observed of it says nothing of the new one."""
         for known in (self._logs, self._counts, self._used):
             known.pop(tenant, None)
+
+    def factor(self, tenant: str) -> float:
+        """The factor in use for a tenant."""
+        return self._used.get(tenant, 1.0)
 
     @property
     def scales(self) -> dict[str, float]:

@@ -12,8 +12,10 @@ import msgspec
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.segments import SegmentedModel
+from cotenant.profile.device import Device, this_device
 from cotenant.profile.inputs import DeclaredShape, check_shapes
 from cotenant.profile.measure import Effort, Sweep
+from cotenant.profile.table import ModelProfile
 from cotenant.repository import STATE_FOLDER, ModelVersion
 from cotenant.types import Partition
 
@@ -54,7 +56,7 @@ def open_version(root: Path, found: ModelVersion) -> OpenedModel:
         raise
     with found.path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
-    content.update(msgspec.json.encode((shapes, found.config.model.max_batch)))
+    content.update(msgspec.json.encode((shapes, found.config.model.max_batch, found.config.segments.max_ms)))
     return OpenedModel(found, runner, shapes, content.hexdigest()[:16])
 
 
@@ -69,3 +71,17 @@ def _check_batch(found: ModelVersion, runner: SegmentedModel) -> None:
                     f"model {found.model!r}: max_batch is {found.config.model.max_batch}, but the first dimension of "
                     f"{kind} {tensor.name!r} is fixed (shape {list(tensor.shape)}): set max_batch = 1"
                 )
+
+
+def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
+    """Whether a profile that was measured on `device` holds for this model, here and now.
+
+    The number of cores is left out: a process that may use fewer of them still finds each as fast.
+    """
+    here = this_device()
+    return (
+        profile.digest == opened.digest
+        and profile.cuts[-1] == len(profile.unit_ns) == opened.runner.unit_count
+        and device.processor == here.processor
+        and device.versions.get("onnxruntime") == here.versions["onnxruntime"]
+    )

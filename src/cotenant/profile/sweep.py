@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from cotenant.profile.measure import Effort, Journal, measure_model
 from cotenant.profile.opening import OpenedModel, open_version
 from cotenant.profile.table import ModelProfile, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import find_versions, model_names, profile_path
+from cotenant.types import Partition
 
 OnStep = Callable[[int, int, str], None]
 """Told (steps done, steps in all, what was measured)."""
@@ -29,14 +30,14 @@ def profile_repository(
     """
     path = profile_path(root)
     device = this_device()
-    journal = Journal(path.with_name("profile.journal"))
+    unfinished = path.with_name(f"profile-{device.fingerprint}.journal")
     if fresh:
-        journal.remove()
-        journal = Journal(path.with_name("profile.journal"))
+        unfinished.unlink(missing_ok=True)
+    journal = Journal(unfinished)
     known = {} if fresh else _known(path, device.fingerprint)
     lanes = lanes_of(settings.device, device_cores(settings.device))
     opened, errors = _open_all(root)
-    todo = [each for each in opened if not _is_known(known, each)]
+    todo = [each for each in opened if not _is_known(known, each, lanes)]
     total = sum(each.sweep(lanes, effort).steps for each in todo)
     done = 0
     on_step(done, total, "")
@@ -83,9 +84,12 @@ def _known(path: Path, fingerprint: str) -> dict[str, ModelProfile]:
     return profile.models if profile.device.fingerprint == fingerprint else {}
 
 
-def _is_known(known: dict[str, ModelProfile], opened: OpenedModel) -> bool:
+def _is_known(known: dict[str, ModelProfile], opened: OpenedModel, lanes: Sequence[Partition]) -> bool:
+    """Whether the profile is of this very model, and has every size of partition that the lanes have."""
     profile = known.get(opened.found.tenant)
-    return profile is not None and profile.digest == opened.digest
+    if profile is None or profile.digest != opened.digest or profile.cuts[-1] != opened.runner.unit_count:
+        return False
+    return {lane.size for lane in lanes} <= {point.cores for point in profile.points}
 
 
 def _now() -> str:

@@ -38,7 +38,7 @@ class Point:
 class ModelProfile:
     """What is known of one model version.
 
-    `digest` is that of the model file and its declared shapes; a profile of another digest is stale. `unit_ns` are
+    `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
     median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs.
     """

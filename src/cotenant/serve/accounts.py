@@ -15,6 +15,7 @@ LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
 _WINDOW = 1000
+_ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Accounts:
     def __init__(self) -> None:
         self.by_tenant: dict[str, Account] = {}
         self._open: dict[int, _Open] = {}
-        self._running: dict[int, Launch] = {}
+        self._running: dict[int, tuple[Launch, Account]] = {}
 
     def add(self, tenant: str, slo_ns: int) -> None:
         """Start counting for a tenant."""
@@ -86,9 +87,9 @@ class Accounts:
             if account is not None:
                 account.arrived += 1
         elif isinstance(event, LaunchEnded):
-            launch = self._running.pop(event.launch, None)
-            if launch is not None and timing is not None:
-                self._launch_ended(launch, timing)
+            launch, account = self._running.pop(event.launch)
+            if timing is not None:
+                _add_timing(account, launch, timing, actions)
         for action in actions:
             if isinstance(action, Launch):
                 self._launched(action, time_ns)
@@ -97,23 +98,13 @@ class Accounts:
         return None
 
     def _launched(self, launch: Launch, time_ns: int) -> None:
-        self._running[launch.id] = launch
         account = self.by_tenant[launch.tenant]
+        self._running[launch.id] = launch, account
         account.headroom_ns = launch.headroom_ns
         if launch.start == 0:
             account.launches += 1
             for query in launch.queries:
                 account.queue.add(time_ns - self._open[query].arrival_ns)
-
-    def _launch_ended(self, launch: Launch, timing: Timing) -> None:
-        account = self.by_tenant.get(launch.tenant)
-        if account is None:
-            return
-        queries = len(launch.queries)
-        last = queries if launch.last else 0
-        account.compute_input.add(timing.input_ns * queries, last)
-        account.compute_infer.add(timing.infer_ns * queries, last)
-        account.compute_output.add(timing.output_ns * queries, last)
 
     def _responded(self, respond: Respond, time_ns: int) -> None:
         query = self._open.pop(respond.query)
@@ -124,7 +115,7 @@ class Accounts:
         account.outcomes[outcome] += 1
         if outcome is not Outcome.CANCELLED:
             account.recent.append(outcome is Outcome.ANSWERED)
-        if outcome in (Outcome.ANSWERED, Outcome.LATE):
+        if outcome in _ANSWERS:
             account.success.add(latency)
             account.rows += query.items
             account.last_ms = time.time_ns() // 1_000_000
@@ -135,3 +126,12 @@ class Accounts:
             account.latency_buckets[at] += 1
         else:
             account.fail.add(latency)
+
+
+def _add_timing(account: Account, launch: Launch, timing: Timing, actions: list[Action]) -> None:
+    """Each query of a batch takes all of its time. Those are counted that this launch has answered."""
+    queries = len(launch.queries)
+    answered = sum([isinstance(action, Respond) and action.outcome in _ANSWERS for action in actions])
+    account.compute_input.add(timing.input_ns * queries, answered)
+    account.compute_infer.add(timing.infer_ns * queries, answered)
+    account.compute_output.add(timing.output_ns * queries, answered)

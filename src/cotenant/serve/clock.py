@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from heapq import heappop, heappush
 from typing import Protocol
 
 Alarm = Callable[[], None]
+_log = logging.getLogger("cotenant.clock")
 
 
 class Clock(Protocol):
@@ -69,7 +71,10 @@ class RealClock:
                 if self._closed:
                     return
                 alarm = heappop(self._alarms)[3]
-            alarm()
+            try:
+                alarm()
+            except Exception:  # the alarms of all others still have to ring
+                _log.exception("an alarm failed")
 
 
 class VirtualClock:

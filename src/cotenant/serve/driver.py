@@ -50,6 +50,7 @@ class Driver:
         self._next_query = 0
         self._last_ns = 0
         self._timer_version = 0
+        self._failed_observers: list[Observer] = []
 
     def submit(self, make: Callable[[int, int], Query], inputs: Tensors, done: Done) -> int:
         """Let a query arrive and give its number. `make(number, now_ns)` builds it; `done` is called exactly once."""
@@ -57,9 +58,10 @@ class Driver:
             number = self._next_query
             self._next_query += 1
             now = self._now()
+            query = make(number, now)
             self._pending[number] = done
             self._executor.put(number, inputs)
-            answers = self._handle(QueryArrived(make(number, now)), now)
+            answers = self._handle(QueryArrived(query), now)
         _deliver(answers)
         return number
 
@@ -100,13 +102,25 @@ class Driver:
                 case SetTimer():
                     self._timer_version += 1
                     self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
-        follow_ups = [observer(now, event, actions, timing) for observer in self._observers]
+        follow_ups = [self._tell(observer, now, event, actions, timing) for observer in self._observers]
         for follow_up in follow_ups:
             if follow_up is not None:
                 answers += self._handle(follow_up, now)
         if not (self._engine.live or self._engine.running):
             self._idle.notify_all()
         return answers
+
+    def _tell(
+        self, observer: Observer, now: int, event: Event, actions: list[Action], timing: Timing | None
+    ) -> Event | None:
+        """One bad observer (a full disk below the trace) must not cost the queries their answers."""
+        try:
+            return observer(now, event, actions, timing)
+        except Exception:
+            if observer not in self._failed_observers:
+                self._failed_observers.append(observer)
+                _log.exception("an observer failed at %s; further failures of it are not logged", type(event).__name__)
+            return None
 
     def _end(self, respond: Respond) -> tuple[Done, Respond, Tensors | None]:
         done = self._pending.pop(respond.query)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ from cotenant.graph.dfg import Tensor
 from cotenant.profile.inputs import DeclaredShape
 from cotenant.profile.opening import OpenedModel
 from cotenant.profile.table import ModelProfile
-from cotenant.serve.api import Array, InferRequest, ModelMetadata, TensorSpec
+from cotenant.serve.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.serve.codec import DATATYPE_OF, validate
 from cotenant.types import Tenant
 
@@ -42,6 +44,7 @@ class ServedModel:
     metadata: ModelMetadata
     _by_elements: tuple[tuple[int, int], ...]
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+    _next_key: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def version(self) -> str:
@@ -54,10 +57,18 @@ class ServedModel:
         batched = self.metadata.max_batch_size > 0
         arrays = [request.inputs[spec.name] for spec in self.metadata.inputs]
         items = len(arrays[0]) if batched else 1
+        if batched and any(len(array) != items for array in arrays):
+            rows = ", ".join(
+                f"{spec.name!r} has {len(array)}" for spec, array in zip(self.metadata.inputs, arrays, strict=True)
+            )
+            raise ServeError(
+                Status.INVALID_ARGUMENT,
+                f"model {self.metadata.name!r}: inputs differ in their number of rows: {rows}; expected one batch",
+            )
         row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
         key = self._merge_keys.get(row_shapes)
         if key is None:
-            key = self._merge_keys[row_shapes] = len(self._merge_keys)
+            key = self._merge_keys.setdefault(row_shapes, next(self._next_key))
         return QueryForm(items, self._nearest_shape(arrays, items), key)
 
     def _nearest_shape(self, arrays: list[Array], items: int) -> int:

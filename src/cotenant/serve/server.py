@@ -12,27 +12,22 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
-from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
-    Event,
-    LaunchEnded,
     PredictorChanged,
-    QueryArrived,
     QueryCancelled,
     TenantAdded,
     TenantRemoved,
 )
 from cotenant.errors import CotenantError
 from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
-from cotenant.execute.protocol import Tensors, Timing
-from cotenant.predict.calibration import Calibration
-from cotenant.predict.table import LatencyTable, TablePredictor
+from cotenant.execute.protocol import Tensors
 from cotenant.profile.measure import QUICK, Journal, measure_model
-from cotenant.profile.opening import OpenedModel, open_version
+from cotenant.profile.opening import OpenedModel, is_of, open_version
 from cotenant.profile.table import ModelProfile, load_profile
-from cotenant.repository import ModelVersion, find_versions, model_names, profile_path
+from cotenant.repository import ModelVersion, UnknownModelError, find_versions, model_names, profile_path
 from cotenant.serve.accounts import Account, Accounts, Sum
 from cotenant.serve.api import (
     Duration,
@@ -44,6 +39,7 @@ from cotenant.serve.api import (
     ServeError,
     Status,
 )
+from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.clock import Clock, RealClock
 from cotenant.serve.driver import Driver, Observer
 from cotenant.serve.metrics_page import MetricsPage
@@ -73,32 +69,31 @@ class Server:
         cores = device_cores(settings.device)
         self.lanes = lanes_of(settings.device, cores)
         self.cores = cores
-        self.widest = max(lane.size for lane in self.lanes)
         self.policy = make_policy(settings.policy, self.lanes)
         self.accounts = Accounts()
+        self.beliefs = Beliefs(max(lane.size for lane in self.lanes), adapt=settings.predict.adapt)
         self._clock = clock or RealClock()
         self._executor = OnnxRuntimeExecutor(settings.device.lane_nice)
-        self._calibration = Calibration()
-        self._believed: dict[int, tuple[str, int, int]] = {}
-        self._tables: dict[str, LatencyTable] = {}
-        self._predictor = TablePredictor({})
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
         self._is_ready = False
         self._page = MetricsPage(self.accounts.by_tenant, self._waiting)
-        self._observers: list[Observer] = [self.accounts]
-        if settings.predict.adapt:
-            self._observers.append(self._calibrate)
         self._driver: Driver | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
-        engine = Engine((), self.policy, self._predictor, self.cores)
-        self._driver = Driver(engine, self._executor, self._clock, (*self._observers, *extra))
-        for name in model_names(self.root):
+        engine = Engine((), self.policy, self.beliefs.predictor, self.cores)
+        self._driver = Driver(engine, self._executor, self._clock, (self.accounts, self.beliefs, *extra))
+        names = model_names(self.root)
+        if not names:
+            _log.warning(
+                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx, then load MODEL through the API",
+                self.root.name,
+            )
+        for name in names:
             try:
                 self.load(name)
             except ServeError:
@@ -161,19 +156,22 @@ class Server:
         if model:
             return [self._statistics(self._find(model, version))]
         return [
-            self._statistics(served) for _, versions in sorted(self._models.items()) for served in versions.values()
+            self._statistics(served)
+            for _, versions in sorted(self._models.items())
+            for version, served in versions.items()
+            if version
         ]
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         """See Backend."""
         entries = [
             IndexEntry(name, version, "READY")
-            for name, versions in self._models.items()
+            for name, versions in list(self._models.items())
             for version in versions
             if version
         ]
         if not ready_only:
-            entries += [IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in self._failed.items()]
+            entries += [IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in list(self._failed.items())]
         return sorted(entries, key=lambda entry: (entry.name, entry.version))
 
     def load(self, model: str) -> None:
@@ -181,24 +179,29 @@ class Server:
         with self._loading:
             try:
                 versions = self._prepare(model)
+            except UnknownModelError as error:
+                raise ServeError(Status.NOT_FOUND, str(error)) from None
             except CotenantError as error:
-                status = Status.INVALID_ARGUMENT if (self.root / model).is_dir() else Status.NOT_FOUND
-                if status is Status.INVALID_ARGUMENT and model not in self._models:
-                    self._failed[model] = str(error)
-                _log.error("model %r is not served: %s", model, error)
-                raise ServeError(status, str(error)) from None
+                self._refuse(model, str(error))
+                raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None
+            except Exception as error:  # whatever a library makes of a strange file, the other models are served
+                _log.exception("loading model %r failed", model)
+                sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
+                self._refuse(model, sentence)
+                raise ServeError(Status.INTERNAL, sentence) from None
             if model in self._models:
+                self._failed[model] = "it is being reloaded"
                 self._remove(model, "the model was reloaded")
-            self._failed.pop(model, None)
             self._add(model, versions)
+            self._failed.pop(model, None)
 
     def unload(self, model: str) -> None:
         """See Backend."""
         with self._loading:
             if model not in self._models:
                 raise ServeError(Status.NOT_FOUND, f"model {model!r} is not loaded")
+            self._failed[model] = "it was unloaded"
             self._remove(model, "the model was unloaded")
-            self._failed[model] = "unloaded"
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
@@ -216,6 +219,12 @@ class Server:
         return self._page.render()
 
     # --- models ---------------------------------------------------------------------------------------------------
+
+    def _refuse(self, model: str, reason: str) -> None:
+        """A model cannot be loaded; what is served of it stays."""
+        if model not in self._models:
+            self._failed[model] = reason
+        _log.error("model %r is not loaded: %s", model, reason)
 
     def _find(self, model: str, version: str) -> ServedModel:
         versions = self._models.get(model)
@@ -264,14 +273,16 @@ class Server:
         path = profile_path(self.root)
         if path.exists():
             try:
-                known = load_profile(path).models.get(found.tenant)
+                stored = load_profile(path)
             except CotenantError as error:
                 _log.warning("%s", error)
             else:
-                if known is not None and known.digest == opened.digest:
+                known = stored.models.get(found.tenant)
+                if known is not None and is_of(known, stored.device, opened):
                     return known
         _log.warning(
-            "model %r has no profile, or a stale one: measuring it quickly; 'cotenant profile %s' does it well",
+            "model %r has no profile of this machine, or a stale one: measuring it quickly; 'cotenant profile %s' does "
+            "it well",
             found.model,
             self.root.name,
         )
@@ -280,17 +291,25 @@ class Server:
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         for served in {id(served): served for served in versions.values()}.values():
             name = served.tenant.name
-            self._tables[name] = served.profile.table(self.settings.predict.quantile)
             self._executor.add_model(name, served.opened.runner)
-            self.accounts.add(name, served.tenant.slo_ns)
-            self._calibration.forget(name)
-        self._predictor = TablePredictor(self._tables, self._calibration.scales)
-        self.driver.post(PredictorChanged(self._predictor))
+            self.driver.read(partial(self._open_books, name, served))
+        self.driver.post(PredictorChanged(self.beliefs.predictor))
         for served in {id(served): served for served in versions.values()}.values():
             self.driver.post(TenantAdded(served.tenant))
         self._models[model] = versions
         tenant = versions[""].tenant
+        alone = self.beliefs.alone_ns(tenant.name)
+        if alone > tenant.slo_ns:
+            _log.warning(
+                "model %r takes %.1f ms alone and cannot meet its SLO of %g ms: queries will be refused",
+                *(model, alone / NS_PER_MS, tenant.slo_ns / NS_PER_MS),
+            )
         _log.info("model %r is served: slo %g ms, %d segments", model, tenant.slo_ns / NS_PER_MS, len(tenant.cuts) - 1)
+
+    def _open_books(self, name: str, served: ServedModel, _: Engine) -> None:
+        """Start to count and to predict for a tenant; between two events, since observers write there too."""
+        self.accounts.add(name, served.tenant.slo_ns)
+        self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
 
     def _remove(self, model: str, reason: str) -> None:
         versions = self._models.pop(model)
@@ -299,37 +318,13 @@ class Server:
             self._executor.remove_model(served.tenant.name)
             served.opened.runner.close()
 
-    # --- observing ------------------------------------------------------------------------------------------------
-
-    def _calibrate(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """Compare each launch with what was believed of it, and change the belief when it is off."""
-        for action in actions:
-            if isinstance(action, Launch):
-                self._believed[action.id] = (action.tenant, action.predicted_ns, time_ns)
-        scales = None
-        if isinstance(event, LaunchEnded):
-            tenant, believed, started = self._believed.pop(event.launch)
-            if event.error is None and tenant in self._tables:
-                scales = self._calibration.observe(tenant, believed, time_ns - started)
-        elif isinstance(event, QueryArrived) and _is_refused(actions) and event.query.tenant in self._tables:
-            scales = self._relaxed(event.query)
-        if scales is None:
-            return None
-        self._predictor = self._predictor.scaled(scales)
-        return PredictorChanged(self._predictor)
-
-    def _relaxed(self, query: Query) -> dict[str, float] | None:
-        """New factors, if it was the belief in a slow model that refused this query."""
-        name = query.tenant
-        units = self._predictor.unit_count(name)
-        best = self._predictor.latency_ns(name, query.shape, query.items, 0, units, self.widest)
-        return self._calibration.relax(name) if best > query.deadline_ns - query.arrival_ns else None
+    # --- looking on --------------------------------------------------------------------------------------------------
 
     def _waiting(self) -> Mapping[str, int]:
         def look(engine: Engine) -> dict[str, int]:
             return {tenant.name: engine.waiting(tenant.name) for tenant in engine.tenants}
 
-        return self.driver.read(look)
+        return self._driver.read(look) if self._driver is not None else {}
 
     def _statistics(self, served: ServedModel) -> ModelStatistics:
         account = self.accounts.by_tenant.get(served.tenant.name) or Account(served.tenant.slo_ns)
@@ -371,10 +366,6 @@ def _answer(done: Done, version: str, respond: Respond, outputs: Tensors | None)
         done(
             InferResult(respond.outcome, respond.query, version, reason=respond.reason, status=_STATUS[respond.outcome])
         )
-
-
-def _is_refused(actions: list[Action]) -> bool:
-    return any(isinstance(action, Respond) and action.outcome is Outcome.REJECTED for action in actions)
 
 
 def _duration(total: Sum) -> Duration:

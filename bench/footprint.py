@@ -1,0 +1,101 @@
+"""Footprint: wall time of `import cotenant`, and memory of a server without and with models.
+
+Import: fresh interpreters with and without `import cotenant` take turns; the difference of their medians. Memory:
+resident set of the process of `cotenant serve`, HTTP and gRPC listening, shortly after it is ready: on an empty
+repository (the goal's figure), with one tiny model, and with that model after requests over both protocols.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench._server import rss_mb, serving, tiny_repository
+
+MODEL = "tiny"
+STARTS, QUICK_STARTS = 31, 9
+SERVERS, QUICK_SERVERS = 5, 2
+SETTLE_S = 1.0
+"""From ready until memory is read: threads that start late have started."""
+REQUESTS = 200
+GOALS = {"import_s": "< 0.3 s", "idle_mb": "< 150 MB"}
+
+
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+    """Measure. `data_dir` is not used."""
+    starts, servers = (QUICK_STARTS, QUICK_SERVERS) if quick else (STARTS, SERVERS)
+    rows = [_imports(starts)]
+    for _ in range(servers):
+        rows += _memory()
+    summary = {"import_s": rows[0]["seconds"]}
+    for metric in ("idle_mb", "one_model_mb", "after_requests_mb", "ready_s"):
+        summary[metric] = statistics.median(row["value"] for row in rows[1:] if row["metric"] == metric)
+    table = Table("metric", "value", "goal")
+    for metric, value in summary.items():
+        table.add_row(metric, f"{value:.3f}" if metric.endswith("_s") else f"{value:.0f}", GOALS.get(metric, ""))
+    console = Console()
+    console.print(table)
+    console.print(f"medians: {starts} interpreter starts each, {servers} servers each")
+    if quick:
+        console.print("quick: fewer starts and servers; nothing else is left out")
+    return {"summary": summary, "rows": rows}
+
+
+def _imports(starts: int) -> dict[str, Any]:
+    times: dict[str, list[float]] = {"pass": [], "import cotenant": []}
+    for code in times:
+        _start(code)  # byte code and page cache
+    for _ in range(starts):
+        for code, found in times.items():
+            found.append(_start(code))
+    bare, with_import = (statistics.median(found) for found in times.values())
+    return {"metric": "import_s", "seconds": with_import - bare, "interpreter_s": bare, "starts": starts}
+
+
+def _start(code: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - began
+
+
+def _memory() -> list[dict[str, Any]]:
+    from cotenant.load.infer import infer_once
+
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as empty:
+        began = time.perf_counter()
+        with serving(Path(empty)) as server:
+            rows.append({"metric": "ready_s", "value": time.perf_counter() - began})
+            time.sleep(SETTLE_S)
+            rows.append({"metric": "idle_mb", "value": rss_mb(server.pid)})
+    with tiny_repository(MODEL) as repository, serving(repository) as server:
+        time.sleep(SETTLE_S)
+        rows.append({"metric": "one_model_mb", "value": rss_mb(server.pid)})
+        inputs = {"x": np.zeros((1, 16), np.float32)}
+        for _ in range(REQUESTS):
+            infer_once(server.http_url, MODEL, inputs)
+        _grpc_requests(f"{server.host}:{server.grpc_port}", inputs)
+        rows.append({"metric": "after_requests_mb", "value": rss_mb(server.pid)})
+    return rows
+
+
+def _grpc_requests(target: str, inputs: dict[str, Any]) -> None:
+    import grpc
+
+    from cotenant.load.encode import grpc_request
+    from cotenant.serve.oip import SERVICE
+
+    request = grpc_request(MODEL, inputs, {})
+    with grpc.insecure_channel(target) as channel:
+        infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+        for _ in range(REQUESTS):
+            infer(request)

@@ -1,0 +1,419 @@
+"""What every executor promises to a driver. Add a Case to CASES to hold another one to it.
+
+A Case builds an executor that serves one tenant with a model of several units and one with a model of one unit.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from cotenant.core.actions import Launch
+from cotenant.execute import segment_session
+from cotenant.execute.lanes import Lane, pin
+from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
+from cotenant.execute.protocol import Executor, Tensors, Timing
+from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.simulated import SimulatedExecutor, TableWorld
+from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.serve.clock import RealClock
+from cotenant.types import Partition
+from onnx_samples import Sketch, info, residual_cnn
+
+WAIT_S = 20.0
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+ONE = Partition(CORES[:1])
+OTHER = Partition(CORES[-1:])
+BOTH = Partition(CORES[:2])
+
+
+def picky() -> onnx.ModelProto:
+    """Rows of a table, chosen by an index: an index outside of it raises at run time."""
+    s = Sketch(3)
+    s.constant(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
+    s.op("Gather", "table", "index", out="y", axis=0)
+    return s.model([info("index", ["batch"], onnx.TensorProto.INT64)], [info("y", ["batch", 2])])
+
+
+@dataclass
+class Case:
+    """An executor that serves the tenants 'cnn' (units 0 to `units`, input x) and 'picky' (1 unit)."""
+
+    executor: Executor
+    units: int
+    inputs: Callable[[int, int], Tensors]
+    """(seed, rows) of the tenant cnn."""
+    expected: Callable[[Tensors], Tensors]
+    """What a query with these inputs gets back."""
+    picky: tuple[Tensors, Tensors]
+    """Inputs of the tenant picky that run, and ones that fail."""
+    fails: Callable[[bool], None] = field(default=lambda _: None)
+    """Told before a launch whether it must fail."""
+    kept: Callable[[], int] = lambda: 0
+    """How many queries and batches the executor holds tensors of."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("models")
+    onnx.save(residual_cnn(), made / "cnn.onnx")
+    onnx.save(picky(), made / "picky.onnx")
+    return made
+
+
+def session(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def image(seed: int, rows: int) -> Tensors:
+    return {"x": np.random.default_rng(seed).standard_normal((rows, 3, 16, 16)).astype(np.float32)}
+
+
+@contextmanager
+def onnxruntime_case(folder: Path) -> Iterator[Case]:
+    executor = OnnxRuntimeExecutor(lane_nice=3)
+    reference = session(folder / "cnn.onnx")
+    with (
+        SegmentedModel.open(folder / "cnn.onnx", cache_dir=folder / "graphs") as cnn,
+        SegmentedModel.open(folder / "picky.onnx", cache_dir=folder / "graphs") as one,
+    ):
+        executor.add_model("cnn", cnn)
+        executor.add_model("picky", one)
+        yield Case(
+            executor,
+            cnn.unit_count,
+            image,
+            lambda inputs: {"y": reference.run(None, dict(inputs))[0]},
+            ({"index": np.array([3])}, {"index": np.array([99])}),
+            kept=lambda: len(executor._inputs) + len(executor._outputs) + len(executor._batches),
+        )
+        executor.close()
+
+
+@contextmanager
+def simulated_case(folder: Path) -> Iterator[Case]:
+    """The world is told which launch fails; queries get their own inputs back."""
+
+    class World(TableWorld):
+        must_fail = False
+
+        def start(self, launch: Launch, now_ns: int) -> None:
+            self._failure_rate = 1.0 if self.must_fail else 0.0
+            super().start(launch, now_ns)
+
+    table = LatencyTable((LatencyRow(0, 1, 1, 100_000),), (1.0,) * 6)
+    world = World(TablePredictor({"cnn": table, "picky": LatencyTable((LatencyRow(0, 1, 1, 50_000),))}))
+    clock = RealClock()
+    executor = SimulatedExecutor(world, clock)
+    plain = {"index": np.array([3])}
+    yield Case(
+        executor,
+        6,
+        image,
+        lambda inputs: inputs,
+        (plain, plain),
+        lambda must: setattr(world, "must_fail", must),
+        lambda: len(executor._inputs) + len(executor._on_end),
+    )
+    executor.close()
+    clock.close()
+
+
+CASES = {"onnxruntime": onnxruntime_case, "simulated": simulated_case}
+
+
+@pytest.fixture(params=sorted(CASES))
+def case(request: pytest.FixtureRequest, folder: Path) -> Iterator[Case]:
+    with CASES[request.param](folder) as made:
+        yield made
+
+
+class Runner:
+    """Starts launches and waits for their ends."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ends: dict[int, tuple[str | None, Timing, threading.Thread]] = {}
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def start(
+        self,
+        tenant: str,
+        queries: tuple[int, ...],
+        span: tuple[int, int],
+        last: bool,
+        partition: Partition = ONE,
+        batch: int | None = None,
+    ) -> int:
+        number = self._count
+        self._count += 1
+        batch = number if batch is None else batch
+        launch = Launch(number, batch, tenant, queries, len(queries), 0, *span, last, partition, 1, 1)
+        self.case.executor.start(launch, self._ended)
+        return number
+
+    def whole(self, tenant: str, *queries: int, partition: Partition = ONE) -> int:
+        return self.start(tenant, queries, (0, self.case.units if tenant == "cnn" else 1), True, partition)
+
+    def _ended(self, launch: int, error: str | None, timing: Timing) -> None:
+        with self._changed:
+            assert launch not in self.ends, "a launch ended twice"
+            self.ends[launch] = error, timing, threading.current_thread()
+            self._changed.notify_all()
+
+    def wait(self, *launches: int) -> list[str | None]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: set(launches) <= set(self.ends), WAIT_S)
+            return [self.ends[launch][0] for launch in launches]
+
+
+@pytest.fixture
+def runner(case: Case) -> Runner:
+    return Runner(case)
+
+
+def assert_equal(got: Tensors, expected: Tensors) -> None:
+    assert got.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_launch_answers_its_query(case: Case, runner: Runner) -> None:
+    inputs = case.inputs(1, 1)
+    case.executor.put(7, inputs)
+    assert runner.wait(runner.whole("cnn", 7)) == [None]
+    assert_equal(case.executor.take(7), case.expected(inputs))
+    assert case.kept() == 0
+
+
+def test_a_launch_in_segments_answers_as_a_whole_one(case: Case, runner: Runner) -> None:
+    inputs = case.inputs(2, 2)
+    case.executor.put(0, inputs)
+    cuts = [0, 1, case.units // 2, case.units - 1, case.units]
+    for start, end in pairwise(cuts):
+        assert runner.wait(runner.start("cnn", (0,), (start, end), end == case.units, batch=5)) == [None]
+    assert_equal(case.executor.take(0), case.expected(inputs))
+    assert case.kept() == 0
+
+
+def test_a_batch_may_go_on_elsewhere(case: Case, runner: Runner) -> None:
+    """Segments of one batch on several partitions, one of several cores."""
+    inputs = case.inputs(3, 1)
+    case.executor.put(0, inputs)
+    middle = case.units // 2
+    runner.wait(runner.start("cnn", (0,), (0, 2), False, ONE, batch=1))
+    runner.wait(runner.start("cnn", (0,), (2, middle), False, BOTH, batch=1))
+    assert runner.wait(runner.start("cnn", (0,), (middle, case.units), True, OTHER, batch=1)) == [None]
+    assert_equal(case.executor.take(0), case.expected(inputs))
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (2, 1, 3), (1, 4)])
+@pytest.mark.parametrize("in_segments", [False, True])
+def test_the_queries_of_a_batch_get_their_own_rows(
+    case: Case, runner: Runner, rows: tuple[int, ...], in_segments: bool
+) -> None:
+    asked = {10 + seed: case.inputs(seed, count) for seed, count in enumerate(rows)}
+    for query, inputs in asked.items():
+        case.executor.put(query, inputs)
+    if in_segments:
+        runner.wait(runner.start("cnn", tuple(asked), (0, 3), False, batch=1))
+        last = runner.start("cnn", tuple(asked), (3, case.units), True, batch=1)
+    else:
+        last = runner.whole("cnn", *asked)
+    assert runner.wait(last) == [None]
+    for query, inputs in asked.items():
+        got = case.executor.take(query)
+        assert_equal(got, case.expected(inputs))
+    assert case.kept() == 0
+
+
+def test_a_launch_that_raises_fails_alone_and_the_lane_goes_on(case: Case, runner: Runner) -> None:
+    good, bad = case.picky
+    for query, inputs in enumerate((good, bad, good)):
+        case.executor.put(query, inputs)
+    first = runner.whole("picky", 0)
+    runner.wait(first)
+    case.fails(True)
+    second = runner.whole("picky", 1)
+    runner.wait(second)
+    case.fails(False)
+    third = runner.whole("picky", 2)
+    errors = runner.wait(first, second, third)
+    assert errors[0] is None
+    assert errors[2] is None
+    assert errors[1]
+    assert "/" not in errors[1].replace("onnxruntime/", "")  # no path of this machine reaches the client
+    assert "\n" not in errors[1]
+    case.executor.discard(1)
+    case.executor.release(second)
+    case.executor.take(0)
+    case.executor.take(2)
+    assert case.kept() == 0
+
+
+def test_release_frees_a_paused_batch_and_discard_its_query(case: Case, runner: Runner) -> None:
+    case.executor.put(0, case.inputs(1, 1))
+    assert runner.wait(runner.start("cnn", (0,), (0, 2), False, batch=3)) == [None]
+    case.executor.discard(0)
+    case.executor.release(3)
+    assert case.kept() == 0
+
+
+def test_a_query_that_ends_while_it_runs_leaves_nothing_behind(case: Case, runner: Runner) -> None:
+    """Cancelled in its last segment: its outputs come when nobody will take them."""
+    held = threading.Event()
+    if isinstance(case.executor, OnnxRuntimeExecutor):  # hold the lane, so that the discard surely comes first
+        launch = Launch(99, 99, "nobody", (), 0, 0, 1, 2, True, ONE, 1, 1)
+        case.executor.start(launch, lambda *_: held.wait(WAIT_S) and None)
+    for query in (0, 1):
+        case.executor.put(query, case.inputs(query, 1))
+    launch_number = runner.whole("cnn", 0, 1)
+    case.executor.discard(0)
+    held.set()
+    assert runner.wait(launch_number) == [None]
+    assert_equal(case.executor.take(1), case.expected(case.inputs(1, 1)))
+    assert case.kept() == 0
+
+
+def test_launches_of_one_partition_run_in_order(case: Case, runner: Runner) -> None:
+    if isinstance(case.executor, SimulatedExecutor):
+        pytest.skip("the simulated world has no queue: the core never gives a partition two launches")
+    for query in range(8):
+        case.executor.put(query, case.inputs(query, 1))
+    launches = [runner.whole("cnn", query) for query in range(8)]
+    runner.wait(*launches)
+    assert list(runner.ends) == launches
+
+
+def test_close_waits_for_what_runs(folder: Path) -> None:
+    with onnxruntime_case(folder) as case:
+        runner = Runner(case)
+        for query in range(4):
+            case.executor.put(query, case.inputs(query, 8))
+        launches = [runner.whole("cnn", query, partition=(ONE, OTHER)[query % 2]) for query in range(4)]
+        case.executor.close()
+        assert set(runner.ends) == set(launches)
+        assert all(error is None for error, _, _ in runner.ends.values())
+        lanes = {thread for _, _, thread in runner.ends.values()}
+        assert not any(thread.is_alive() for thread in lanes)
+
+
+def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path) -> None:
+    with onnxruntime_case(folder) as case:
+        assert isinstance(case.executor, OnnxRuntimeExecutor)
+        runner = Runner(case)
+        for query in (0, 1):
+            case.executor.put(query, case.inputs(query, 1))
+        runner.wait(runner.start("cnn", (0,), (0, 2), False, batch=1))
+        case.executor.remove_model("cnn")
+        errors = runner.wait(runner.start("cnn", (0,), (2, case.units), True, batch=1), runner.whole("cnn", 1))
+        assert errors == ["model of 'cnn' is not loaded any more"] * 2
+
+
+def test_timing_says_where_the_time_went(folder: Path) -> None:
+    with onnxruntime_case(folder) as case:
+        runner = Runner(case)
+        for query in (0, 1):
+            case.executor.put(query, case.inputs(query, 1))
+        runner.wait(runner.whole("cnn", 0, 1))
+        timing = runner.ends[0][1]
+        assert timing.input_ns > 0
+        assert timing.infer_ns > 0
+        assert timing.output_ns > 0
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core only")
+def test_lanes_sit_on_their_cores_and_are_nice(folder: Path) -> None:
+    base = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    seen: dict[Partition, tuple[set[int], int]] = {}
+    with onnxruntime_case(folder) as case:
+        for query, partition in enumerate((ONE, OTHER, BOTH)):
+            case.executor.put(query, case.picky[0])
+            ended = threading.Event()
+
+            def look(_: int, error: str | None, __: Timing, partition: Partition = partition, e: Any = ended) -> None:
+                assert error is None
+                thread = threading.get_native_id()
+                seen[partition] = os.sched_getaffinity(thread), os.getpriority(os.PRIO_PROCESS, thread)
+                e.set()
+
+            case.executor.start(Launch(query, query, "picky", (query,), 1, 0, 0, 1, True, partition, 1, 1), look)
+            assert ended.wait(WAIT_S)
+    nice = max(base, 3)
+    assert seen == {ONE: ({CORES[0]}, nice), OTHER: ({CORES[-1]}, nice), BOTH: ({CORES[0]}, nice)}
+    assert os.sched_getaffinity(0) == set(CORES)
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == base
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core only")
+def test_a_lane_that_a_pinned_thread_started_sits_on_its_own_core() -> None:
+    """Threads inherit the cores of the one that starts them, and lanes are often started by a lane."""
+    seen: list[set[int]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        seen.append(os.sched_getaffinity(0))
+        done.set()
+
+    def start() -> None:
+        pin(CORES[:1])
+        lane = Lane(OTHER)
+        lane.put(look)
+        lane.close()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join(WAIT_S)
+    assert done.is_set()
+    assert seen == [{CORES[-1]}]
+
+
+def test_a_core_that_is_not_there_leaves_the_lane_unpinned() -> None:
+    seen: list[set[int]] = []
+    lane = Lane(Partition((1000,)))
+    lane.put(lambda: seen.append(os.sched_getaffinity(0)))
+    lane.close()
+    assert seen == [set(CORES)]
+
+
+def test_sessions_never_spin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every session that the executor runs on, whole or segment, of one core or of several."""
+    made: list[ort.SessionOptions] = []
+    real = ort.InferenceSession
+
+    def spy(source: Any, options: ort.SessionOptions, **kwargs: Any) -> ort.InferenceSession:
+        made.append(options)
+        return real(source, options, **kwargs)
+
+    with onnxruntime_case(folder) as case:
+        monkeypatch.setattr(segment_session.ort, "InferenceSession", spy)
+        runner = Runner(case)
+        for partition in (ONE, BOTH):
+            case.executor.put(0, case.inputs(1, 1))
+            assert runner.wait(runner.whole("cnn", 0, partition=partition)) == [None]
+            batch = 100 + partition.size
+            case.executor.put(batch, case.inputs(1, 1))
+            runner.wait(runner.start("cnn", (batch,), (0, 3), False, partition, batch=batch))
+            runner.wait(runner.start("cnn", (batch,), (3, case.units), True, partition, batch=batch))
+    assert len(made) == 6  # the whole model and two segments, on one core and on two
+    for options in made:
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+        assert options.get_session_config_entry("session.inter_op.allow_spinning") == "0"
+        assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+        assert options.intra_op_num_threads in (1, BOTH.size)
+    assert {options.intra_op_num_threads for options in made} == {1, BOTH.size}

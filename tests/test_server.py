@@ -1,0 +1,719 @@
+"""The server over a real repository: what it serves, what it says of the rest, and that it counts exactly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from cotenant.config import DeviceSection, PolicySection, PredictSection, ServerConfig, ServerSection
+from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived, TenantAdded, TenantRemoved
+from cotenant.core.snapshot import DropRule
+from cotenant.execute.protocol import Timing
+from cotenant.profile.device import this_device
+from cotenant.profile.table import Profile, load_profile, save_profile
+from cotenant.repository import profile_path
+from cotenant.serve import server as server_module
+from cotenant.serve.api import InferRequest, InferResult, ServeError, Status
+from cotenant.serve.server import Server
+from cotenant.types import Outcome, priority_rank
+from onnx_samples import encoder_feeds, residual_cnn
+from repositories import BAD, GOOD, SLO_MS, chooser, config, scaled, write_bad, write_good, write_model
+
+WAIT_S = 30.0
+
+
+class Client:
+    """Asks and waits; keeps every result."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._results: dict[int, InferResult] = {}
+        self._changed = threading.Condition()
+        self.twice = 0
+
+    def done(self, result: InferResult) -> None:
+        with self._changed:
+            self.twice += result.query in self._results
+            self._results[result.query] = result
+            self._changed.notify_all()
+
+    def submit(self, model: str, inputs: dict[str, Any], **more: Any) -> int:
+        return self._server.submit(InferRequest(model, inputs, **more), self.done)
+
+    def wait(self, *numbers: int) -> list[InferResult]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: set(numbers) <= set(self._results), WAIT_S)
+            return [self._results[number] for number in numbers]
+
+    def ask(self, model: str, inputs: dict[str, Any], **more: Any) -> InferResult:
+        return self.wait(self.submit(model, inputs, **more))[0]
+
+
+class Watch:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, Event, list[Action]]] = []
+
+    def __call__(self, now: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
+        self.seen.append((now, event, actions))
+
+    def events(self, kind: type) -> list[Any]:
+        return [event for _, event, _ in self.seen if isinstance(event, kind)]
+
+    def actions(self, kind: type) -> list[Any]:
+        return [action for _, _, actions in self.seen for action in actions if isinstance(action, kind)]
+
+
+def started(root: Path, watch: Watch | None = None, **sections: Any) -> Server:
+    server = Server(root, ServerConfig(**sections))
+    server.start(*([watch] if watch else []))
+    return server
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bad(write_good(tmp_path_factory.mktemp("served") / "models"))
+
+
+@pytest.fixture(scope="module")
+def watch() -> Watch:
+    return Watch()
+
+
+@pytest.fixture(scope="module")
+def server(root: Path, watch: Watch) -> Iterator[Server]:
+    made = started(root, watch)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    made = Client(server)
+    yield made
+    assert made.twice == 0
+
+
+def run(root: Path, model: str, inputs: dict[str, Any], version: int = 1) -> dict[str, Any]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(str(root / model / str(version) / "model.onnx"), options)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def feeds(model: str, seed: int = 0, rows: int = 1) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    match model:
+        case "add_sub":
+            return {name: rng.integers(-9, 9, (rows, 4)).astype(np.int32) for name in ("a", "b")}
+        case "cnn":
+            return {"x": rng.standard_normal((rows, 3, 16, 16)).astype(np.float32)}
+        case "encoder":
+            return encoder_feeds(rows, 5 + seed % 20, seed)
+        case "two":
+            return {"x": rng.standard_normal((rows, 8)).astype(np.float32)}
+        case "chooser":
+            return {"index": rng.integers(0, 10, rows)}
+        case _:
+            return {"words": np.array([b"one", "zw\u00f6lf".encode(), b""], np.object_)}
+
+
+def assert_same(got: Any, expected: dict[str, Any]) -> None:
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        if array.dtype == np.object_:
+            assert got[name].tolist() == [item.encode() for item in array.tolist()]
+        else:
+            np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-5)
+
+
+# --- what is served ---------------------------------------------------------------------------------------------------
+
+
+def test_good_models_are_ready_and_bad_ones_stay_in_the_index(server: Server) -> None:
+    index = server.index(ready_only=False)
+    ready = [(entry.name, entry.version) for entry in index if entry.state == "READY"]
+    assert ready == [(name, str(number)) for name in sorted(GOOD) for number in GOOD[name][1]]
+    assert sorted(entry.name for entry in index if entry.state == "UNAVAILABLE") == sorted(BAD)
+    assert [(entry.name, entry.version) for entry in server.index(ready_only=True)] == ready
+
+
+@pytest.mark.parametrize("model", sorted(BAD))
+def test_the_index_says_what_is_wrong_and_how_to_mend_it(server: Server, model: str) -> None:
+    [entry] = [entry for entry in server.index(ready_only=False) if entry.name == model]
+    for text in BAD[model][2]:
+        assert text in entry.reason
+    assert "Traceback" not in entry.reason
+    assert server.model_ready(model, "") is False
+    with pytest.raises(ServeError, match="is not served") as caught:
+        server.submit(InferRequest(model, {}), lambda _: None)
+    assert caught.value.status is Status.UNAVAILABLE
+
+
+@pytest.mark.parametrize("model", sorted(GOOD))
+def test_answers_are_those_of_the_engine(server: Server, client: Client, root: Path, model: str) -> None:
+    assert server.model_ready(model, "")
+    for seed in range(3):
+        inputs = feeds(model, seed)
+        result = client.ask(model, inputs)
+        assert (result.outcome, result.reason, result.status) == (Outcome.ANSWERED, "", None)
+        engine_inputs = {
+            name: np.array([item.decode() for item in array], np.object_) if array.dtype == np.object_ else array
+            for name, array in inputs.items()
+        }
+        version = max(GOOD[model][1])
+        assert result.model_version == str(version)
+        assert_same(result.outputs, run(root, model, engine_inputs, version))
+
+
+def test_each_version_answers_for_itself(client: Client, server: Server) -> None:
+    inputs = feeds("two", 1)
+    base = client.ask("two", inputs, version="1").outputs["y"]
+    np.testing.assert_allclose(client.ask("two", inputs, version="2").outputs["y"], 2 * base, rtol=1e-6)
+    assert client.ask("two", inputs).model_version == "2"
+    with pytest.raises(ServeError, match=r"no version '3'; it has 1, 2") as caught:
+        client.ask("two", inputs, version="3")
+    assert caught.value.status is Status.NOT_FOUND
+
+
+def test_batched_answers_equal_single_ones(server: Server, client: Client, watch: Watch) -> None:
+    """While a long batch runs, queries pile up and are merged; each gets its own rows back."""
+    before = len(watch.seen)
+    asked = [(model, feeds(model, seed, 1 + seed % 2)) for seed in range(12) for model in ("cnn", "add_sub", "two")]
+    barrier = threading.Barrier(4)
+    numbers: dict[int, int] = {}
+
+    def send(which: int) -> None:
+        barrier.wait(WAIT_S)
+        for at in range(which, len(asked), 4):
+            numbers[at] = client.submit(*asked[at])
+
+    threads = [threading.Thread(target=send, args=(which,)) for which in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    results = client.wait(*[numbers[at] for at in range(len(asked))])
+    launches = [action for _, _, actions in watch.seen[before:] for action in actions if isinstance(action, Launch)]
+    assert any(len(launch.queries) > 1 for launch in launches)
+    for (model, inputs), result in zip(asked, results, strict=True):
+        assert result.outcome is Outcome.ANSWERED
+        alone = client.ask(model, inputs)
+        for name, array in alone.outputs.items():
+            np.testing.assert_allclose(result.outputs[name], array, rtol=1e-4, atol=1e-5)
+
+
+def test_metadata_and_config_describe_the_model(server: Server) -> None:
+    meta = server.metadata("cnn", "")
+    assert (meta.name, meta.versions, meta.platform, meta.max_batch_size) == ("cnn", ("1",), "onnxruntime_onnx", 4)
+    assert [(spec.name, spec.datatype, spec.shape) for spec in meta.inputs] == [("x", "FP32", (-1, 3, 16, 16))]
+    assert server.metadata("two", "1").versions == ("1", "2")
+    config = server.config("cnn", "")
+    assert config["max_batch_size"] == 4
+    assert config["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": (3, 16, 16)}]
+    assert "dynamic_batching" in config
+    assert config["parameters"]["slo_ms"]["string_value"] == str(SLO_MS)
+    words = server.config("words", "1")
+    assert words["max_batch_size"] == 0
+    assert words["input"][0]["data_type"] == "TYPE_STRING"
+    assert "dynamic_batching" not in words
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["zzz", "", ".", "..", "cnn/1", "/etc", ".cotenant", "a" * 300, "nul\0", "../models/cnn"]
+)
+def test_unknown_names_are_not_found_and_leave_no_mark(server: Server, name: str) -> None:
+    index = server.index(ready_only=False)
+    calls = (
+        lambda: server.metadata(name, ""),
+        lambda: server.config(name, ""),
+        lambda: server.model_ready(name, ""),
+        lambda: server.submit(InferRequest(name, {}), lambda _: None),
+        lambda: server.load(name),
+        lambda: server.unload(name),
+    )
+    for call in calls:
+        with pytest.raises(ServeError) as caught:
+            call()
+        assert caught.value.status is Status.NOT_FOUND
+        assert str(server.root) not in caught.value.message
+    assert server.index(ready_only=False) == index
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "sentence"),
+    [
+        ("add_sub", {"a": np.zeros((1, 4), np.int32)}, "input 'b' is missing"),
+        ("add_sub", {"a": np.zeros((1, 4), np.int32), "b": np.zeros((1, 4), np.int64)}, "expected INT32"),
+        ("add_sub", {"a": np.zeros((9, 4), np.int32), "b": np.zeros((9, 4), np.int32)}, "batch of 9, expected 1 to 8"),
+        ("add_sub", {"a": np.zeros((0, 4), np.int32), "b": np.zeros((0, 4), np.int32)}, "batch of 0"),
+        ("add_sub", {"a": np.zeros((2, 4), np.int32), "b": np.zeros((3, 4), np.int32)}, "'a' has 2, 'b' has 3"),
+        ("cnn", {"x": np.zeros((1, 3, 16, 15), np.float32)}, "expected"),
+        ("cnn", {**feeds("cnn"), "z": np.zeros(1)}, "'z' is unknown"),
+    ],
+)
+def test_requests_that_do_not_fit_are_refused_before_they_count(
+    server: Server, model: str, inputs: dict[str, Any], sentence: str
+) -> None:
+    """Rows that differ between inputs would shift the rows of everyone else in the batch."""
+    arrived = server.accounts.by_tenant[model].arrived
+    with pytest.raises(ServeError, match=sentence) as caught:
+        server.submit(InferRequest(model, inputs), lambda _: pytest.fail("done was called"))
+    assert caught.value.status is Status.INVALID_ARGUMENT
+    assert server.accounts.by_tenant[model].arrived == arrived
+
+
+def test_a_model_that_raises_fails_its_query_alone(client: Client, server: Server) -> None:
+    bad, good = client.submit("chooser", {"index": np.array([99])}), client.submit("chooser", {"index": np.array([4])})
+    failed, answered = client.wait(bad, good)
+    assert (failed.outcome, failed.status) == (Outcome.FAILED, Status.INTERNAL)
+    assert "indices element out of data bounds" in failed.reason
+    assert str(server.root) not in failed.reason
+    np.testing.assert_array_equal(answered.outputs["y"], [[8.0, 9.0]])
+
+
+def test_text_that_is_none_fails_with_a_reason(client: Client) -> None:
+    result = client.ask("words", {"words": np.array([b"\xff\xfe", b"", b""], np.object_)})
+    assert result.outcome is Outcome.FAILED
+    assert "not UTF-8" in result.reason
+
+
+def test_priority_and_time_out_reach_the_core(client: Client, server: Server, watch: Watch) -> None:
+    numbers = [
+        client.submit("cnn", feeds("cnn")),
+        client.submit("cnn", feeds("cnn"), priority=1),
+        client.submit("add_sub", feeds("add_sub"), timeout_ns=5 * 10**9),
+        client.submit("add_sub", feeds("add_sub"), timeout_ns=90 * 10**9),
+    ]
+    client.wait(*numbers)
+    queries = {event.query.id: event.query for event in watch.events(QueryArrived)}
+    plain, first, short, long = (queries[number] for number in numbers)
+    slo_ns = SLO_MS * 10**6
+    assert (plain.rank, first.rank) == (priority_rank(3), priority_rank(1))
+    assert plain.deadline_ns - plain.arrival_ns == slo_ns
+    assert plain.expiry_ns is None
+    assert short.deadline_ns == short.expiry_ns == short.arrival_ns + 5 * 10**9
+    assert long.deadline_ns == long.arrival_ns + slo_ns
+    assert long.expiry_ns == long.arrival_ns + 90 * 10**9
+
+
+def test_a_declared_shape_is_found_for_every_length(client: Client, watch: Watch) -> None:
+    numbers = [client.submit("encoder", encoder_feeds(1, length)) for length in (2, 8, 9, 32, 40, 8)]
+    client.wait(*numbers)
+    queries = {event.query.id: event.query for event in watch.events(QueryArrived)}
+    assert [queries[number].shape for number in numbers] == [0, 0, 1, 1, 1, 0]
+    keys = [queries[number].merge_key for number in numbers]
+    assert keys[1] == keys[5]
+    assert len(set(keys)) == 5  # other lengths cannot be merged with it
+
+
+def test_merge_keys_differ_whatever_threads_ask_at_once(server: Server) -> None:
+    served = server._find("encoder", "")
+    lengths = range(100, 160)
+    found: list[dict[int, int]] = []
+    barrier = threading.Barrier(4)
+
+    def ask() -> None:
+        barrier.wait(WAIT_S)
+        found.append({n: served.form(InferRequest("encoder", encoder_feeds(1, n))).merge_key for n in lengths})
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert found == [found[0]] * 4
+    assert len(set(found[0].values())) == len(lengths)
+
+
+# --- accounts ---------------------------------------------------------------------------------------------------------
+
+
+def sample(page: str, name: str, **labels: str) -> float:
+    wanted = name + "{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "} "
+    [line] = [line for line in page.splitlines() if line.startswith(wanted)]
+    return float(line.rsplit(" ", 1)[1])
+
+
+def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:
+    watch = Watch()
+    server = started(write_good(tmp_path / "models", "chooser", "two"), watch)
+    client = Client(server)
+    try:
+        for seed, rows in ((0, 1), (1, 3), (2, 2)):
+            client.ask("two", feeds("two", seed, rows))
+        client.ask("two", feeds("two"), version="1")
+        client.ask("chooser", {"index": np.array([99])})
+        client.ask("chooser", {"index": np.array([1])})
+        statistics = {(each.name, each.version): each for each in server.statistics("", "")}
+        assert sorted(statistics) == [("chooser", "1"), ("two", "1"), ("two", "2")]
+        two = statistics["two", "2"]
+        assert (two.inference_count, two.execution_count, two.success.count, two.fail.count) == (6, 3, 3, 0)
+        assert two.queue.count == two.compute_infer.count == two.compute_input.count == two.compute_output.count == 3
+        assert two.success.ns >= two.queue.ns + two.compute_infer.ns > 0
+        assert two.last_inference_ms > 1_700_000_000_000
+        old = statistics["two", "1"]
+        assert (old.inference_count, old.success.count) == (1, 1)
+        chooser = statistics["chooser", "1"]
+        assert (chooser.success.count, chooser.fail.count, chooser.execution_count) == (1, 1, 2)
+        assert chooser.compute_infer.count == 1  # a failed query has no share in the times of answered ones
+        page = server.metrics().decode()
+        assert sample(page, "cotenant_queries_total", tenant="Owner of two", outcome="answered") == 3
+        assert sample(page, "cotenant_queries_total", tenant="Owner of two:1", outcome="answered") == 1
+        assert sample(page, "cotenant_queries_total", tenant="chooser", outcome="failed") == 1
+        assert sample(page, "cotenant_latency_seconds_count", tenant="Owner of two") == 3
+        assert sample(page, "cotenant_slo_seconds", tenant="chooser") == SLO_MS / 1000
+        assert sample(page, "cotenant_slo_attainment_ratio", tenant="chooser") == 0.5
+        assert sample(page, "cotenant_queue_length", tenant="chooser") == 0
+        assert sample(page, "nv_inference_request_success", model="Owner of two") == 3
+        assert sample(page, "nv_inference_count", model="Owner of two") == 6
+        assert sample(page, "nv_inference_request_failure", model="chooser") == 1
+        assert sample(page, "nv_inference_pending_request_count", model="chooser") == 0
+        launches = len(watch.actions(Launch))
+        assert launches == sum(each.execution_count for each in statistics.values()) == 6
+    finally:
+        server.stop()
+
+
+def assert_balanced(server: Server) -> None:
+    for name, account in server.accounts.by_tenant.items():
+        assert sum(account.outcomes.values()) == account.arrived, name
+    assert server.accounts._open == {}
+    assert server.accounts._running == {}
+    assert server.driver.read(lambda engine: (engine.live, engine.running)) == (0, 0)
+    executor = server._executor
+    assert (executor._inputs, executor._outputs, executor._batches) == ({}, {}, {})
+
+
+# --- life -------------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_and_index_can_be_asked_before_the_start(tmp_path: Path) -> None:
+    server = Server(write_good(tmp_path / "models", "two"), ServerConfig())
+    assert b"cotenant_queue_length" in server.metrics()
+    assert server.index(ready_only=False) == []
+    assert server.ready() is False
+    assert server.live() is True
+    with pytest.raises(ServeError) as caught:
+        server.submit(InferRequest("two", feeds("two")), lambda _: None)
+    assert caught.value.status is Status.UNAVAILABLE
+    server.stop()
+
+
+def test_unload_load_and_reload(tmp_path: Path) -> None:
+    watch = Watch()
+    root = write_good(tmp_path / "models", "two", "chooser")
+    server = started(root, watch)
+    client = Client(server)
+    try:
+        server.unload("two")
+        assert not server.model_ready("two", "")
+        assert [entry.name for entry in server.index(ready_only=True)] == ["chooser"]
+        with pytest.raises(ServeError, match="it was unloaded") as caught:
+            client.ask("two", feeds("two"))
+        assert caught.value.status is Status.UNAVAILABLE
+        with pytest.raises(ServeError, match="is not loaded"):
+            server.unload("two")
+        assert client.ask("chooser", {"index": np.array([0])}).outcome is Outcome.ANSWERED
+        server.load("two")
+        assert client.ask("two", feeds("two")).outcome is Outcome.ANSWERED
+
+        write_model(root, "two", config(max_batch=2, slo_ms=7777), {3: lambda: scaled(3.0)})
+        server.load("two")
+        assert server.metadata("two", "").versions == ("1", "2", "3")
+        inputs = feeds("two")
+        base = client.ask("two", inputs, version="1").outputs["y"]
+        np.testing.assert_allclose(client.ask("two", inputs).outputs["y"], 3 * base, rtol=1e-6)
+        assert server.config("two", "3")["parameters"]["slo_ms"]["string_value"] == "7777"
+
+        (root / "two" / "3" / "model.onnx").write_bytes(b"damaged")
+        with pytest.raises(ServeError, match="no readable ONNX model"):
+            server.load("two")
+        assert client.ask("two", inputs).model_version == "3"  # what was served goes on being served
+
+        write_model(root, "new", config(), {1: chooser})
+        server.load("new")
+        assert client.ask("new", {"index": np.array([2])}).outcome is Outcome.ANSWERED
+        added = [event.tenant.name for event in watch.events(TenantAdded)]
+        removed = [event.tenant for event in watch.events(TenantRemoved)]
+        assert added.count("two") == removed.count("two") + 1
+        assert_balanced(server)
+    finally:
+        server.stop()
+
+
+def test_reloads_and_control_calls_under_load_lose_no_query(tmp_path: Path) -> None:
+    server = started(write_good(tmp_path / "models", "two", "chooser", "add_sub"))
+    client = Client(server)
+    stop = threading.Event()
+    sent: list[int] = []
+    errors: list[ServeError] = []
+    crashed: list[BaseException] = []
+
+    def send(which: int) -> None:
+        seed = which
+        try:
+            while not stop.is_set():
+                seed += 1
+                model = ("two", "chooser", "add_sub")[seed % 3]
+                try:
+                    number = client.submit(model, feeds(model, seed))
+                    sent.append(number)
+                    if seed % 5 == 0:
+                        server.cancel(number)
+                    elif seed % 4 == 0:
+                        client.wait(number)
+                except ServeError as error:
+                    errors.append(error)
+                server.index(ready_only=False)
+                server.statistics("", "")
+                server.metrics()
+        except BaseException as error:
+            crashed.append(error)
+
+    threads = [threading.Thread(target=send, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(4):
+        server.load("two")
+        server.unload("add_sub")
+        server.load("add_sub")
+    stop.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert crashed == []
+    results = client.wait(*sent)
+    assert client.twice == 0
+    assert {result.outcome for result in results} <= {
+        Outcome.ANSWERED,
+        Outcome.CANCELLED,
+        Outcome.FAILED,
+        Outcome.REJECTED,
+    }
+    assert {result.reason for result in results if result.outcome is Outcome.FAILED} <= {
+        "failed: the model was reloaded",
+        "failed: the model was unloaded",
+    }
+    assert {error.status for error in errors} <= {Status.UNAVAILABLE}
+    assert server.driver.wait_idle(WAIT_S)
+    assert_balanced(server)
+    server.stop()
+
+
+def test_draining_answers_what_is_inside(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root, "cnn", config(max_batch=1), {1: residual_cnn})
+    server = started(root, device=DeviceSection(lanes="all"))
+    client = Client(server)
+    numbers = [client.submit("cnn", feeds("cnn", seed)) for seed in range(30)]
+    stopper = threading.Thread(target=server.stop)
+    stopper.start()
+    refused = 0
+    while stopper.is_alive():
+        try:
+            result = client.ask("cnn", feeds("cnn"))
+            refused += result.status is Status.UNAVAILABLE and "shutting down" in result.reason
+        except ServeError as error:
+            assert error.status is Status.UNAVAILABLE
+            refused += 1
+    stopper.join(WAIT_S)
+    assert refused > 0
+    assert {result.outcome for result in client.wait(*numbers)} == {Outcome.ANSWERED}
+    assert not server.ready()
+    assert not any(thread.name.startswith("cotenant-") for thread in threads_of(server))
+
+
+def threads_of(server: Server) -> Sequence[threading.Thread]:
+    lanes = [lane._thread for lane in server._executor._lanes.values()]
+    return [thread for thread in [*lanes, server._clock._thread] if thread.is_alive()]  # type: ignore[attr-defined]
+
+
+def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root, "cnn", config(), {1: residual_cnn})
+    server = started(root, server=ServerSection(drain_s=0.0))
+    client = Client(server)
+    numbers = [client.submit("cnn", feeds("cnn", seed)) for seed in range(50)]
+    server.stop()
+    results = client.wait(*numbers)
+    failed = [result for result in results if result.outcome is Outcome.FAILED]
+    assert {result.reason for result in failed} <= {"failed: the server stopped"}
+    assert len(failed) + sum(result.outcome is Outcome.ANSWERED for result in results) == 50
+    assert_balanced(server)
+
+
+def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = server_module.open_version
+
+    def crash(root: Path, found: Any) -> Any:
+        if found.model == "chooser":
+            raise MemoryError("a library's own")
+        return real(root, found)
+
+    monkeypatch.setattr(server_module, "open_version", crash)
+    server = started(write_good(tmp_path / "models", "two", "chooser"))
+    try:
+        states = {entry.name: (entry.state, entry.reason) for entry in server.index(ready_only=False)}
+        assert states["two"][0] == "READY"
+        assert states["chooser"][0] == "UNAVAILABLE"
+        assert "MemoryError: a library's own" in states["chooser"][1]
+    finally:
+        server.stop()
+
+
+# --- profiles and belief ----------------------------------------------------------------------------------------------
+
+
+def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    measured: list[str] = []
+    real = server_module.measure_model
+
+    def spy(model: Any, *args: Any) -> Any:
+        measured.append(model.name)
+        return real(model, *args)
+
+    monkeypatch.setattr(server_module, "measure_model", spy)
+    return measured
+
+
+def test_a_profile_is_used_when_it_is_of_this_model_and_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cotenant.profile.measure import Effort
+    from cotenant.profile.sweep import profile_repository
+
+    root = write_good(tmp_path / "models", "two", "chooser")
+    quick = Effort(0.0, 1, 1, 0)
+    profile, errors = profile_repository(root, ServerConfig(), quick, fresh=False, on_step=lambda *_: None)
+    assert errors == {}
+    path = profile_path(root)
+    measured = count_measurements(monkeypatch)
+
+    def loads() -> list[str]:
+        measured.clear()
+        started(root).stop()
+        return sorted(measured)
+
+    assert loads() == []
+    write_model(root, "chooser", config(max_batch=2), {})  # another configuration: its profile is stale
+    assert loads() == ["chooser"]
+    write_model(root, "chooser", config(), {})
+    assert loads() == []
+    device = this_device()
+    for other in (
+        {"processor": "another processor"},
+        {"versions": {**device.versions, "onnxruntime": "1.0"}},
+    ):
+        stranger = type(device)(**{**{f: getattr(device, f) for f in device.__slots__}, **other})
+        save_profile(path, Profile(stranger, "", "", profile.models))
+        assert loads() == ["Owner of two", "Owner of two:1", "chooser"]
+    chopped = {
+        name: type(model)(model.digest, model.points, (*model.unit_ns, 5), (*model.cuts, model.cuts[-1] + 1), 1.0)
+        for name, model in profile.models.items()
+    }
+    save_profile(path, Profile(device, "", "", chopped))  # cut by an optimiser that made other units
+    assert loads() == ["Owner of two", "Owner of two:1", "chooser"]
+    path.write_text("{", encoding="utf-8")
+    assert loads() == ["Owner of two", "Owner of two:1", "chooser"]
+    assert path.read_text(encoding="utf-8") == "{"  # a server measures for itself, it writes no profile
+    save_profile(path, profile)
+    assert loads() == []
+    assert load_profile(path).models.keys() == {"Owner of two", "Owner of two:1", "chooser"}
+
+
+def test_belief_follows_what_is_observed(tmp_path: Path) -> None:
+    """A profile that is wrong by a factor of 1000 is corrected by the launches, up to the largest factor."""
+    root = write_good(tmp_path / "models", "two")
+    watch = Watch()
+    server = started(root, watch)
+    client = Client(server)
+    try:
+        base = server._tables["Owner of two"]
+        for factor, bound in ((1000.0, server._calibration.smallest), (0.001, server._calibration.largest)):
+            rows = tuple(
+                type(row)(row.shape, row.items, row.cores, max(1, round(row.latency_ns * factor))) for row in base.rows
+            )
+            server._tables["Owner of two"] = type(base)(rows, base.unit_weights, base.segment_ratio)
+            server._calibration.forget("Owner of two")
+            server._predictor = type(server._predictor)(server._tables)
+            server.driver.post(PredictorChanged(server._predictor))
+            for seed in range(40):
+                client.ask("two", feeds("two", seed))
+            assert server._calibration.factor("Owner of two") == pytest.approx(bound, rel=0.3)
+            believed = server.driver.read(lambda engine: engine.predictor)
+            assert believed is server._predictor
+            assert believed.scales == server._calibration.scales  # type: ignore[attr-defined]
+    finally:
+        server.stop()
+    assert [event for event in watch.events(PredictorChanged) if event.predictor.scales]
+
+
+def test_a_belief_that_refuses_everything_relaxes(tmp_path: Path) -> None:
+    """Nothing is launched while all is refused: without relaxation nothing would ever be served again."""
+    root = tmp_path / "models"
+    write_model(root, "two", config(slo_ms=2000), {1: lambda: scaled(1.0)})
+    server = started(root)
+    client = Client(server)
+    try:
+        calibration = server._calibration
+        served = client.ask("two", feeds("two"))
+        assert served.outcome is Outcome.ANSWERED
+        rows = tuple(type(row)(row.shape, row.items, row.cores, 10**9) for row in server._tables["two"].rows)
+        server._tables["two"] = type(server._tables["two"])(rows, server._tables["two"].unit_weights)
+        calibration._logs["two"] = float(np.log(8.0))
+        calibration._counts["two"] = 100
+        calibration._used["two"] = 8.0
+        server._predictor = type(server._predictor)(server._tables, calibration.scales)
+        server.driver.post(PredictorChanged(server._predictor))
+        outcomes = [client.ask("two", feeds("two", seed)).outcome for seed in range(12)]
+        refused = outcomes.index(Outcome.ANSWERED)
+        assert 1 <= refused <= 8
+        assert set(outcomes[:refused]) == {Outcome.REJECTED}
+        assert set(outcomes[refused:]) == {Outcome.ANSWERED}
+    finally:
+        server.stop()
+
+
+def test_without_adaptation_belief_stays(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    watch = Watch()
+    server = started(
+        root, watch, predict=PredictSection(adapt=False), policy=PolicySection(name="fcfs", drop=DropRule.NONE)
+    )
+    client = Client(server)
+    for seed in range(20):
+        client.ask("two", feeds("two", seed))
+    server.stop()
+    assert all(not event.predictor.scales for event in watch.events(PredictorChanged))
+    assert len(watch.events(PredictorChanged)) == 1
+    assert len(watch.events(LaunchEnded)) == len(watch.actions(Launch))
+    assert {action.outcome for action in watch.actions(Respond)} == {Outcome.ANSWERED}
+
+
+def test_a_launch_of_a_model_that_was_reloaded_teaches_nothing_of_the_new_one(server: Server) -> None:
+    from cotenant.core.actions import Launch as Action_
+    from cotenant.types import Partition
+
+    launch = Action_(10**6, 10**6, "chooser", (), 1, 0, 0, 1, True, Partition((0,)), 10, 10)
+    server._calibrate(0, TenantRemoved("nobody", ""), [launch], None)
+    server.load("chooser")
+    counts = dict(server._calibration._counts)
+    assert server._calibrate(10**9, LaunchEnded(10**6), [], None) is None
+    assert server._calibration._counts == counts
+
+
+def test_in_the_end_the_books_of_the_whole_module_balance(server: Server) -> None:
+    assert server.driver.wait_idle(WAIT_S)
+    assert_balanced(server)
