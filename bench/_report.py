@@ -26,10 +26,13 @@ def report(folder: Path = RESULTS) -> str:
 
 def _lines(record: dict[str, Any], device: int) -> Iterator[str]:
     for metric, value in record["summary"].items():
-        text = (
-            "" if value is None else f"{value:,.4g}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"
-        )
-        yield f"| {record['name']} | `{metric}` | {text} | {record['date'][:10]} | {device} |"
+        yield f"| {record['name']} | `{metric}` | {_text(value)} | {record['date'][:10]} | {device} |"
+
+
+def _text(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _device_text(device: dict[str, Any]) -> str:

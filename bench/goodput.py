@@ -104,7 +104,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         console.print(missing)
     if quick:
         console.print(
-            "quick: one seed and 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, edf on one lane"
+            "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, edf on one lane"
         )
     versions = mlserver.packages() if peer else {}
     return {"summary": summary, "rows": [*peer_rows, *rows], "seeds": seeds, "versions": versions}

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cotenant.load import LiveStats, LoadError, TenantLive, live_table
+from cotenant.load import LiveStats, LoadError, TenantLive
 from cotenant.load.clients import ModelInfo
 from cotenant.load.samples import sample_pool, slo_of
+from cotenant.report.live import live_table
 from cotenant.types import Outcome
 from cotenant.workload import Poisson, TenantLoad
 from cotenant.zoo import sample_inputs

@@ -119,3 +119,15 @@ def test_nobody_is_in_two_batches_of_one_decision() -> None:
     launched = [number for order in made.order for number in order]
     assert sorted(launched) == list(range(12))
     assert made.order[2:4] == [(2, 5, 8), (3, 6, 9)]
+
+
+def test_a_hopeless_query_joins_no_batch_where_the_rule_drops_it() -> None:
+    # The batch begins at 5 ms and takes 10 ms at least; the second member has until 14 ms only.
+    queries = [BLOCK, *[Query(n, "b", 1, at) for n, at in enumerate([FAR, 14 * MS + 1, FAR], start=1)]]
+    predictor = TablePredictor({**tables({"b": 10 * MS}, batch_slope=0.1).tables, **tables({"block": BLOCK_NS}).tables})
+    tenants = [Tenant("b", FAR, max_batch=8), Tenant("block", FAR)]
+    merged = {
+        drop: play(Fcfs(ONE_LANE, drop), tenants, predictor, queries).order[FIRST_BATCH]
+        for drop in (DropRule.HOPELESS, DropRule.NONE)
+    }
+    assert merged == {DropRule.HOPELESS: (1, 3), DropRule.NONE: (1, 2, 3)}

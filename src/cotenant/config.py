@@ -22,7 +22,7 @@ from cotenant.policies.listed import ListPolicy
 from cotenant.types import Partition
 
 NS_PER_MS = 1_000_000
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=1e9)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 T = TypeVar("T", bound=Struct)

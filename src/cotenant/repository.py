@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,3 +77,14 @@ def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
             raise ConfigError(f"{path}: is missing; put the ONNX file there or remove the directory")
         versions.append(ModelVersion(model, number, number == numbers[-1], path, config))
     return tuple(versions)
+
+
+def check_owners(found: Iterable[ModelVersion], owners: Mapping[str, str]) -> None:
+    """See to it that a tenant owns one model. `owners` gives the model by tenant. Raises ConfigError."""
+    for each in found:
+        owned = owners.get(each.tenant, each.model)
+        if owned != each.model:
+            raise ConfigError(
+                f"model {each.model!r}: tenant {each.tenant!r} owns model {owned!r} already, and a tenant owns "
+                "one model: give tenant.name another value in its config.toml"
+            )

@@ -24,11 +24,12 @@ def demo(
     from cotenant.cli.profile import profile_table, progress_bar
     from cotenant.config import device_cores, load_server_config
     from cotenant.demo import CONTENDERS, demo_workload, running_server
-    from cotenant.load import LiveStats, live_table, run_load_process
+    from cotenant.load import LiveStats, run_load_process
     from cotenant.metrics import to_json
     from cotenant.profile.measure import Effort
     from cotenant.profile.sweep import profile_repository
     from cotenant.report.charts import RunResult
+    from cotenant.report.live import live_table
     from cotenant.report.tables import outcome_table
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import SERVER_FILE, trace_path

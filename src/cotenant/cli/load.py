@@ -22,8 +22,9 @@ def load(
     from rich.live import Live
 
     from cotenant.cli.console import console as make_console
-    from cotenant.load import LiveStats, live_table, run_load_process
+    from cotenant.load import LiveStats, run_load_process
     from cotenant.metrics import to_json
+    from cotenant.report.live import live_table
     from cotenant.report.tables import outcome_table
     from cotenant.workload import load_workload, scale
 

@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops."""
     from cotenant.log import log_to_stderr
-    from cotenant.repository import trace_path
+    from cotenant.repository import model_names, trace_path
     from cotenant.serve.codec import Limits
     from cotenant.serve.grpc_server import GrpcServer
     from cotenant.serve.http_server import HttpServer
@@ -46,6 +46,7 @@ def serve(
     from cotenant.serve.server import Server
 
     log_to_stderr()
+    model_names(repository)  # says what is wrong with the path before anything is written there
     settings = settings_of(repository, policy, drop, preempt, lanes)
     chosen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     section = msgspec.structs.replace(

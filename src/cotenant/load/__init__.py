@@ -6,7 +6,6 @@ need.
 
 from cotenant.load.errors import LoadError
 from cotenant.load.generator import run_load
-from cotenant.load.live import live_table
 from cotenant.load.process import run_load_process
 from cotenant.load.result import Lag, LiveStats, LoadResult, TenantInfo, TenantLive
 
@@ -17,7 +16,6 @@ __all__ = [
     "LoadResult",
     "TenantInfo",
     "TenantLive",
-    "live_table",
     "run_load",
     "run_load_process",
 ]

@@ -9,14 +9,22 @@ from cotenant.types import Query
 
 
 def form_batch(
-    snapshot: Snapshot, queue: QueueView, head_at: int, taken: Collection[int], cores: int, latency: int
+    snapshot: Snapshot,
+    queue: QueueView,
+    head_at: int,
+    taken: Collection[int],
+    cores: int,
+    latency: int,
+    *,
+    skip_hopeless: bool,
 ) -> tuple[tuple[Query, ...], int]:
     """Choose the batch that is headed by the query at position `head_at`; give it and its predicted latency.
 
     A further query joins, in queue order, while the batch stays within `max_batch` rows and is predicted to end no
     later than it would take to run its queries in turn, by the deadline of each member that could meet it if launched
     alone, and early enough for the head of every other queue and for every paused batch. `taken` are queries promised
-    to another launch; `latency` is the predicted latency of the head alone.
+    to another launch; `latency` is the predicted latency of the head alone. With `skip_hopeless`, queries that
+    could not be in time even alone stay out.
     """
     tenant, predictor, now = queue.tenant, snapshot.predictor, snapshot.now_ns
     name, units = tenant.name, tenant.cuts[-1]
@@ -35,8 +43,11 @@ def form_batch(
         alone = (
             first if query.items == head.items else predictor.latency_ns(name, head.shape, query.items, 0, units, cores)
         )
+        in_time = now + alone <= query.deadline_ns
+        if skip_hopeless and not in_time:
+            continue
         together = predictor.latency_ns(name, head.shape, grown, 0, units, cores)
-        if now + alone <= query.deadline_ns:
+        if in_time:
             limit = min(limit, query.deadline_ns)
         if together > serial + alone or now + together > limit:
             break

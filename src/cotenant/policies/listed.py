@@ -108,7 +108,9 @@ class ListPolicy:
         snapshot, tenant = candidates.snapshot, queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
-            queries, latency = form_batch(snapshot, queue, at, candidates.taken, lane.size, latency)
+            queries, latency = form_batch(
+                snapshot, queue, at, candidates.taken, lane.size, latency, skip_hopeless=self.drop is _HOPELESS
+            )
         candidates.take(queue, queries)
         end = tenant.cuts[-1]
         if self.preempt and len(tenant.cuts) > 2:

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from cotenant.config import ServerConfig, device_cores, lanes_of
-from cotenant.errors import CotenantError
+from cotenant.errors import ConfigError, CotenantError
 from cotenant.profile.device import this_device
 from cotenant.profile.measure import Effort, Journal, measure_model
 from cotenant.profile.opening import OpenedModel, open_version
 from cotenant.profile.table import ModelProfile, Profile, ProfileError, load_profile, save_profile
-from cotenant.repository import find_versions, model_names, profile_path
+from cotenant.repository import CONFIG_FILE, MODEL_FILE, check_owners, find_versions, model_names, profile_path
 from cotenant.types import Partition
 
 OnStep = Callable[[int, int, str], None]
@@ -66,9 +66,18 @@ def profile_repository(
 def _open_all(root: Path) -> tuple[list[OpenedModel], dict[str, str]]:
     opened: list[OpenedModel] = []
     errors: dict[str, str] = {}
-    for name in model_names(root):
+    names = model_names(root)
+    if not names:
+        raise ConfigError(
+            f"{root}: holds no models to profile, expected directories with {CONFIG_FILE} and 1/{MODEL_FILE}"
+        )
+    owners: dict[str, str] = {}
+    for name in names:
         try:
-            opened += [open_version(root, found) for found in find_versions(root, name)]
+            versions = find_versions(root, name)
+            check_owners(versions, owners)
+            opened += [open_version(root, found) for found in versions]
+            owners.update({found.tenant: name for found in versions})
         except CotenantError as error:
             errors[name] = str(error)
     return opened, errors

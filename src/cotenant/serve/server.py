@@ -27,7 +27,7 @@ from cotenant.execute.protocol import Tensors
 from cotenant.profile.measure import QUICK, Journal, measure_model
 from cotenant.profile.opening import OpenedModel, is_of, open_version
 from cotenant.profile.table import ModelProfile, load_profile
-from cotenant.repository import ModelVersion, UnknownModelError, find_versions, model_names, profile_path
+from cotenant.repository import ModelVersion, UnknownModelError, check_owners, find_versions, model_names, profile_path
 from cotenant.serve.accounts import Account, Accounts, Sum
 from cotenant.serve.api import (
     Duration,
@@ -231,8 +231,11 @@ class Server:
         if versions is None:
             if not self._is_ready:
                 raise ServeError(Status.UNAVAILABLE, f"model {model!r}: the server is starting or shutting down")
-            if model in self._failed:
-                raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not served: {self._failed[model]}")
+            reason = self._failed.get(model)
+            if reason is not None:
+                raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not served: {reason}")
+            versions = self._models.get(model)  # a reload may have ended since the first look
+        if versions is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is unknown; 'v2/repository/index' lists the models")
         served = versions.get(version)
         if served is None:
@@ -243,7 +246,8 @@ class Server:
     def _prepare(self, model: str) -> dict[str, ServedModel]:
         """Open all versions of a model, with their profiles and the sessions that they will need."""
         found = find_versions(self.root, model)
-        self._check_owner(found)
+        served_by = [(served.tenant.name, name) for name, known in self._models.items() for served in known.values()]
+        check_owners(found, dict(served_by))
         names = tuple(str(each.version) for each in found)
         versions: dict[str, ServedModel] = {}
         for each in found:
@@ -258,16 +262,6 @@ class Server:
             if each.is_default:
                 versions[""] = served
         return versions
-
-    def _check_owner(self, found: Sequence[ModelVersion]) -> None:
-        for each in found:
-            for model, versions in self._models.items():
-                owners = {served.tenant.name for served in versions.values()}
-                if model != each.model and each.tenant in owners:
-                    raise CotenantError(
-                        f"model {each.model!r}: tenant {each.tenant!r} owns model {model!r} already, and a tenant owns "
-                        "one model: give tenant.name another value in its config.toml"
-                    )
 
     def _profile(self, found: ModelVersion, opened: OpenedModel) -> ModelProfile:
         path = profile_path(self.root)

@@ -1,0 +1,248 @@
+"""`cotenant serve` as users run it: a process, its ready line, its logs, signals, crashes and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotenant.load.errors import LoadError
+from cotenant.load.infer import infer_once
+from cotenant.repository import trace_path
+from cotenant.trace import read
+from onnx_samples import residual_cnn
+from repositories import config, write_good, write_model
+
+WAIT_S = 30.0
+COMMAND = (sys.executable, "-m", "cotenant")
+
+
+def cotenant(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False)
+
+
+class Process:
+    """A server in a process of its own, ready when this returns."""
+
+    def __init__(self, root: Path, *arguments: str) -> None:
+        self.log = root.parent / f"{root.name}.log"
+        self._stderr = self.log.open("w", encoding="utf-8")
+        self.popen = subprocess.Popen(
+            [*COMMAND, "serve", str(root), "--json", "--http-port", "0", "--grpc-port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            text=True,
+        )
+        assert self.popen.stdout is not None
+        self.ready: dict[str, Any] = json.loads(self.popen.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.ready['http_port']}"
+
+    def end(self, number: int) -> int:
+        self.popen.send_signal(number)
+        return self.popen.wait(WAIT_S)
+
+    @property
+    def logs(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text(encoding="utf-8").splitlines()]
+
+
+@contextmanager
+def serving(root: Path, *arguments: str) -> Iterator[Process]:
+    process = Process(root, *arguments)
+    try:
+        yield process
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.popen.wait(WAIT_S)
+        assert process.popen.stdout is not None
+        process.popen.stdout.close()
+        process._stderr.close()
+
+
+X = {"x": np.linspace(-1, 1, 8, dtype=np.float32)[None]}
+
+
+def test_serve_answers_drains_and_leaves_a_trace_that_replays(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    write_model(root, "bad", "[model]\n", {})
+    with serving(root) as process:
+        assert process.ready["models"] == {"bad": "UNAVAILABLE", "two": "READY"}
+        assert process.ready["policy"] == "edf (drop: hopeless)"
+        assert process.ready["http_port"] != process.ready["grpc_port"]
+        for _ in range(20):
+            assert infer_once(process.url, "two", X)["y"].shape == (1, 8)
+        assert process.end(signal.SIGTERM) == 0
+        assert {entry["level"] for entry in process.logs} <= {"info", "warning", "error"}
+        assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in process.logs)
+        [refusal] = [entry for entry in process.logs if entry["level"] == "error"]
+        assert "slo_ms is missing" in refusal["message"]
+    replayed = cotenant("replay", str(root), "--json")
+    assert (replayed.returncode, replayed.stderr) == (0, "")
+    result = json.loads(replayed.stdout)
+    assert result["same"] is True
+    assert result["events"] >= 40
+    told = cotenant("explain", "3", str(root))
+    assert told.returncode == 0
+    assert told.stdout.startswith("Query 3 of 'Owner of two' was answered after ")
+    missing = cotenant("explain", "999", str(root))
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert missing.stderr.startswith("cotenant: query 999 is not in this trace")
+
+
+def test_queries_in_flight_are_answered_while_it_drains(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root, "cnn", config(), {1: residual_cnn})
+    image = {"x": np.zeros((1, 3, 16, 16), np.float32)}
+    answered: list[int] = []
+    refused: list[str] = []
+    started = threading.Event()
+
+    with serving(root) as process:
+
+        def client() -> None:
+            while True:
+                try:
+                    infer_once(process.url, "cnn", image)
+                    answered.append(1)
+                    started.set()
+                except LoadError as error:
+                    refused.append(str(error))
+                    return
+
+        threads = [threading.Thread(target=client) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        assert started.wait(WAIT_S)
+        assert process.end(signal.SIGTERM) == 0
+        for thread in threads:
+            thread.join(WAIT_S)
+    assert len(refused) == 4
+    assert all("shutting down" in text or "stopping" in text or "no answer" in text for text in refused), refused
+    _, records = read(trace_path(root))
+    ended = [action["outcome"] for record in records for kind, action in record.actions if kind == "Respond"]
+    assert ended.count("answered") + ended.count("late") == len(answered)  # each was answered, and its client got it
+    assert "failed" not in ended
+    assert "cancelled" not in ended
+
+
+def test_interrupt_stops_it_as_well(tmp_path: Path) -> None:
+    with serving(write_good(tmp_path / "models", "chooser"), "--no-trace", "--policy", "fcfs") as process:
+        assert process.ready["policy"] == "fcfs (drop: hopeless)"
+        assert process.end(signal.SIGINT) == 0
+    assert not trace_path(tmp_path / "models").exists()
+
+
+def test_a_killed_server_leaves_a_readable_trace(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "two")
+    with serving(root) as process:
+        for _ in range(10):
+            infer_once(process.url, "two", X)
+        assert process.end(signal.SIGKILL) == -signal.SIGKILL
+    path = trace_path(root)
+    _, records = read(path)
+    assert sum(kind == "Respond" for record in records for kind, _ in record.actions) == 10
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-25])  # as the kill of a busy server leaves it
+    replayed = cotenant("replay", str(path), "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    assert json.loads(replayed.stdout)["same"] is True
+    assert cotenant("explain", "4", str(path), "--json").returncode == 0
+    timeline = tmp_path / "timeline.json"
+    assert cotenant("replay", str(path), "--perfetto", str(timeline)).returncode == 0
+    assert json.loads(timeline.read_text(encoding="utf-8"))["traceEvents"]
+
+
+@pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
+def test_a_taken_port_is_one_sentence_and_leaves_the_trace_of_the_other_alone(tmp_path: Path, option: str) -> None:
+    root = write_good(tmp_path / "models", "chooser")
+    path = trace_path(root)
+    path.parent.mkdir()
+    path.write_bytes(b"the trace of the server that is running\n")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = {"--http-port": "0", "--grpc-port": "0", option: str(taken.getsockname()[1])}
+        ended = cotenant("serve", str(root), *[word for pair in ports.items() for word in pair])
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("cotenant: ")
+    assert f"port {ports[option]}" in last
+    assert "0 takes any free one" in last
+    assert "Traceback" not in ended.stderr
+    assert path.read_bytes() == b"the trace of the server that is running\n"
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "sentence"),
+    [
+        (lambda root: None, (), "is not a directory"),
+        (lambda root: write_good(root, "chooser"), ("--policy", "zzz"), "name is 'zzz', expected one of"),
+        (lambda root: write_good(root, "chooser"), ("--lanes", "977"), "lanes is ((977,),), expected disjoint lists"),
+        (lambda root: write_good(root, "chooser"), ("--host", "no such host"), "is no address to listen on"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(
+    tmp_path: Path, make: Any, arguments: tuple[str, ...], sentence: str
+) -> None:
+    root = tmp_path / "models"
+    make(root)
+    ended = cotenant("serve", str(root), "--http-port", "0", "--grpc-port", "0", *arguments)
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert sentence in ended.stderr.splitlines()[-1]
+    assert not (root / ".cotenant").exists()
+
+
+def test_an_empty_repository_is_served_and_filled_later(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    root.mkdir()
+    with serving(root) as process:
+        assert process.ready["models"] == {}
+        with pytest.raises(LoadError, match="is unknown"):
+            infer_once(process.url, "two", X)
+        write_good(root, "two")
+        load = urllib.request.Request(f"{process.url}/v2/repository/models/two/load", data=b"{}", method="POST")
+        with urllib.request.urlopen(load, timeout=WAIT_S) as answer:
+            assert answer.status == 200
+        assert infer_once(process.url, "two", X)["y"].shape == (1, 8)
+        assert process.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are read from /proc")
+def test_a_niced_server_serves(tmp_path: Path) -> None:
+    """Lanes of a process that is nicer than they should be stay so; taking it back is the superuser's."""
+    root = write_good(tmp_path / "models", "two")
+    (root / "cotenant.toml").write_text("[device]\nlane_nice = 2\n", encoding="utf-8")
+    process = subprocess.Popen(
+        ["nice", "-n", "15", *COMMAND, "serve", str(root), "--json", "--http-port", "0", "--grpc-port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = json.loads(process.stdout.readline())
+        infer_once(f"http://127.0.0.1:{ready['http_port']}", "two", X)
+        threads = {
+            (entry / "comm").read_text().strip(): os.getpriority(os.PRIO_PROCESS, int(entry.name))
+            for entry in Path(f"/proc/{process.pid}/task").iterdir()
+        }
+        assert min(threads.values()) >= 15
+    finally:
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+        process.stdout.close()
