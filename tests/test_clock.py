@@ -48,12 +48,17 @@ def test_virtual_time_never_goes_back() -> None:
 
 
 class CountingCondition(threading.Condition):
-    """Counts how often the clock's thread goes to sleep, and for how long at most."""
+    """Counts how often the clock's thread goes to sleep and is woken, and for how long it sleeps at most."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[float | None] = []
         self.asleep = threading.Semaphore(0)
+        self.calls = 0
+
+    def notify(self, n: int = 1) -> None:
+        self.calls += 1
+        super().notify(n)
 
     def wait(self, timeout: float | None = None) -> bool:
         self.waits.append(timeout)
@@ -91,6 +96,7 @@ def test_the_thread_wakes_for_the_next_alarm_alone(condition: CountingCondition)
     assert condition.asleep.acquire(timeout=WAIT_S)
     for number in range(50):  # none of these is next: the thread must not be woken for them
         clock.call_at(start + hour + number, 0, lambda: None)
+    assert condition.calls == 1
     assert len(condition.waits) == 2
     assert condition.waits[1] is not None
     assert 3590 < condition.waits[1] <= 3600

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +14,7 @@ import pytest
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.segments import SegmentedModel
 from cotenant.graph.dfg import Tensor
-from cotenant.profile import measure
+from cotenant.profile import measure, sweep
 from cotenant.profile.device import this_device
 from cotenant.profile.inputs import make_inputs
 from cotenant.profile.measure import Effort, Journal, Sweep, measure_model
@@ -150,17 +149,28 @@ def test_a_profile_of_another_device_is_replaced(root: Path, counting: Counting)
     profile, _ = sweep_all(root)
     path = profile_path(root)
     save_profile(path, replace(profile, device=replace(profile.device, fingerprint="0123456789ab")))
-    (path.parent / "profile-0123456789ab.journal").write_text(
-        "".join(
-            json.dumps({"key": f"{model.digest}/shape0/items1/cores1", "value": {"shape": 0, "p50_ns": 1}}) + "\n"
-            for model in profile.models.values()
-        ),
-        encoding="utf-8",
-    )
     counting.points = 0
     again, _ = sweep_all(root)
     assert counting.points == sum(POINTS.values())
     assert again.device == this_device()
+
+
+def test_what_another_device_left_unfinished_is_not_believed(
+    root: Path, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(done: int, total: int, text: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    other = replace(this_device(), fingerprint="0123456789ab")
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "this_device", lambda: other)
+        with pytest.raises(KeyboardInterrupt):
+            profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+    assert counting.points == 3
+    counting.points = 0
+    sweep_all(root)
+    assert counting.points == sum(POINTS.values())
 
 
 @pytest.mark.skipif(this_device().cores < 2, reason="one core only")
@@ -250,11 +260,11 @@ def test_units_are_timed_one_by_one(cnn: SegmentedModel) -> None:
 def test_measuring_gives_the_thread_its_cores_back(cnn: SegmentedModel) -> None:
 
     before = os.sched_getaffinity(0)
-    sweep = Sweep("d", ({"x": (1, 3, 16, 16)},), 2, (tuple(sorted(before))[:1],), 1000, TINY)
+    plan = Sweep("d", ({"x": (1, 3, 16, 16)},), 2, (tuple(sorted(before))[:1],), 1000, TINY)
     told: list[str] = []
-    profile = measure_model(cnn, sweep, Journal(None), told.append)
+    profile = measure_model(cnn, plan, Journal(None), told.append)
     assert os.sched_getaffinity(0) == before
-    assert len(told) == sweep.steps
+    assert len(told) == plan.steps
     assert len(profile.cuts) > 2
     assert profile.segment_ratio >= 1
 
@@ -262,7 +272,7 @@ def test_measuring_gives_the_thread_its_cores_back(cnn: SegmentedModel) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measure_model(cnn, sweep, Journal(None), interrupt)
+        measure_model(cnn, plan, Journal(None), interrupt)
     assert os.sched_getaffinity(0) == before
 
 
