@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,8 +151,11 @@ def test_a_killed_server_leaves_a_readable_trace(tmp_path: Path) -> None:
     with serving(root) as process:
         for _ in range(10):
             infer_once(process.url, "two", X)
+        path = trace_path(root)
+        deadline = time.monotonic() + WAIT_S
+        while path.read_bytes().count(b'"Respond"') < 10 and time.monotonic() < deadline:
+            os.sched_yield()  # the trace follows the answers a tenth of a second later
         assert process.end(signal.SIGKILL) == -signal.SIGKILL
-    path = trace_path(root)
     _, records = read(path)
     assert sum(kind == "Respond" for record in records for kind, _ in record.actions) == 10
     whole = path.read_bytes()

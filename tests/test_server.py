@@ -544,7 +544,7 @@ def test_draining_answers_what_is_inside(tmp_path: Path) -> None:
 
 def threads_of(server: Server) -> Sequence[threading.Thread]:
     lanes = [lane._thread for lane in server._executor._lanes.values()]
-    return [thread for thread in [*lanes, server._clock._thread] if thread.is_alive()]  # type: ignore[attr-defined]
+    return [thread for thread in [*lanes, server.clock._thread] if thread.is_alive()]  # type: ignore[attr-defined]
 
 
 def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: Path) -> None:

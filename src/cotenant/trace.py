@@ -24,7 +24,8 @@ from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.types import Tenant
 
 FORMAT = "cotenant-trace/1"
-_FLUSH_BYTES = 1 << 16
+_MOST_RECORDS = 1 << 12
+"""Records kept in memory at most."""
 
 
 class TraceError(CotenantError):
@@ -101,36 +102,42 @@ def encode_record(record: Record) -> bytes:
 
 
 class TraceWriter:
-    """Writes a log; buffers, so call `flush` where the log is to be read while it grows.
+    """Writes a log. Records are kept as they are until `flush`, so that appending costs next to nothing.
 
-    `limit_bytes` bounds the file: recording stops there and a last line says so.
+    Events and actions are frozen, and nobody changes a list of actions once the engine has given it out. `limit_bytes`
+    bounds the file: recording stops there and a last line says so.
     """
 
     def __init__(self, file: BinaryIO, head: Header, *, limit_bytes: int | None = None) -> None:
         self._file = file
-        self._buffer = bytearray(_ENCODER.encode(head) + b"\n")
         self._left = limit_bytes
+        self._records: list[tuple[int, Event, list[Action]]] = []
+        file.write(_ENCODER.encode(head) + b"\n")
+        file.flush()
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action]) -> None:
         """Append one record."""
-        if self._left is not None and self._left <= 0:
-            return
-        before = len(self._buffer)
-        self._buffer += encode(time_ns, event, actions)
-        self._buffer += b"\n"
-        if self._left is not None:
-            self._left -= len(self._buffer) - before
-            if self._left <= 0:
-                self._buffer += _ENCODER.encode((time_ns, "LogFull", {}, [])) + b"\n"
-        if len(self._buffer) >= _FLUSH_BYTES:
+        self._records.append((time_ns, event, actions))
+        if len(self._records) >= _MOST_RECORDS:
             self.flush()
 
     def flush(self) -> None:
         """Hand everything to the file."""
-        if self._buffer:
-            self._file.write(self._buffer)
-            self._buffer.clear()
-            self._file.flush()
+        records, self._records = self._records, []
+        self.write(records)
+
+    def write(self, records: Iterable[tuple[int, Event, list[Action]]]) -> None:
+        """Encode records and hand them to the file."""
+        for time_ns, event, actions in records:
+            if self._left is not None and self._left <= 0:
+                break
+            line = encode(time_ns, event, actions) + b"\n"
+            self._file.write(line)
+            if self._left is not None:
+                self._left -= len(line)
+                if self._left <= 0:
+                    self._file.write(_ENCODER.encode((time_ns, "LogFull", {}, [])) + b"\n")
+        self._file.flush()
 
     def close(self) -> None:
         """Flush and close the file."""

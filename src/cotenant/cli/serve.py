@@ -64,7 +64,9 @@ def serve(
     try:
         ports = {"http_port": http.start(), "grpc_port": grpc.start()}
         if trace:  # once the ports are ours: a second server must not take the trace away from the first
-            recorder = Recorder(trace_path(repository), server.policy, server.cores, _TRACE_LIMIT_BYTES)
+            recorder = Recorder(
+                trace_path(repository), server.policy, server.cores, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
+            )
         server.start(*([recorder] if recorder else []))
         ready = {"host": section.host, **ports, "policy": policy_text(settings.policy)}
         index = server.index(ready_only=False)

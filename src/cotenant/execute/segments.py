@@ -145,8 +145,8 @@ class SegmentedModel:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
         `tensors` holds the model's inputs when `start == 0`, else at least those live at `start`. Tensors stay
-        OrtValues between segments; `to_numpy` turns results into arrays. Prepared ranges are used longest first,
-        what they leave out is loaded now.
+        OrtValues between segments, a run of the whole may give arrays; `to_numpy` turns results into arrays. Prepared
+        ranges are used longest first, what they leave out is loaded now.
 
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
         ModelError when onnxruntime fails.
@@ -157,8 +157,8 @@ class SegmentedModel:
             plan = self._plan(key, start, end)
         if start == 0:
             self._check_inputs(tensors)
-        if not self._plain:
-            return self._run_plain(plan[0], tensors)
+        if not self._plain or (start == 0 and plan[0].end == self.unit_count):
+            return self._run_plain(plan[0], tensors)  # whole: arrays in, arrays out costs half of a binding
         try:
             names = tensors if start == 0 else self.dfg.live(start)
             values = {name: _ort_value(tensors[name]) for name in names}
@@ -251,7 +251,9 @@ class SegmentedModel:
 
     def _run_plain(self, segment: _Segment, tensors: Mapping[str, Value]) -> dict[str, Value]:
         assert segment.session is not None
-        feeds = {n: v.numpy() if isinstance(v, ort.OrtValue) else v for n, v in tensors.items()}
+        feeds: dict[str, Any] = {n: v.numpy() if isinstance(v, ort.OrtValue) else v for n, v in tensors.items()}
+        if self._plain:
+            feeds = {name: np.asarray(value) for name, value in feeds.items()}
         try:
             return dict(zip(segment.outputs, segment.session.run(list(segment.outputs), feeds), strict=True))
         except Exception as error:

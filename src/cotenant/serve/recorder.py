@@ -1,18 +1,24 @@
-"""Writes the server's trace: an observer that reaches the file whenever nothing is left inside."""
+"""Writes the server's trace: an observer that keeps what happened, and a thread that writes it a little later."""
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cotenant.core.actions import Action, Respond
-from cotenant.core.events import Event, QueryArrived
+from cotenant.core.actions import Action
+from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Timing
 from cotenant.predict.table import TablePredictor
+from cotenant.serve.clock import Clock
 from cotenant.trace import TraceWriter, header
+
+FLUSH_NS = 100_000_000
+"""How long a record may stay in memory: writing in blocks keeps files and encoding out of the way of queries."""
+_FLUSH_PRIORITY = 9
 
 _log = logging.getLogger("cotenant.recorder")
 
@@ -20,39 +26,52 @@ _log = logging.getLogger("cotenant.recorder")
 class Recorder:
     """Records every event with its actions. The trace of the run before is kept beside it with the ending `.old`.
 
-    When the file cannot be written any more, recording stops with a warning, and serving goes on.
+    Encoding and writing happen on the clock's thread, within FLUSH_NS of the event. When the file cannot be written any
+    more, recording stops with a warning, and serving goes on.
     """
 
-    def __init__(self, path: Path, policy: Policy, cores: tuple[int, ...], limit_bytes: int) -> None:
+    def __init__(
+        self, path: Path, policy: Policy, cores: tuple[int, ...], clock: Clock, *, limit_bytes: int | None = None
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             os.replace(path, path.with_name(path.name + ".old"))
         created = datetime.now(UTC).isoformat(timespec="seconds")
         head = header(policy, TablePredictor({}), (), cores, created=created)
         self._writer = TraceWriter(path.open("wb"), head, limit_bytes=limit_bytes)
-        self._inside = 0
+        self._clock = clock
         self._path = path
+        self._appending = threading.Lock()
+        self._writing = threading.Lock()
+        self._records: list[tuple[int, Event, list[Action]]] = []
         self._is_broken = False
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
         if self._is_broken:
             return None
-        if isinstance(event, QueryArrived):
-            self._inside += 1
-        for action in actions:
-            if isinstance(action, Respond):
-                self._inside -= 1
-        try:
-            self._writer(time_ns, event, actions)
-            if self._inside == 0:
-                self._writer.flush()
-        except OSError as error:
-            self._is_broken = True
-            _log.warning("%s: recording stops, the file cannot be written: %s", self._path, error.strerror)
+        with self._appending:
+            is_first = not self._records
+            self._records.append((time_ns, event, actions))
+        if is_first:
+            self._clock.call_at(time_ns + FLUSH_NS, _FLUSH_PRIORITY, self.flush)
         return None
+
+    def flush(self) -> None:
+        """Write what there is."""
+        with self._writing:
+            with self._appending:
+                records, self._records = self._records, []
+            if self._is_broken:
+                return
+            try:
+                self._writer.write(records)
+            except OSError as error:
+                self._is_broken = True
+                _log.warning("%s: recording stops, the file cannot be written: %s", self._path, error.strerror)
 
     def close(self) -> None:
         """Write the rest."""
+        self.flush()
         if not self._is_broken:
             self._writer.close()

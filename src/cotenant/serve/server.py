@@ -72,7 +72,7 @@ class Server:
         self.policy = make_policy(settings.policy, self.lanes)
         self.accounts = Accounts()
         self.beliefs = Beliefs(max(lane.size for lane in self.lanes), adapt=settings.predict.adapt)
-        self._clock = clock or RealClock()
+        self.clock = clock or RealClock()
         self._executor = OnnxRuntimeExecutor(settings.device.lane_nice)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
@@ -86,7 +86,7 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.cores)
-        self._driver = Driver(engine, self._executor, self._clock, (self.accounts, self.beliefs, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
         names = model_names(self.root)
         if not names:
             _log.warning(
@@ -114,7 +114,7 @@ class Server:
                 self._remove(name, "the server stopped")
             self._driver.wait_idle(self.settings.server.drain_s)
         self._executor.close()
-        self._clock.close()
+        self.clock.close()
 
     @property
     def driver(self) -> Driver:
