@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("cotenant", deadline=None)  # tests assert behaviour, never times
+settings.load_profile("cotenant")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
