@@ -325,9 +325,7 @@ def _summary(rows: Sequence[dict[str, Any]], names: Sequence[str], factors: Sequ
 def _show(
     console: Console, rows: Sequence[dict[str, Any]], contenders: Sequence[Contender], factors: Sequence[float]
 ) -> None:
-    table = Table(
-        "load", "contender", "options", "attainment", "goodput/s", *(f"{model}" for model in MODELS), "p99 ms"
-    )
+    table = Table("load", "contender", "attainment", "goodput/s", *MODELS, "p99 ms")
     table.title = "Answered within the SLO, as a share of what was offered; medians over the seeds"
     for factor in factors:
         for contender in contenders:

@@ -4,9 +4,9 @@ A model of one Add, FP32[1,16]. One client with one connection sends binary requ
 with all its parts (trace, calibration, metrics), and waits for each answer; the same process calls the same ONNX file
 through a bare `onnxruntime` session. Rounds of the three take turns. Added = median round trip - median bare call; the
 summary is the median over the rounds. It is of the pinned setting (client on the first core, server on the last), which
-does not depend on where the system happens to put the threads. The rows also hold the unpinned setting, and `awake`: the
-pinned one with a loop of idle priority on every core. One request at a time leaves the cores asleep in between, and in a
-virtual machine waking them can take longer than the work.
+does not depend on where the system happens to put the threads. The rows also hold the unpinned setting, and `awake`:
+the pinned one with a loop of idle priority on every core. One request at a time leaves the cores asleep in between, and
+in a virtual machine waking them can take longer than the work.
 """
 
 from __future__ import annotations

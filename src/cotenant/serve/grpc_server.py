@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -24,7 +23,7 @@ from cotenant.serve.api import Backend, InferResult, ServeError, Status
 from cotenant.serve.codec import Limits, WireRequest
 from cotenant.serve.grpc_control import CONTROL, health
 from cotenant.serve.grpc_stream import Stream, encode_answer
-from cotenant.serve.grpc_threads import CallThreads
+from cotenant.serve.grpc_threads import CallThreads, Slots
 from cotenant.serve.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE
 
 _log = logging.getLogger("cotenant.grpc")
@@ -60,7 +59,7 @@ class GrpcServer:
         self._limits = limits or Limits()
         self._server: Any = None
         self._threads: CallThreads | None = None
-        self._slots = threading.BoundedSemaphore(self._limits.max_concurrent_rpcs)
+        self._slots = Slots(self._limits.max_concurrent_rpcs)
 
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
@@ -160,7 +159,7 @@ class GrpcServer:
         return call(self._backend, message)
 
     def _infer(self, message: Any, context: Any) -> Any:
-        if not self._slots.acquire(blocking=False):
+        if not self._slots.take():
             raise self._overload()
         try:
             wire = codec_grpc.decode_request(message, self._limits)
@@ -174,7 +173,7 @@ class GrpcServer:
                 context.set_trailing_metadata(((QUERY_KEY, str(result.query)),))
                 raise
         finally:
-            self._slots.release()
+            self._slots.give_back()
 
     def _overload(self) -> ServeError:
         return ServeError(
@@ -196,12 +195,12 @@ class GrpcServer:
         return result
 
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        if not self._slots.acquire(blocking=False):
+        if not self._slots.take():
             _abort(context, self._overload())
         try:
             yield from Stream(self._backend, self._limits).answers(requests, context)
         finally:
-            self._slots.release()
+            self._slots.give_back()
 
 
 def _with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:
