@@ -194,10 +194,18 @@ def _peer(
     tunings = mlserver.tunings(len(os.sched_getaffinity(0)))
     if quick:
         return [contender(tunings[0])], [], ""
-    found = [(_saturation(contender(tuning), mix, inputs, quick), tuning) for tuning in tunings]
+    found: list[tuple[float, mlserver.Tuning]] = []
+    failed = ""
+    for tuning in tunings:
+        try:
+            found.append((_saturation(contender(tuning), mix, inputs, quick), tuning))
+        except BenchError as error:
+            failed += f"MLServer with {tuning} is left out: {error}\n"
     rows = [{"contender": str(tuning), "saturation_per_s": rate} for rate, tuning in found]
+    if not found:
+        return [], rows, failed
     best = max(found, key=lambda each: each[0])[1]
-    return [contender(best)], rows, ""
+    return [contender(best)], rows, failed
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

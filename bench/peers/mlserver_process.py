@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -45,8 +46,8 @@ def tunings(cores: int) -> tuple[Tuning, ...]:
 
 def environment() -> Path:
     """Where MLServer's own virtual environment is, or would be."""
-    versions = REQUIREMENTS.read_text(encoding="utf-8").split("==")[-1].strip()
-    return cache_folder() / f"mlserver-{versions}-onnxruntime-{importlib.metadata.version('onnxruntime')}"
+    wanted = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:8]
+    return cache_folder() / f"mlserver-{wanted}-onnxruntime-{importlib.metadata.version('onnxruntime')}"
 
 
 def is_installed() -> bool:
@@ -109,6 +110,7 @@ def _configure(root: Path, models: Mapping[str, Path], tuning: Tuning) -> int:
         "metrics_dir": str(root / "metrics"),
     }
     (root / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    (root / "metrics").mkdir()
     for name, path in models.items():
         (root / name).mkdir()
         model = {
