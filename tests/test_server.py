@@ -27,6 +27,7 @@ from cotenant.execute.protocol import Timing
 from cotenant.profile.device import this_device
 from cotenant.profile.table import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
+from cotenant.serve import models as models_module
 from cotenant.serve import server as server_module
 from cotenant.serve.api import InferRequest, InferResult, ServeError, Status
 from cotenant.serve.server import Server
@@ -325,6 +326,14 @@ def test_a_declared_shape_is_found_for_every_length(client: Client, watch: Watch
     keys = [queries[number].merge_key for number in numbers]
     assert keys[1] == keys[5]
     assert len(set(keys)) == 5  # other lengths cannot be merged with it
+
+
+def test_merge_keys_do_not_fill_the_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_module, "_MOST_MERGE_KEYS", 3)
+    served = server._find("encoder", "")
+    keys = [served.form(InferRequest("encoder", encoder_feeds(1, length))).merge_key for length in range(40, 60)]
+    assert len(served._merge_keys) <= 3
+    assert len(set(keys)) == len(keys), "a key that was forgotten is not given to another shape"
 
 
 def test_merge_keys_differ_whatever_threads_ask_at_once(server: Server) -> None:

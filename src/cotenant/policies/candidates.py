@@ -17,10 +17,11 @@ class Candidates:
     Most decisions give away one candidate and end, so the books are made up only when another one is asked for.
     """
 
-    __slots__ = ("_heads", "_paused", "_unsettled", "snapshot", "taken")
+    __slots__ = ("_back", "_heads", "_paused", "_unsettled", "snapshot", "taken")
 
     def __init__(self, snapshot: Snapshot, batch_key: Callable[[BatchView, Predictor], Key]) -> None:
         self.snapshot = snapshot
+        self._back: frozenset[int] = frozenset()
         self.taken: set[int] = set()
         self._heads: dict[str, int] = {}
         """Positions of the heads that are not in front; the length of the queue when all of it is given away."""
@@ -35,6 +36,8 @@ class Candidates:
         """The best paused batch, or the best queue with the position of its head; a paused batch wins a tie."""
         if self._unsettled is not None:
             self._settle(*self._unsettled)
+        if self._back:
+            return self._best_in_front()
         heads = self._heads
         best_key: Key | None = None
         best_queue: QueueView | None = None
@@ -47,6 +50,36 @@ class Candidates:
         if self._paused and (best_key is None or self._paused[-1][0] <= best_key):
             return self._paused[-1][2]
         return None if best_queue is None else (best_queue, position)
+
+    def hold_back(self, queries: frozenset[int]) -> None:
+        """These queries are candidates only when there are no others."""
+        self._back = queries
+
+    @property
+    def paused_keys(self) -> list[tuple[Key, BatchView]]:
+        """The paused batches that are left, with their keys."""
+        return [(key, batch) for key, _, batch in self._paused]
+
+    def _best_in_front(self) -> BatchView | tuple[QueueView, int] | None:
+        """What `best` gives when some queries are held back."""
+        back, taken = self._back, self.taken
+        best_rank: tuple[bool, Key] | None = None
+        best: BatchView | tuple[QueueView, int] | None = None
+        for at, (key, _, batch) in enumerate(self._paused):
+            rank = (all(query.id in back for query in batch.queries), key)
+            if best_rank is None or rank < best_rank:
+                best_rank, best, place = rank, batch, at
+        for queue in self.snapshot.queues.values():
+            free = [at for at, query in enumerate(queue.queries) if query.id not in taken]
+            front = next((at for at in free if queue.queries[at].id not in back), None)
+            if free:
+                at = free[0] if front is None else front
+                rank = (front is None, queue.keys[at])
+                if best_rank is None or rank < best_rank:
+                    best_rank, best = rank, (queue, at)
+        if best is not None and not isinstance(best, tuple):
+            self._paused.append(self._paused.pop(place))  # where `take_batch` finds it
+        return best
 
     def take_batch(self) -> Key:
         """Give away the best paused batch; its key."""

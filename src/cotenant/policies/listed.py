@@ -14,6 +14,7 @@ from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, QueueVie
 from cotenant.errors import InvalidValueError
 from cotenant.policies.batching import form_batch
 from cotenant.policies.candidates import Candidates, Key
+from cotenant.policies.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
 from cotenant.predict.protocol import Predictor
 from cotenant.types import Partition, Query, Tenant
 
@@ -29,6 +30,8 @@ class ListPolicy:
     `preempt`: stop at segment boundaries and choose again; else every batch runs to its end once it has begun.
     `stretch`: with `preempt`, how much of the slack (SLO less own latency) of a query that might arrive and go first
     one launch may use up before it reaches a boundary. 0 stops at every cut.
+
+    Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`.
 
     Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
     """
@@ -65,6 +68,10 @@ class ListPolicy:
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, most urgent candidate first."""
         candidates = Candidates(snapshot, self.batch_key)
+        if self.drop is _HOPELESS and differ_in_weight(snapshot):
+            lane = self.lanes[0]
+            jobs = waiting_jobs(snapshot, candidates.paused_keys, lane.size)
+            candidates.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
         starts: list[Start] = []
         drops: list[Drop] = []
         free = snapshot.free_mask

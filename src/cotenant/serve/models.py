@@ -23,6 +23,8 @@ from cotenant.types import Tenant
 
 PLATFORM = "onnxruntime_onnx"
 BACKEND = "onnxruntime"
+_MOST_MERGE_KEYS = 4096
+"""Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class ServedModel:
         row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
         key = self._merge_keys.get(row_shapes)
         if key is None:
+            if len(self._merge_keys) >= _MOST_MERGE_KEYS:
+                self._merge_keys.clear()  # the numbers go on, so that no key ever stands for two shapes
             key = self._merge_keys.setdefault(row_shapes, next(self._next_key))
         return QueryForm(items, self._nearest_shape(arrays, items), key)
 

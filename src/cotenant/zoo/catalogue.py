@@ -123,7 +123,7 @@ def config_text(model: str) -> str:
         "[tenant]",
         f'name = "{model}"',
         f"slo_ms = {spec.slo_ms}  # a query is in time if it is answered so soon after its arrival",
-        "weight = 1.0  # share of admission under overload",
+        "weight = 1.0  # under overload, what a query is worth beside those of other tenants",
         "priority = 0  # 1 is the highest; 0 asks for none",
         f"max_queue = {spec.max_queue}  # further queries are rejected while so many wait",
         "",
