@@ -51,9 +51,9 @@ class Candidates:
             return self._paused[-1][2]
         return None if best_queue is None else (best_queue, position)
 
-    def hold_back(self, queries: frozenset[int]) -> None:
-        """These queries are candidates only when there are no others."""
-        self._back = queries
+    def hold_back(self, numbers: frozenset[int]) -> None:
+        """The queries of these numbers are candidates only when there are no others."""
+        self._back = numbers
 
     @property
     def paused_keys(self) -> list[tuple[Key, BatchView]]:
