@@ -24,6 +24,7 @@ PURE_MAY_IMPORT = (
     "cotenant.policies",
     "cotenant.types",
     "cotenant.errors",
+    "cotenant.frozen",
     "cotenant.graph.dfg",
     "cotenant.predict.protocol",
 )
@@ -104,7 +105,8 @@ def test_core_and_policies_do_no_io_of_their_own(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "allowed", ["cotenant.types", "cotenant.errors", "cotenant.graph.dfg", "cotenant.predict.protocol"]
+    "allowed",
+    ["cotenant.types", "cotenant.errors", "cotenant.frozen", "cotenant.graph.dfg", "cotenant.predict.protocol"],
 )
 def test_what_the_core_may_import_is_pure_itself(allowed: str) -> None:
     for imported in imports(allowed):

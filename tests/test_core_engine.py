@@ -18,9 +18,9 @@ from cotenant.core.events import (
     TenantRemoved,
     TimerFired,
 )
-from cotenant.core.frozen import quick_init
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
+from cotenant.frozen import quick_init
 from cotenant.policies.edf import Edf
 from cotenant.policies.fcfs import Fcfs
 from cotenant.types import Outcome, Partition, Query, Tenant

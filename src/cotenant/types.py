@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cotenant.errors import InvalidValueError
+from cotenant.frozen import quick_init
 
 DEFAULT_PRIORITY = 0
 """Stands for "no priority given"; as in Triton, 1 is the most urgent level and larger numbers are less urgent."""
@@ -78,6 +79,7 @@ class Tenant:
         return self.cuts[-1]
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Query:
     """One inference inside the core.

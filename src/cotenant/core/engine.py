@@ -77,6 +77,7 @@ class Engine:
         self._batches: dict[int, Batch] = {}
         self._free_mask = Partition(tuple(cores)).mask
         self._waiting = 0
+        self._weights_differ = False
         self._expiries: list[tuple[int, int]] = []
         self._timer_ns: int | None = None
         self._launch_count = 0
@@ -123,7 +124,9 @@ class Engine:
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """What the policy sees now. Valid until the next event."""
-        return Snapshot(now_ns, self._queues, self._paused, self._running, self._free_mask, self.predictor)
+        return Snapshot(
+            now_ns, self._queues, self._paused, self._running, self._free_mask, self.predictor, self._weights_differ
+        )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Take one event and say what has to be done, in order. `now_ns` never goes back."""
@@ -230,6 +233,7 @@ class Engine:
         if event.tenant.name in self._queues:
             raise ProtocolViolationError(f"tenant {event.tenant.name!r} is there already; remove it first")
         self._queues[event.tenant.name] = TenantQueue(event.tenant)
+        self._compare_weights()
 
     def _on_tenant_removed(self, event: TenantRemoved, now_ns: int, actions: list[Action]) -> None:
         if event.tenant not in self._queues:
@@ -238,6 +242,10 @@ class Engine:
             if live.query.tenant == event.tenant:
                 self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {event.reason}", actions)
         del self._queues[event.tenant]
+        self._compare_weights()
+
+    def _compare_weights(self) -> None:
+        self._weights_differ = len({queue.tenant.weight for queue in self._queues.values()}) > 1
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor

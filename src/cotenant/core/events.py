@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cotenant.core.frozen import quick_init
+from cotenant.frozen import quick_init
 from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, Tenant
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from cotenant.core.actions import Launch
-from cotenant.core.frozen import quick_init
+from cotenant.frozen import quick_init
 from cotenant.predict.protocol import Predictor
 from cotenant.types import Partition, Query, Tenant
 
@@ -95,6 +95,8 @@ class Snapshot:
     free_mask: int
     """Cores that no launch holds, as bits."""
     predictor: Predictor
+    weights_differ: bool = False
+    """Whether the tenants, waiting or not, have different weights."""
 
 
 @quick_init

@@ -68,7 +68,7 @@ class ListPolicy:
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, most urgent candidate first."""
         candidates = Candidates(snapshot, self.batch_key)
-        if self.drop is _HOPELESS and differ_in_weight(snapshot):
+        if snapshot.weights_differ and self.drop is _HOPELESS and differ_in_weight(snapshot):
             lane = self.lanes[0]
             jobs = waiting_jobs(snapshot, candidates.paused_keys, lane.size)
             candidates.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
