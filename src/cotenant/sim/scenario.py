@@ -7,7 +7,7 @@ the same quantile the policy is clairvoyant about latencies, which tables made h
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cotenant.config import NS_PER_MS, PolicySection, make_policy
@@ -106,7 +106,7 @@ def run_scenario(
     made = make_policy(policy, scenario.lanes)
     predictor = TablePredictor(scenario.tables)
     tenants = [
-        tenant if made.preempt else _uncut(tenant) for tenant in scenario.tenants
+        tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants
     ]  # a policy that never stops inside a model runs it whole, without the cost of cuts
     engine = Engine(tenants, made, predictor, scenario.cores)
     world = TableWorld(TablePredictor(scenario.tables), noise=assumptions.noise, seed=seed)
@@ -126,15 +126,3 @@ def run_scenario(
 
     simulate(engine, world, source(), responded, decision_ns=assumptions.decision_ns, log=log)
     return outcomes
-
-
-def _uncut(tenant: Tenant) -> Tenant:
-    return Tenant(
-        tenant.name,
-        tenant.slo_ns,
-        (0, tenant.unit_count),
-        tenant.max_batch,
-        tenant.weight,
-        tenant.priority,
-        tenant.max_queue,
-    )
