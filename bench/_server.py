@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench._registry import BenchError
+from cotenant.demo import stop_process
 from cotenant.zoo import build
 
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
@@ -66,12 +66,7 @@ def serving(repository: Path, *options: str, cores: Sequence[int] = ()) -> Itera
             ready = json.loads(line)
             yield Running(process.pid, ready["host"], ready["http_port"], ready["grpc_port"])
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop_process(process, _STOP_S)
             if process.stdout is not None:
                 process.stdout.close()
 

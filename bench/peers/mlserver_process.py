@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from bench._registry import BenchError
 from bench._server import cache_folder
+from cotenant.demo import stop_process
 
 FOLDER = Path(__file__).resolve().parent
 REQUIREMENTS = FOLDER / "requirements-mlserver.txt"
@@ -90,12 +90,7 @@ def serving(models: Mapping[str, Path], tuning: Tuning) -> Iterator[str]:
                 _wait_ready(process, port, models, log.name)
                 yield f"http://127.0.0.1:{port}"
             finally:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(_STOP_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+                stop_process(process, _STOP_S)
 
 
 def _configure(root: Path, models: Mapping[str, Path], tuning: Tuning) -> int:

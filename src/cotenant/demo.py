@@ -94,6 +94,16 @@ def _service_ns(profile: Profile, model: str) -> float:
     )
 
 
+def stop_process(process: subprocess.Popen[Any], patience_s: float) -> int:
+    """Ask a process to stop, and make it stop when it has not done so in time; its exit status."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        return process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
 @contextmanager
 def running_server(repository: Path, contender: Contender) -> Iterator[Running]:
     """Start `cotenant serve` on free ports, wait until it is ready, and stop it cleanly in the end.
@@ -117,13 +127,7 @@ def running_server(repository: Path, contender: Contender) -> Iterator[Running]:
             host = ready["host"]
             yield Running(process, f"http://{host}:{ready['http_port']}", f"{host}:{ready['grpc_port']}")
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                status = process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                status = -1
+            status = stop_process(process, _STOP_S)
             if process.stdout is not None:
                 process.stdout.close()
     if status != 0:

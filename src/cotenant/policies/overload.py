@@ -11,8 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from cotenant.core.snapshot import BatchView, QueueView, Snapshot
-
-Key = tuple[int, ...]
+from cotenant.policies.candidates import Key
 
 
 class Job(NamedTuple):
