@@ -11,8 +11,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.simulated import TableWorld, World
-from cotenant.policies import POLICIES
-from cotenant.policies.listed import ListPolicy
+from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Partition, Query, Tenant
@@ -34,7 +33,13 @@ def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float |
     return TablePredictor(made)
 
 
-def make_policy(name: str, options: Mapping[str, Any]) -> ListPolicy:
+def policy_of(name: str, lanes: tuple[Partition, ...], drop: DropRule, preempt: bool, stretch: float) -> AnyPolicy:
+    """Any policy from the options that most have in common."""
+    options = {} if name == "overlap" else {"stretch": stretch}
+    return POLICIES[name](lanes, drop, preempt=preempt, **options)  # type: ignore[arg-type]
+
+
+def make_policy(name: str, options: Mapping[str, Any]) -> AnyPolicy:
     """A policy from the options of a log's header."""
     lanes = tuple(Partition(tuple(lane["cores"])) for lane in options["lanes"])
     return POLICIES[name](**{**options, "lanes": lanes, "drop": DropRule(options["drop"])})

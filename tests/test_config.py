@@ -22,6 +22,7 @@ from cotenant.config import (
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
+from cotenant.policies.overlap import Overlap
 from cotenant.trace import header
 from cotenant.types import Partition
 from scenario import CORES, ONE_LANE, TWO_LANES, tables
@@ -144,14 +145,13 @@ def test_lanes_that_do_not_fit_are_named(lanes: object) -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None:
-    policy = make_policy(PolicySection(name=name, drop=DropRule.EXPIRED, preempt=True, stretch=0.3), TWO_LANES)
-    assert (policy.name, policy.drop, policy.preempt, policy.stretch, policy.lanes) == (
-        name,
-        DropRule.EXPIRED,
-        True,
-        0.3,
-        TWO_LANES,
-    )
+    section = PolicySection(name=name, drop=DropRule.EXPIRED, preempt=True, stretch=0.3, ways=3, members=1)
+    policy = make_policy(section, TWO_LANES)
+    assert (policy.name, policy.drop, policy.preempt, policy.lanes) == (name, DropRule.EXPIRED, True, TWO_LANES)
+    if isinstance(policy, Overlap):
+        assert (policy.ways, policy.members) == (3, 1)
+    else:
+        assert policy.stretch == 0.3
     assert make_policy(PolicySection(name=name), ONE_LANE).preempt == POLICIES[name](ONE_LANE).preempt
     head = msgspec.json.decode(
         msgspec.json.encode(header(policy, tables({"a": 1}), (), CORES, created="").policy_options)
@@ -160,8 +160,10 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
 
 
 def test_unknown_policies_and_damaged_headers_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"name is 'zzz', expected one of edf, fcfs, sjf"):
+    with pytest.raises(ConfigError, match=r"name is 'zzz', expected one of clockwork, edf, fcfs, overlap, sjf"):
         make_policy(PolicySection(name="zzz"), ONE_LANE)
+    with pytest.raises(ConfigError, match=r"\[policy\]: policy 'overlap': members is 3, expected 0 \(all lanes\) to 2"):
+        make_policy(PolicySection(name="overlap", members=3), TWO_LANES)
     good = {"lanes": [{"cores": [0], "device": "cpu"}], "drop": "none", "preempt": False, "stretch": 0.1}
     for damage in ({"drop": "zzz"}, {"lanes": [{}]}, {"lanes": None}, {"lanes": [{"cores": [], "device": "cpu"}]}):
         with pytest.raises(ConfigError, match="trace header: policy_options cannot be used"):

@@ -240,6 +240,7 @@ class Scripted:
     name: str = "scripted"
     drop: DropRule = DropRule.NONE
     lanes: tuple[Partition, ...] = TWO_LANES
+    grouped: bool = False
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: object) -> tuple[int, ...]:
         return (query.id,)

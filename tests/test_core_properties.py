@@ -20,26 +20,29 @@ from hypothesis.stateful import (
 )
 
 from cotenant import trace
-from cotenant.core.actions import Launch, Release, Respond, SetTimer
+from cotenant.core.actions import Launch, Plan, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
+    PlanDue,
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
     TenantAdded,
     TenantRemoved,
+    TenantResumed,
+    TenantSuspended,
     TimerFired,
 )
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
-from cotenant.policies import POLICIES
-from cotenant.policies.listed import ListPolicy
+from cotenant.policies import POLICIES, AnyPolicy
+from cotenant.policies.overlap import Overlap
 from cotenant.predict.protocol import Predictor
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
-from cotenant.types import Outcome, Query, Tenant, priority_rank
-from scenario import CORES, ONE_LANE, TWO_LANES, make_policy
+from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
+from scenario import CORES, ONE_LANE, TWO_LANES, make_policy, policy_of
 
 TENANTS = {
     "quick": Tenant("quick", slo_ns=40, max_batch=4, max_queue=4),
@@ -66,18 +69,27 @@ def frozen(snapshot: Snapshot) -> tuple[object, ...]:
     )
 
 
+def lanes_used(policy: AnyPolicy) -> tuple[tuple[Partition, ...], ...]:
+    """All partitions that a policy may launch in."""
+    if isinstance(policy, Overlap):
+        return tuple(split for splits in policy.shares.splits for split in splits)
+    return (policy.lanes,)
+
+
 class Watched:
     """A policy under watch: it must leave the snapshot alone, and decide the same when asked again."""
 
-    def __init__(self, policy: ListPolicy) -> None:
+    def __init__(self, policy: AnyPolicy) -> None:
         self._policy = policy
         self.name, self.drop, self.lanes = policy.name, policy.drop, policy.lanes
+        self.grouped = policy.grouped
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         return self._policy.queue_key(query, tenant, predictor)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        assert any(lane.mask & snapshot.free_mask == lane.mask for lane in self.lanes), "asked without a free lane"
+        if not self.grouped:
+            assert any(lane.mask & snapshot.free_mask == lane.mask for lane in self.lanes), "asked without a free lane"
         before = frozen(snapshot)
         decision = self._policy.decide(snapshot, memory)
         assert frozen(snapshot) == before
@@ -97,7 +109,8 @@ class EngineMachine(RuleBasedStateMachine):
         stretch=st.sampled_from([0.0, 0.1, 1.0]),
     )
     def start(self, drop: DropRule, lanes: Any, stretch: float) -> None:
-        self.policy = POLICIES[self.policy_name](lanes, drop, self.preempt, stretch)
+        self.policy = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
+        self.partitions = {lane for split in lanes_used(self.policy) for lane in split}
         self.predictor = TablePredictor(MODELS)
         self.tenants = dict(TENANTS)
         self.engine = Engine(TENANTS.values(), Watched(self.policy), self.predictor, CORES)
@@ -113,6 +126,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}
         self.reached: dict[int, int] = {}
         self.draining = False
+        self.suspended: set[str] = set()
+        self.groups = 0
 
     # --- what can happen ---------------------------------------------------------------------------------------
 
@@ -168,7 +183,20 @@ class EngineMachine(RuleBasedStateMachine):
     def remove_tenant(self, pick: int) -> None:
         name = sorted(self.tenants)[pick % len(self.tenants)]
         del self.tenants[name]
+        self.suspended.discard(name)
         self.tell(TenantRemoved(name, "unloaded"))
+
+    @rule(tenant=st.sampled_from([*TENANTS, "stranger"]))
+    def suspend_tenant(self, tenant: str) -> None:
+        """One that is suspended already, or unknown, is left alone."""
+        if tenant in self.tenants:
+            self.suspended.add(tenant)
+        self.tell(TenantSuspended(tenant, "its worker died"))
+
+    @rule(tenant=st.sampled_from([*TENANTS, "stranger"]))
+    def resume_tenant(self, tenant: str) -> None:
+        self.suspended.discard(tenant)
+        self.tell(TenantResumed(tenant))
 
     @precondition(lambda self: len(self.tenants) < len(TENANTS))
     @rule()
@@ -201,6 +229,11 @@ class EngineMachine(RuleBasedStateMachine):
         actions = self.engine.handle(event, self.now)
         self.log(self.now, event, actions)
         ended = self.running.pop(event.launch) if isinstance(event, LaunchEnded) else None
+        started = [action for action in actions if isinstance(action, Launch)]
+        if started:
+            assert {launch.group for launch in started} == {self.groups}, "started together, but no group"
+            assert not (self.policy.grouped and self.running), "a group starts while another one runs"
+            self.groups += 1
         if ended is not None:
             self.reached[ended.batch] = ended.end
         for action in actions:
@@ -212,6 +245,9 @@ class EngineMachine(RuleBasedStateMachine):
                 assert action.batch in self.batches, "released twice, or never begun"
                 assert all(launch.batch != action.batch for launch in self.running.values())
                 assert not self.batches.pop(action.batch)[1] - set(self.ended)
+            elif isinstance(action, Plan):
+                assert self.policy.grouped
+                assert self.running, "nothing to plan behind"
             else:
                 assert isinstance(action, SetTimer)
                 assert self.timer is None or action.at_ns < self.timer
@@ -219,6 +255,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.timer = action.at_ns
         if ended is not None and ended.last and isinstance(event, LaunchEnded) and event.error is None:
             assert not self.batches.pop(ended.batch)[1] - set(self.ended), "the last unit ran, but someone is left"
+        if any(isinstance(action, Plan) for action in actions):
+            self.tell(PlanDue())
         if isinstance(event, QueryArrived):
             is_refused = self.ended.get(event.query.id) is Outcome.REJECTED
             if self.draining or event.query.tenant not in self.tenants:
@@ -246,9 +284,12 @@ class EngineMachine(RuleBasedStateMachine):
             case Outcome.FAILED:
                 if isinstance(event, TenantRemoved):
                     assert event.tenant == query.tenant
+                elif isinstance(event, TenantSuspended):
+                    assert event.tenant == query.tenant
+                    assert not waited, "those who wait are served later"
                 else:
                     assert isinstance(event, LaunchEnded)
-                    assert event.error is not None
+                    assert event.error is not None or query.tenant in self.suspended
                     assert ended is not None
                     assert query.id in ended.queries
             case Outcome.CANCELLED:
@@ -259,7 +300,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")
 
     def check_launch(self, launch: Launch) -> None:
-        assert launch.partition in self.policy.lanes
+        assert launch.partition in self.partitions
+        assert launch.tenant not in self.suspended
         assert all(launch.partition.mask & other.partition.mask == 0 for other in self.running.values()), "overbooked"
         assert launch.predicted_ns > 0
         queries = [self.arrived[number] for number in launch.queries]
@@ -313,8 +355,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         busy = sum(launch.partition.mask for launch in self.running.values())
-        if any(lane.mask & busy == 0 for lane in self.policy.lanes):
-            assert not self.queued
+        if not busy if self.policy.grouped else any(lane.mask & busy == 0 for lane in self.policy.lanes):
+            assert all(query.tenant in self.suspended for query in self.queued.values())
             in_flight = {launch.batch for launch in self.running.values()}
             assert set(self.batches) <= in_flight, "a batch is paused beside a free lane"
 
@@ -323,6 +365,8 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.draining = True
         self.tell(DrainStarted())
+        for name in sorted(self.suspended):
+            self.resume_tenant(name)
         while self.running:
             self.now += 1
             self.tell(LaunchEnded(min(self.running)))

@@ -18,14 +18,13 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule
 from cotenant.execute.simulated import SimulatedExecutor, TableWorld
-from cotenant.policies import POLICIES
-from cotenant.policies.listed import ListPolicy
+from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.serve.clock import VirtualClock
 from cotenant.serve.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Partition, Query, Tenant, priority_rank
-from scenario import CORES, MS, ONE_LANE, TWO_LANES
+from scenario import CORES, MS, ONE_LANE, TWO_LANES, policy_of
 
 TENANTS = (
     Tenant("wide", 200 * MS, cuts=(0, 2, 5, 8), weight=3.0),
@@ -69,7 +68,7 @@ Lines = list[bytes]
 Told = list[tuple[int, Respond, int]]
 
 
-def simulated(policy: ListPolicy, queries: Sequence[Query], **world: Any) -> tuple[Lines, Told]:
+def simulated(policy: AnyPolicy, queries: Sequence[Query], **world: Any) -> tuple[Lines, Told]:
     lines: Lines = []
     told: Told = []
 
@@ -87,7 +86,7 @@ def simulated(policy: ListPolicy, queries: Sequence[Query], **world: Any) -> tup
     return lines, told
 
 
-def served(policy: ListPolicy, queries: Sequence[Query], **world: Any) -> tuple[Lines, Told]:
+def served(policy: AnyPolicy, queries: Sequence[Query], **world: Any) -> tuple[Lines, Told]:
     lines: Lines = []
     told: Told = []
     clock = VirtualClock()
@@ -127,7 +126,7 @@ MODES = list(
 def test_simulator_and_server_write_the_same_log(
     name: str, drop: DropRule, lanes: tuple[Partition, ...], cut: tuple[bool, float]
 ) -> None:
-    policy = POLICIES[name](lanes, drop, preempt=cut[0], stretch=cut[1])
+    policy = policy_of(name, lanes, drop, *cut)
     for number, world in enumerate(({}, {"noise": 0.3, "seed": 5}, {"noise": 0.1, "failure_rate": 0.1, "seed": 6})):
         queries = workload(seed=number, gap_ns=(7 if len(lanes) == 2 else 10) * MS)
         lines, told = simulated(policy, queries, **world)
@@ -143,7 +142,7 @@ def test_simulator_and_server_write_the_same_log(
     gap_ms=st.integers(1, 30),
     grid_ms=st.sampled_from([1, 2, 5]),
     policy=st.builds(
-        lambda name, lanes, drop, preempt, stretch: POLICIES[name](lanes, drop, preempt=preempt, stretch=stretch),
+        policy_of,
         st.sampled_from(sorted(POLICIES)),
         st.sampled_from([ONE_LANE, TWO_LANES]),
         st.sampled_from(list(DropRule)),
@@ -151,7 +150,7 @@ def test_simulator_and_server_write_the_same_log(
         st.sampled_from([0.0, 0.1, 1.0]),
     ),
 )
-def test_coinciding_events_have_one_order(seed: int, gap_ms: int, grid_ms: int, policy: ListPolicy) -> None:
+def test_coinciding_events_have_one_order(seed: int, gap_ms: int, grid_ms: int, policy: AnyPolicy) -> None:
     """Latencies, arrivals and time-outs on one coarse grid: nearly all events happen at the instant of another."""
     queries = workload(seed, gap_ms * MS, grid_ms * MS)
     assert served(policy, queries) == simulated(policy, queries)

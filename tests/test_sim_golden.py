@@ -15,9 +15,11 @@ from cotenant import trace
 from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.execute.simulated import TableWorld
+from cotenant.policies import AnyPolicy
+from cotenant.policies.clockwork import Clockwork
 from cotenant.policies.edf import Edf
 from cotenant.policies.fcfs import Fcfs
-from cotenant.policies.listed import ListPolicy
+from cotenant.policies.overlap import Overlap
 from cotenant.policies.sjf import Sjf
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.sim.driver import simulate
@@ -27,7 +29,7 @@ from scenario import CORES, MS, ONE_LANE, TWO_LANES, make_policy
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT_BYTES = 60_000
 
-RUNS: dict[str, tuple[ListPolicy, float]] = {
+RUNS: dict[str, tuple[AnyPolicy, float]] = {
     "fcfs": (Fcfs(ONE_LANE, DropRule.EXPIRED), 0.9),
     "fcfs-no-drop": (Fcfs(ONE_LANE, DropRule.NONE), 1.2),
     "sjf": (Sjf(ONE_LANE), 1.1),
@@ -35,6 +37,8 @@ RUNS: dict[str, tuple[ListPolicy, float]] = {
     "edf": (Edf(ONE_LANE), 1.1),
     "edf-two-lanes": (Edf(TWO_LANES, DropRule.EXPIRED, preempt=False), 1.1),
     "edf-every-cut": (Edf(ONE_LANE, stretch=0.0), 0.8),
+    "clockwork": (Clockwork(ONE_LANE), 1.1),
+    "overlap": (Overlap(TWO_LANES), 1.1),
 }
 """Policy and load of each run."""
 
@@ -84,7 +88,7 @@ def workload(load: float) -> list[Query]:
     return queries
 
 
-def record(policy: ListPolicy, load: float) -> bytes:
+def record(policy: AnyPolicy, load: float) -> bytes:
     file = io.BytesIO()
     believed = TablePredictor(TABLES)
     log = trace.TraceWriter(file, trace.header(policy, believed, TENANTS, CORES, created=""))

@@ -17,8 +17,8 @@ from msgspec import Meta, Struct
 
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.policies import POLICIES
-from cotenant.policies.listed import ListPolicy
+from cotenant.policies import POLICIES, AnyPolicy
+from cotenant.policies.overlap import Overlap
 from cotenant.types import Partition
 
 NS_PER_MS = 1_000_000
@@ -33,13 +33,17 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class TenantSection(_Section, frozen=True):
-    """`[tenant]`: who owns the model and what was promised. `slo_ms` is required."""
+    """`[tenant]`: who owns the model and what was promised. `slo_ms` is required.
+
+    `memory_limit_mib` bounds the resident memory of the tenant's worker process.
+    """
 
     slo_ms: Annotated[float, Meta(gt=0, le=3_600_000)]
     name: str | None = None
     weight: Positive = 1.0
     priority: Annotated[int, Meta(ge=0, le=65535)] = 0
     max_queue: PositiveInt = 256
+    memory_limit_mib: Positive | None = None
 
 
 class ModelSection(_Section, frozen=True):
@@ -78,20 +82,33 @@ class DeviceSection(_Section, frozen=True):
 
     `lanes` is "single" (one core each), "all" (one lane of all cores), or a list of lists of core numbers. `lane_nice`
     is the nice value of the lanes' threads: front-ends share the cores with them, and go first.
+
+    `isolation` "process" gives every tenant a worker process, "thread" runs all models in the server. A worker hangs
+    when a launch has not ended after `hang_factor` times its predicted latency, and `hang_floor_s` at least; it may
+    take `load_limit_s` to load its model.
     """
 
     cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     lanes: str | tuple[tuple[Annotated[int, Meta(ge=0)], ...], ...] = "single"
     lane_nice: Annotated[int, Meta(ge=0, le=19)] = 5
+    isolation: Literal["process", "thread"] = "process"
+    hang_factor: Annotated[float, Meta(ge=1, le=1e6)] = 20.0
+    hang_floor_s: Annotated[float, Meta(gt=0, le=86_400)] = 10.0
+    load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 300.0
 
 
 class PolicySection(_Section, frozen=True):
-    """`[policy]`: see `cotenant.policies`. `preempt` defaults to the policy's own."""
+    """`[policy]`: see `cotenant.policies`. `preempt` defaults to the policy's own.
+
+    `stretch` is of fcfs, sjf, edf and clockwork; `ways` and `members` are of overlap.
+    """
 
     name: str = "edf"
     drop: DropRule = DropRule.HOPELESS
     preempt: bool | None = None
     stretch: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    ways: Annotated[int, Meta(ge=1, le=64)] = 4
+    members: Annotated[int, Meta(ge=0, le=64)] = 0
 
 
 class PredictSection(_Section, frozen=True):
@@ -156,22 +173,28 @@ def lanes_of(section: DeviceSection, cores: tuple[int, ...], where: str = "[devi
     return lanes
 
 
-def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str = "[policy]") -> ListPolicy:
-    """Build the policy. Raises ConfigError for an unknown name."""
+def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str = "[policy]") -> AnyPolicy:
+    """Build the policy. Raises ConfigError for an unknown name or a value that the lanes do not allow."""
     cls = POLICIES.get(section.name)
     if cls is None:
         raise ConfigError(f"{where}: name is {section.name!r}, expected one of {', '.join(sorted(POLICIES))}")
-    policy = cls(lanes, drop=section.drop, stretch=section.stretch)
+    policy: AnyPolicy
+    if issubclass(cls, Overlap):
+        try:
+            policy = cls(lanes, drop=section.drop, ways=section.ways, members=section.members)
+        except InvalidValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
+    else:
+        policy = cls(lanes, drop=section.drop, stretch=section.stretch)
     return policy if section.preempt is None else replace(policy, preempt=section.preempt)
 
 
-def rebuild_policy(name: str, options: dict[str, Any]) -> ListPolicy:
+def rebuild_policy(name: str, options: dict[str, Any]) -> AnyPolicy:
     """Build the policy that a trace's header describes, for a replay. Raises ConfigError for an unknown name."""
     try:
         lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
-        section = PolicySection(
-            name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], stretch=options["stretch"]
-        )
+        own = {key: options[key] for key in ("stretch", "ways", "members") if key in options}
+        section = PolicySection(name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], **own)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"trace header: policy_options cannot be used ({error!r}): was the file changed?") from None
     return make_policy(section, lanes, "trace header")

@@ -69,7 +69,7 @@ def header(
     """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
     options: dict[str, Any] = {}
     if is_dataclass(policy):
-        options = {field.name: getattr(policy, field.name) for field in fields(policy)}
+        options = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
     return Header(
         FORMAT, created, policy.name, options, tuple(cores), tuple(tenants), predictor.tables, predictor.scales, about
     )

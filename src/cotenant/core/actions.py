@@ -15,6 +15,7 @@ class Launch:
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
     `predicted_ns` is what the decision believed; `headroom_ns` is what was left of the most urgent query's time then.
+    Launches of one `group` start together. `ahead` says that it was chosen while the group before it was running.
     """
 
     id: int
@@ -29,6 +30,8 @@ class Launch:
     partition: Partition
     predicted_ns: int
     headroom_ns: int
+    group: int = 0
+    ahead: bool = False
 
 
 @quick_init
@@ -55,4 +58,9 @@ class SetTimer:
     at_ns: int
 
 
-Action = Launch | Respond | Release | SetTimer
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Hand back a PlanDue event as soon as the launches before this action are on their way."""
+
+
+Action = Launch | Respond | Release | SetTimer | Plan

@@ -7,21 +7,24 @@ running; the policy decides; drivers carry the actions out and report back.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
-from cotenant.core.actions import Action, Launch, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Launch, Plan, Release, Respond, SetTimer
 from cotenant.core.admission import refusal
 from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
+    PlanDue,
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
     TenantAdded,
     TenantRemoved,
+    TenantResumed,
+    TenantSuspended,
     TimerFired,
 )
 from cotenant.core.lifecycle import (
@@ -32,11 +35,11 @@ from cotenant.core.lifecycle import (
     next_batch_state,
     next_query_state,
 )
-from cotenant.core.queues import Batch, TenantQueue
+from cotenant.core.queues import Batch, Live, TenantQueues, are_mergeable
 from cotenant.core.snapshot import DropRule, Policy, Running, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.predict.protocol import Predictor
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Partition, Tenant
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
 _NEVER_DROP = DropRule.NONE
@@ -45,18 +48,6 @@ _ADMIT, _LAUNCH, _FINISH = QueryStep.ADMIT, QueryStep.LAUNCH, QueryStep.FINISH
 _LAUNCH_BATCH, _PAUSE_BATCH, _END_BATCH = BatchStep.LAUNCH, BatchStep.PAUSE, BatchStep.END
 _PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
 _ANSWERED = Outcome.ANSWERED
-
-
-class _Live:
-    """A query that has not ended: where it stands and how to find it."""
-
-    __slots__ = ("batch", "key", "query", "state")
-
-    def __init__(self, query: Query, key: tuple[int, ...], state: QueryState) -> None:
-        self.query = query
-        self.key = key
-        self.state = state
-        self.batch: Batch | None = None
 
 
 class Engine:
@@ -70,18 +61,19 @@ class Engine:
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, cores: Iterable[int]) -> None:
         self.policy = policy
         self.predictor = predictor
-        self._queues: dict[str, TenantQueue] = {}
-        self._live: dict[int, _Live] = {}
+        self._queues = TenantQueues()
+        self._live: dict[int, Live] = {}
         self._paused: list[Batch] = []
         self._running: dict[int, Running] = {}
         self._batches: dict[int, Batch] = {}
         self._free_mask = Partition(tuple(cores)).mask
-        self._waiting = 0
-        self._weights_differ = False
         self._expiries: list[tuple[int, int]] = []
         self._timer_ns: int | None = None
         self._launch_count = 0
         self._batch_count = 0
+        self._group_count = 0
+        self._is_planning = False
+        """A Plan action is on its way."""
         self._draining = False
         self._memory: object = None
         self._widest = max(lane.size for lane in policy.lanes)
@@ -98,6 +90,9 @@ class Engine:
             TenantRemoved: self._on_tenant_removed,
             PredictorChanged: self._on_predictor,
             DrainStarted: self._on_drain,
+            TenantSuspended: self._on_suspended,
+            TenantResumed: self._on_resumed,
+            PlanDue: self._on_plan_due,
         }
         for tenant in tenants:
             self._on_tenant_added(TenantAdded(tenant), 0, [])
@@ -115,17 +110,18 @@ class Engine:
     @property
     def tenants(self) -> tuple[Tenant, ...]:
         """Those who may send queries now."""
-        return tuple(queue.tenant for queue in self._queues.values())
+        return tuple(queue.tenant for queue in self._queues.known.values())
 
     def waiting(self, tenant: str) -> int:
         """Queries of a tenant that wait for their first launch; 0 for an unknown one."""
-        queue = self._queues.get(tenant)
+        queue = self._queues.known.get(tenant)
         return len(queue.queries) if queue else 0
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """What the policy sees now. Valid until the next event."""
+        queues = self._queues
         return Snapshot(
-            now_ns, self._queues, self._paused, self._running, self._free_mask, self.predictor, self._weights_differ
+            now_ns, queues.served, self._paused, self._running, self._free_mask, self.predictor, queues.weights_differ
         )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -135,7 +131,9 @@ class Engine:
         expiries = self._expiries
         if expiries and expiries[0][0] <= now_ns:
             self._expire(now_ns, actions)
-        if self._waiting or self._paused:
+        if self.policy.grouped:
+            self._schedule_groups(event, now_ns, actions)
+        elif self._queues.waiting or self._paused:
             free = self._free_mask
             for mask in self._lane_masks:
                 if mask & free == mask:
@@ -151,7 +149,7 @@ class Engine:
         query = event.query
         if query.id in self._live:
             raise ProtocolViolationError(f"query {query.id} arrived twice")
-        queue = self._queues.get(query.tenant)
+        queue = self._queues.known.get(query.tenant)
         drop = self.policy.drop
         reason = refusal(
             query,
@@ -167,9 +165,8 @@ class Engine:
             actions.append(Respond(query.id, Outcome.REJECTED, f"rejected: {reason}"))
             return
         key = self.policy.queue_key(query, queue.tenant, self.predictor)
-        self._live[query.id] = _Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
-        queue.push(key, query)
-        self._waiting += 1
+        self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
+        self._queues.push(key, query)
         expiry = query.expiry_ns
         if drop is not _NEVER_DROP and (expiry is None or query.deadline_ns < expiry):
             expiry = query.deadline_ns
@@ -184,9 +181,12 @@ class Engine:
         self._free_mask |= launch.partition.mask
         batch = self._batches[launch.batch]
         batch.next_unit = launch.end
-        if event.error is not None:
+        error = event.error
+        if error is None and not launch.last:
+            error = self._queues.suspended.get(launch.tenant)  # it ended just before, and what it made is lost
+        if error is not None:
             for query in batch.queries:
-                self._close(query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {event.error}", actions)
+                self._close(query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {error}", actions)
         elif launch.last:
             for query in batch.queries:
                 if now_ns <= query.deadline_ns:
@@ -194,10 +194,10 @@ class Engine:
                 else:
                     over = (now_ns - query.deadline_ns) / 1e6
                     self._close(query.id, _FINISH, Outcome.LATE, f"late by {over:.1f} ms", actions)
-        if launch.last or event.error is not None or batch.state is _DOOMED:
+        if launch.last or error is not None or batch.state is _DOOMED:
             self._step_batch(batch, _END_BATCH)
             del self._batches[batch.id]
-            if event.error is not None or not launch.last:
+            if error is not None or not launch.last:
                 actions.append(Release(batch.id))
         else:
             self._step_batch(batch, _PAUSE_BATCH)
@@ -230,22 +230,30 @@ class Engine:
             self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, "cancelled by the client", actions)
 
     def _on_tenant_added(self, event: TenantAdded, now_ns: int, actions: list[Action]) -> None:
-        if event.tenant.name in self._queues:
+        if event.tenant.name in self._queues.known:
             raise ProtocolViolationError(f"tenant {event.tenant.name!r} is there already; remove it first")
-        self._queues[event.tenant.name] = TenantQueue(event.tenant)
-        self._compare_weights()
+        self._queues.add(event.tenant)
 
     def _on_tenant_removed(self, event: TenantRemoved, now_ns: int, actions: list[Action]) -> None:
-        if event.tenant not in self._queues:
+        if event.tenant not in self._queues.known:
             raise ProtocolViolationError(f"tenant {event.tenant!r} cannot be removed: it is not there")
         for live in list(self._live.values()):
             if live.query.tenant == event.tenant:
                 self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {event.reason}", actions)
-        del self._queues[event.tenant]
-        self._compare_weights()
+        self._queues.drop(event.tenant)
 
-    def _compare_weights(self) -> None:
-        self._weights_differ = len({queue.tenant.weight for queue in self._queues.values()}) > 1
+    def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
+        if not self._queues.suspend(event.tenant, event.reason):
+            return
+        for batch in [batch for batch in self._paused if batch.tenant.name == event.tenant]:
+            for query in list(batch.queries):
+                self._end(query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {event.reason}", actions)
+
+    def _on_resumed(self, event: TenantResumed, now_ns: int, actions: list[Action]) -> None:
+        self._queues.resume(event.tenant)
+
+    def _on_plan_due(self, event: PlanDue, now_ns: int, actions: list[Action]) -> None:
+        self._is_planning = False
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor
@@ -260,8 +268,7 @@ class Engine:
         live = self._close(number, step, outcome, reason, actions)
         batch = live.batch
         if batch is None:
-            self._queues[live.query.tenant].remove(live.key)
-            self._waiting -= 1
+            self._queues.remove(live.key, live.query.tenant)
             return
         batch.remove(live.query)
         if not batch.queries:
@@ -273,7 +280,7 @@ class Engine:
             elif batch.state is BatchState.RUNNING:
                 self._step_batch(batch, BatchStep.ABANDON)
 
-    def _close(self, number: int, step: QueryStep, outcome: Outcome, reason: str, actions: list[Action]) -> _Live:
+    def _close(self, number: int, step: QueryStep, outcome: Outcome, reason: str, actions: list[Action]) -> Live:
         """Give a live query its outcome; where it waited or ran is left to the caller."""
         live = self._live.pop(number)
         next_query_state(live.state, step, number)
@@ -299,6 +306,22 @@ class Engine:
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
+    def _schedule_groups(self, event: Event, now_ns: int, actions: list[Action]) -> None:
+        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival."""
+        if not (self._queues.waiting or self._paused):
+            return
+        if not self._running:
+            self._decide(now_ns, actions)
+            is_due = bool(self._running) and bool(self._queues.waiting or self._paused)
+        elif type(event) is PlanDue:
+            self._decide(now_ns, actions)
+            return
+        else:
+            is_due = type(event) is QueryArrived
+        if is_due and not self._is_planning:
+            self._is_planning = True
+            actions.append(Plan())
+
     def _decide(self, now_ns: int, actions: list[Action]) -> None:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
         self._memory = decision.memory
@@ -306,10 +329,14 @@ class Engine:
             if drop.query not in self._live:
                 raise ProtocolViolationError(f"policy {self.policy.name!r} drops query {drop.query}, which is not live")
             self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, f"dropped: {drop.reason}", actions)
-        for start in decision.starts:
-            self._start(start, now_ns, actions)
+        if decision.starts:
+            if self._running and self.policy.grouped:
+                raise ProtocolViolationError(f"policy {self.policy.name!r} starts a group while another one runs")
+            self._group_count += 1
+            for start in decision.starts:
+                self._start(start, decision.ahead, now_ns, actions)
 
-    def _start(self, start: Start, now_ns: int, actions: list[Action]) -> None:
+    def _start(self, start: Start, ahead: bool, now_ns: int, actions: list[Action]) -> None:
         policy, mask = self.policy.name, start.partition.mask
         if mask & self._free_mask != mask:
             raise ProtocolViolationError(f"policy {policy!r} launches on cores {start.partition.cores}, not all free")
@@ -334,6 +361,8 @@ class Engine:
             start.partition,
             start.predicted_ns,
             batch.deadline_ns - now_ns - start.predicted_ns,
+            self._group_count - 1,
+            ahead,
         )
         self._launch_count += 1
         self._free_mask &= ~mask
@@ -341,11 +370,14 @@ class Engine:
         actions.append(launch)
 
     def _new_batch(self, start: Start) -> Batch:
-        queue = self._queues.get(start.tenant)
+        queue = self._queues.served.get(start.tenant)
         if queue is None or not start.queries:
             raise ProtocolViolationError(f"policy {self.policy.name!r} starts an empty batch, or one of nobody")
-        if len(start.queries) > 1:
-            self._check_mergeable(queue.tenant, start.queries)
+        if len(start.queries) > 1 and not are_mergeable(queue.tenant, start.queries):
+            raise ProtocolViolationError(
+                f"policy {self.policy.name!r} merges queries of {start.tenant!r} that differ in shape or key, "
+                f"or have more than {queue.tenant.max_batch} rows"
+            )
         batch = Batch(self._batch_count, queue.tenant, start.queries)
         self._batch_count += 1
         self._batches[batch.id] = batch
@@ -357,19 +389,8 @@ class Engine:
                 )
             live.state = next_query_state(live.state, _LAUNCH, query.id)
             live.batch = batch
-            queue.remove(live.key)
-        self._waiting -= len(start.queries)
+            self._queues.remove(live.key, start.tenant)
         return batch
-
-    def _check_mergeable(self, tenant: Tenant, queries: Sequence[Query]) -> None:
-        head, rows = queries[0], 0
-        for query in queries:
-            rows += query.items
-            if query.merge_key != head.merge_key or query.shape != head.shape or rows > tenant.max_batch:
-                raise ProtocolViolationError(
-                    f"policy {self.policy.name!r} merges queries of {tenant.name!r} that differ in shape or key, "
-                    f"or have more than {tenant.max_batch} rows"
-                )
 
     def _resumed_batch(self, number: int) -> Batch:
         batch = self._batches.get(number)

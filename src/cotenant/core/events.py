@@ -65,6 +65,27 @@ class DrainStarted:
     """New queries are refused from now on; those inside are served."""
 
 
+@dataclass(frozen=True, slots=True)
+class TenantSuspended:
+    """What runs a tenant's model has died: nothing of it is launched until TenantResumed. Queries wait on, those in
+    batches that have begun fail with `reason`. Launches under way still end, each with a LaunchEnded of its own."""
+
+    tenant: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantResumed:
+    """A suspended tenant can be served again. Others, and unknown ones, are left alone."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDue:
+    """There is time to choose the next group while the present one runs: the answer to the action Plan."""
+
+
 Event = (
     QueryArrived
     | LaunchEnded
@@ -74,4 +95,7 @@ Event = (
     | TenantRemoved
     | PredictorChanged
     | DrainStarted
+    | TenantSuspended
+    | TenantResumed
+    | PlanDue
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from cotenant.core.lifecycle import BatchState
+from cotenant.core.lifecycle import BatchState, QueryState
 from cotenant.types import Query, Tenant
 
 _NEW = BatchState.NEW
@@ -37,6 +37,65 @@ class TenantQueue:
         at = bisect_left(self.keys, key)
         del self.keys[at]
         del self.queries[at]
+
+
+class TenantQueues:
+    """The queues of all tenants: `known` by name, and of these `served`, whose tenants are not suspended.
+
+    `waiting` counts the queries of the served ones, `suspended` has the reasons of the others. `weights_differ` says
+    whether the tenants have different weights.
+    """
+
+    __slots__ = ("known", "served", "suspended", "waiting", "weights_differ")
+
+    def __init__(self) -> None:
+        self.known: dict[str, TenantQueue] = {}
+        self.served: dict[str, TenantQueue] = {}
+        self.suspended: dict[str, str] = {}
+        self.waiting = 0
+        self.weights_differ = False
+
+    def add(self, tenant: Tenant) -> None:
+        """Open a queue for a tenant that is not known."""
+        self.known[tenant.name] = self.served[tenant.name] = TenantQueue(tenant)
+        self._compare_weights()
+
+    def drop(self, tenant: str) -> None:
+        """Forget a known tenant, whose queue is empty by now."""
+        del self.known[tenant]
+        self.served.pop(tenant, None)
+        self.suspended.pop(tenant, None)
+        self._compare_weights()
+
+    def suspend(self, tenant: str, reason: str) -> bool:
+        """Hide a queue from the policy; False when there is none, or it is hidden already."""
+        queue = self.served.pop(tenant, None)
+        if queue is None:
+            return False
+        self.waiting -= len(queue.queries)
+        self.suspended[tenant] = reason
+        return True
+
+    def resume(self, tenant: str) -> None:
+        """Show a hidden queue again."""
+        if self.suspended.pop(tenant, None) is not None:
+            queue = self.served[tenant] = self.known[tenant]
+            self.waiting += len(queue.queries)
+
+    def push(self, key: tuple[int, ...], query: Query) -> None:
+        """Let a query wait under a unique key."""
+        self.known[query.tenant].push(key, query)
+        if query.tenant in self.served:
+            self.waiting += 1
+
+    def remove(self, key: tuple[int, ...], tenant: str) -> None:
+        """Take a waiting query out."""
+        self.known[tenant].remove(key)
+        if tenant in self.served:
+            self.waiting -= 1
+
+    def _compare_weights(self) -> None:
+        self.weights_differ = len({queue.tenant.weight for queue in self.known.values()}) > 1
 
 
 class Batch:
@@ -72,3 +131,25 @@ class Batch:
     def _follow(self) -> None:
         self.query_ids = tuple([query.id for query in self.queries])
         self.deadline_ns = min([query.deadline_ns for query in self.queries])
+
+
+class Live:
+    """A query that has not ended: where it stands and how to find it."""
+
+    __slots__ = ("batch", "key", "query", "state")
+
+    def __init__(self, query: Query, key: tuple[int, ...], state: QueryState) -> None:
+        self.query = query
+        self.key = key
+        self.state = state
+        self.batch: Batch | None = None
+
+
+def are_mergeable(tenant: Tenant, queries: Sequence[Query]) -> bool:
+    """Whether queries of a tenant may be one batch."""
+    head, rows = queries[0], 0
+    for query in queries:
+        rows += query.items
+        if query.merge_key != head.merge_key or query.shape != head.shape:
+            return False
+    return rows <= tenant.max_batch

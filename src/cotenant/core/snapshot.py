@@ -123,11 +123,16 @@ class Drop:
 @quick_init
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a policy wants now. Drops are carried out first. `memory` is handed to the next decision."""
+    """What a policy wants now. Drops are carried out first. `memory` is handed to the next decision.
+
+    The starts of one decision begin together: they are a group. `ahead` says that they had been chosen while the
+    group before them was running, so that the decision took no time now.
+    """
 
     starts: tuple[Start, ...] = ()
     drops: tuple[Drop, ...] = ()
     memory: object = None
+    ahead: bool = False
 
 
 class Policy(Protocol):
@@ -145,8 +150,16 @@ class Policy(Protocol):
     def lanes(self) -> tuple[Partition, ...]:
         """The partitions it launches in; never empty."""
 
+    @property
+    def grouped(self) -> bool:
+        """Whether it launches groups: a group starts only when the last launch of the one before has ended.
+
+        Such a policy is asked, too, while a group runs (`Snapshot.running` is not empty then): it may drop and put its
+        choice for the time after the group into its memory, but start nothing.
+        """
+
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         """Order of a query within its tenant's queue, smallest first; unique, as it ends with the query's id."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Decide. Called after an event while one of the lanes is free and something waits."""
+        """Decide. Called after an event while one of the lanes is free and something waits; see also `grouped`."""

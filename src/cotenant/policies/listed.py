@@ -42,6 +42,7 @@ class ListPolicy:
     stretch: float = 0.1
 
     name: ClassVar[str] = "list"
+    grouped: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.lanes:

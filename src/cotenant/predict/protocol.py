@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 
 class Predictor(Protocol):
@@ -10,3 +11,28 @@ class Predictor(Protocol):
 
     def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
         """Latency of units [start, end) for a batch of `items` rows at declared shape `shape` on `cores` cores."""
+
+
+class Member(NamedTuple):
+    """One launch of a group, as a predictor sees it: units [start, end) of a batch of `items` rows on `cores` cores."""
+
+    tenant: str
+    shape: int
+    items: int
+    start: int
+    end: int
+    cores: int
+
+
+Group = tuple[Member, ...]
+"""Launches that start together; their order means nothing."""
+
+
+class GroupPredictor(Predictor, Protocol):
+    """Believes, too, how long launches take that start together."""
+
+    def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
+        """Time from the start of each group to the end of its last member, at the quantile that the predictor promises.
+
+        A group of one member may be asked for as well. Many groups at once cost little more than one.
+        """

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.predict.protocol import Group
 
 _SCALE = 1 << 24
 _MEMORY = 1 << 17
@@ -52,6 +53,7 @@ class TablePredictor:
 
     Between measured batch sizes the latency is interpolated linearly, beyond the largest it is extrapolated with the
     slope of the last two. A core count or shape that was not measured is answered by the nearest one that was.
+    Launches on disjoint cores are believed not to touch each other: a group takes as long as its slowest member.
     `scales` multiplies the latencies of a tenant, for online calibration.
     """
 
@@ -65,6 +67,11 @@ class TablePredictor:
         """See Predictor. Raises CotenantError for a tenant without a table."""
         latency = self._known.get((tenant, shape, items, start, end, cores))
         return self._fill(tenant, shape, items, start, end, cores) if latency is None else latency
+
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        """See GroupPredictor. Raises CotenantError for a tenant without a table."""
+        latency_ns = self.latency_ns
+        return [max([latency_ns(*member) for member in group]) for group in groups]
 
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from cotenant.core.actions import Action, Launch, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Launch, Plan, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, QueryArrived, TimerFired
+from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.clock import Clock
 from cotenant.types import Outcome, Query
@@ -91,6 +91,7 @@ class Driver:
     ) -> list[tuple[Done, Respond, Tensors | None]]:
         actions = self._engine.handle(event, now)
         answers: list[tuple[Done, Respond, Tensors | None]] = []
+        is_plan_due = False
         for action in actions:
             match action:
                 case Launch():
@@ -102,7 +103,11 @@ class Driver:
                 case SetTimer():
                     self._timer_version += 1
                     self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
+                case Plan():
+                    is_plan_due = True
         follow_ups = [self._tell(observer, now, event, actions, timing) for observer in self._observers]
+        if is_plan_due:
+            follow_ups.append(PlanDue())
         for follow_up in follow_ups:
             if follow_up is not None:
                 answers += self._handle(follow_up, now)

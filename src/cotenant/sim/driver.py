@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from cotenant.core.actions import Action, Launch, Respond, SetTimer
+from cotenant.core.actions import Action, Launch, Plan, Respond, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, QueryArrived, TimerFired
+from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
 from cotenant.errors import ProtocolViolationError
 from cotenant.execute.simulated import World
 from cotenant.types import Query
 
 _NEVER = 1 << 62
 _TIMER = TimerFired()
+_PLAN = PlanDue()
 
 OnRespond = Callable[[Respond, int], None]
 Log = Callable[[int, Event, list[Action]], None]
@@ -33,7 +34,8 @@ def simulate(
 ) -> int:
     """Run all queries (in order of arrival) to their ends and give the time of the last event in ns.
 
-    `decision_ns` is charged before every launch: the time that the decision takes on the machine that is simulated.
+    `decision_ns` is charged before every launch: the time that the decision takes on the machine that is simulated. A
+    group that was chosen while another one ran is charged what was not over yet of it when that one ended.
     `log` is told every event with the actions that it caused. Raises ProtocolViolationError when a query never ends.
     """
     source = iter(queries)
@@ -44,15 +46,21 @@ def simulate(
     now = 0
     handle = engine.handle
     moved = False
+    event: Event
+    is_planning = False
+    thinking_until = 0
     start, next_ns, pop = world.start, world.next_ns, world.pop
     while True:
-        if end <= timer and end <= arrival:
+        if is_planning:
+            is_planning, event = False, _PLAN
+            thinking_until = max(thinking_until, now) + decision_ns
+        elif end <= timer and end <= arrival:
             if end == _NEVER:
                 break
             now = end
             number, error = pop()
             moved = True
-            event: Event = LaunchEnded(number, error)
+            event = LaunchEnded(number, error)
         elif timer <= arrival:
             now, event, timer = timer, _TIMER, _NEVER
         else:
@@ -67,10 +75,13 @@ def simulate(
             if kind is Respond:
                 on_respond(action, now)  # type: ignore[arg-type]
             elif kind is Launch:
-                start(action, now + decision_ns)  # type: ignore[arg-type]
+                begin = max(now, thinking_until) if action.ahead else now + decision_ns  # type: ignore[union-attr]
+                start(action, begin)  # type: ignore[arg-type]
                 moved = True
             elif kind is SetTimer:
                 timer = action.at_ns  # type: ignore[union-attr]
+            elif kind is Plan:
+                is_planning = True
         if log is not None:
             log(now, event, actions)
         if moved:

@@ -1,0 +1,90 @@
+"""Headroom-based control of deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), with choices added.
+
+Launches of several tenants are issued as one group whose latency the predictor knows; the next group starts when the
+last launch of this one has ended. The query with the least headroom leads a group. What runs beside it, how many
+queries are merged, where a member is cut and how the cores are shared is chosen by what a group gets done in its time,
+among the groups that the predictor calls feasible. Where overlap gains nothing, groups of one member win: tenants that
+never gain from each other run in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, cast
+
+from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
+from cotenant.errors import InvalidValueError
+from cotenant.policies.candidates import Key
+from cotenant.policies.group_jobs import candidates_of
+from cotenant.policies.group_search import Choice, Shares, find_group
+from cotenant.predict.protocol import GroupPredictor, Predictor
+from cotenant.types import Partition, Query, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A group chosen while another one ran, and the last moment at which its prediction still holds."""
+
+    choice: Choice
+    latest_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Groups of segments of several tenants, chosen by headroom.
+
+    `lanes`: smallest shares of the device; a member of a group gets one or several neighbouring ones.
+    `drop`: when waiting queries are given up.
+    `preempt`: cut members inside their models; else every batch runs to its end in one group.
+    `ways`: cuts of a member that are predicted at once in the search for the best one (the paper's m).
+    `members`: largest number of launches in a group; 0 stands for one per lane.
+
+    Raises InvalidValueError for a value out of its range.
+    """
+
+    lanes: tuple[Partition, ...]
+    drop: DropRule = DropRule.HOPELESS
+    preempt: bool = True
+    ways: int = 4
+    members: int = 0
+    shares: Shares = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "overlap"
+    grouped: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        where = f"policy {self.name!r}"
+        if not self.lanes:
+            raise InvalidValueError(where, "lanes", self.lanes, "at least one partition")
+        if not isinstance(self.drop, DropRule):
+            raise InvalidValueError(where, "drop", self.drop, "a DropRule")
+        if self.ways < 1:
+            raise InvalidValueError(where, "ways", self.ways, "at least 1")
+        if not 0 <= self.members <= len(self.lanes):
+            raise InvalidValueError(where, "members", self.members, f"0 (all lanes) to {len(self.lanes)}")
+        object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or len(self.lanes)))
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """(priority, deadline, arrival)."""
+        return (query.rank, query.deadline_ns, query.id)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """Start a group, or choose the next one while a group runs."""
+        predictor = cast(GroupPredictor, snapshot.predictor)
+        if snapshot.running:
+            begin = max([run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()])
+            choice = self._choose(snapshot, predictor, max(begin, snapshot.now_ns))[0]
+            return Decision(memory=None if choice is None else _Ahead(choice, choice.latest_ns))
+        if isinstance(memory, _Ahead) and snapshot.now_ns <= memory.latest_ns and memory.choice.is_there(snapshot):
+            return Decision(memory.choice.starts, ahead=True)
+        choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
+        return Decision(() if choice is None else choice.starts, drops)
+
+    def _choose(
+        self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int
+    ) -> tuple[Choice | None, tuple[Drop, ...]]:
+        """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
+        candidates, hopeless = candidates_of(snapshot, begin_ns, self.shares.widest, self.drop is DropRule.HOPELESS)
+        if not candidates:
+            return None, hopeless
+        return find_group(candidates, predictor, self.shares, begin_ns, self.ways if self.preempt else 0), hopeless
