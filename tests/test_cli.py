@@ -14,8 +14,11 @@ import pytest
 from cotenant import __version__
 from cotenant.cli import main
 from cotenant.config import ServerConfig
+from cotenant.execute.contention import Traffic
+from cotenant.profile.contention import ContentionProfile, ModelContention, contention_path, save_contention
 from cotenant.profile.measure import Effort
 from cotenant.profile.sweep import profile_repository
+from cotenant.profile.table import load_profile
 from cotenant.repository import profile_path
 from repositories import BAD, config, scaled, write_bad, write_good, write_model
 
@@ -162,6 +165,32 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
     assert [(each["policy"], each["seed"]) for each in result["runs"]] == [("edf", 3), ("edf", 4)]
     assert result["runs"][0] != {**result["runs"][1], "seed": 3}
     assert run(*arguments[:-1], "0.0")[1] != first[1]
+
+
+def test_simulate_in_a_contended_world_once_it_is_calibrated(run: Run, root: Path, workload: Path) -> None:
+    path = contention_path(root)
+    arguments = ("simulate", workload, root, "--world", "contention", "--json")
+    path.unlink(missing_ok=True)
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert "calibrate" in err
+    assert str(path) in err
+    profile = load_profile(profile_path(root))
+    models = {
+        name: ModelContention(Traffic((10**9,) * len(model.unit_ns), ((0,) * len(model.unit_ns),)), True)
+        for name, model in profile.models.items()
+    }
+    save_contention(path, ContentionProfile(profile.device, "", (10**9, 10**9), 10**9, models))
+    traces = []
+    for world in ("contention", "table"):  # at 20 times the rate launches overlap, and both draw all that there is
+        traces.append(root.parent / f"{world}.jsonl")
+        more = ("--world", world, "--json", "--factor", 20, "--trace", traces[-1])
+        status, out, err = run("simulate", workload, root, *more)
+        assert (status, err) == (0, "")
+        assert one_object(out)["world"] == world
+    contended, free = (path.read_bytes() for path in traces)
+    assert contended != free
+    assert contended.count(b"QueryArrived") == free.count(b"QueryArrived") > 1000
 
 
 def test_explain_and_replay_a_simulated_trace(run: Run, trace: Path) -> None:

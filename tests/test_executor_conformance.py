@@ -21,11 +21,14 @@ import pytest
 
 from cotenant.core.actions import Launch
 from cotenant.execute import segment_session
+from cotenant.execute.contention import Contention, ContentionWorld, Traffic
 from cotenant.execute.lanes import Lane, pin
+from cotenant.execute.limits import Limits
 from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
+from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.execute.segments import SegmentedModel
-from cotenant.execute.simulated import SimulatedExecutor, TableWorld
+from cotenant.execute.simulated import SimulatedExecutor, TableWorld, World
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.serve.clock import RealClock
 from cotenant.types import Partition
@@ -65,11 +68,13 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("models")
     onnx.save(residual_cnn(), made / "cnn.onnx")
     onnx.save(picky(), made / "picky.onnx")
-    return made
+    yield made
+    if made in SHARED:
+        SHARED.pop(made).close()
 
 
 def session(path: Path) -> ort.InferenceSession:
@@ -99,24 +104,58 @@ def onnxruntime_case(folder: Path) -> Iterator[Case]:
             image,
             lambda inputs: {"y": reference.run(None, dict(inputs))[0]},
             ({"index": np.array([3])}, {"index": np.array([99])}),
-            kept=lambda: len(executor._inputs) + len(executor._outputs) + len(executor._batches),
+            kept=lambda: executor.kept,
         )
         executor.close()
 
 
+def process_executor(folder: Path, limits: Limits = Limits()) -> ProcessExecutor:
+    """Worker processes of the tenants 'cnn' and 'picky'."""
+    executor = ProcessExecutor(3, limits)
+    for tenant in ("cnn", "picky"):
+        model = SegmentedModel.open(folder / f"{tenant}.onnx", cache_dir=folder / "graphs")
+        executor.add_model(tenant, executor.load(tenant, model, [(1, [(0, model.unit_count)])]))
+    return executor
+
+
+def process_case_of(executor: ProcessExecutor, folder: Path) -> Case:
+    reference = session(folder / "cnn.onnx")
+    with SegmentedModel.open(folder / "cnn.onnx", cache_dir=folder / "graphs") as cnn:
+        units = cnn.unit_count
+    return Case(
+        executor,
+        units,
+        image,
+        lambda inputs: {"y": reference.run(None, dict(inputs))[0]},
+        ({"index": np.array([3])}, {"index": np.array([99])}),
+        kept=lambda: executor.kept,
+    )
+
+
+SHARED: dict[Path, ProcessExecutor] = {}
+"""Workers take half a second to start: those of a folder serve all tests that leave them alive."""
+
+
 @contextmanager
-def simulated_case(folder: Path) -> Iterator[Case]:
+def shared_process_case(folder: Path) -> Iterator[Case]:
+    if folder not in SHARED:
+        SHARED[folder] = process_executor(folder)
+    yield process_case_of(SHARED[folder], folder)
+
+
+@contextmanager
+def process_case(folder: Path) -> Iterator[Case]:
+    """With workers of its own, for tests that end them."""
+    executor = process_executor(folder)
+    yield process_case_of(executor, folder)
+    executor.close()
+
+
+@contextmanager
+def simulated_case(folder: Path, base: Callable[[TablePredictor], World] = TableWorld) -> Iterator[Case]:
     """The world is told which launch fails; queries get their own inputs back."""
-
-    class World(TableWorld):
-        must_fail = False
-
-        def start(self, launch: Launch, now_ns: int) -> None:
-            self._failure_rate = 1.0 if self.must_fail else 0.0
-            super().start(launch, now_ns)
-
     table = LatencyTable((LatencyRow(0, 1, 1, 100_000),), (1.0,) * 6)
-    world = World(TablePredictor({"cnn": table, "picky": LatencyTable((LatencyRow(0, 1, 1, 50_000),))}))
+    world = base(TablePredictor({"cnn": table, "picky": LatencyTable((LatencyRow(0, 1, 1, 50_000),))}))
     clock = RealClock()
     executor = SimulatedExecutor(world, clock)
     plain = {"index": np.array([3])}
@@ -126,14 +165,28 @@ def simulated_case(folder: Path) -> Iterator[Case]:
         image,
         lambda inputs: inputs,
         (plain, plain),
-        lambda must: setattr(world, "must_fail", must),
+        lambda must: setattr(world, "_failure_rate", 1.0 if must else 0.0),
         lambda: len(executor._inputs) + len(executor._on_end),
     )
     executor.close()
     clock.close()
 
 
-CASES = {"onnxruntime": onnxruntime_case, "simulated": simulated_case}
+@contextmanager
+def contention_case(folder: Path) -> Iterator[Case]:
+    """Launches that run at one time share a memory that is too slow for two of them."""
+    traffic = {"cnn": Traffic((0,) * 6, ((20_000,) * 6,)), "picky": Traffic((0,), ((50_000,),))}
+    contention = Contention(1_200_000_000, None, traffic)
+    with simulated_case(folder, lambda tables: ContentionWorld(tables, contention, grain_ns=1)) as made:
+        yield made
+
+
+CASES = {
+    "onnxruntime": onnxruntime_case,
+    "processes": shared_process_case,
+    "simulated": simulated_case,
+    "contention": contention_case,
+}
 
 
 @pytest.fixture(params=sorted(CASES))

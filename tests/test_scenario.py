@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cotenant.config import PolicySection
 from cotenant.core.actions import Action, Launch
-from cotenant.core.events import Event
+from cotenant.core.events import Event, LaunchEnded, PredictorChanged
 from cotenant.core.snapshot import DropRule
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.execute.contention import Contention, Traffic
+from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.table import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, queries, run_scenario, scenario_of
-from cotenant.types import priority_rank
-from cotenant.workload import Workload, parse_workload
+from cotenant.types import Outcome, priority_rank
+from cotenant.workload import TenantLoad, Trace, Workload, parse_workload
 from onnx_samples import residual_cnn
 from repositories import add_sub, config, write_model
 from scenario import MS, ONE_LANE, TWO_LANES
@@ -127,6 +132,103 @@ def test_without_drops_nothing_is_refused_but_what_timed_out(scenario: Scenario)
     outcomes = run_scenario(scenario, PolicySection(name="fcfs", drop=DropRule.NONE), Assumptions(), 1)
     vision = outcomes.columns("vision")
     assert vision.completed.all()
+
+
+def latencies(scenario: Scenario, assumptions: Assumptions, **options: Any) -> dict[str, list[int]]:
+    """Of the answered queries, by load."""
+    outcomes = run_scenario(scenario, PolicySection(name="fcfs", drop=DropRule.NONE), assumptions, 1, **options)
+    columns = {name: outcomes.columns(name) for name in outcomes.tenants}
+    return {name: sorted(each.latency_ns[each.completed].tolist()) for name, each in columns.items()}
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Scenario:
+    """One query at a time, so that latencies can be told by hand."""
+    write_model(tmp_path, "cnn", config("eye", slo_ms=60), {1: residual_cnn})
+    load = {"name": "vision", "model": "cnn", "rate": 5.0, "arrivals": "uniform"}
+    spec = parse_workload({"seed": 4, "duration_s": 1.0, "tenant": [load]})
+    return scenario_of(tmp_path, spec, PROFILE, TWO_LANES, "p50")
+
+
+def test_clients_see_the_wire_and_front_ends_take_their_share(sparse: Scenario) -> None:
+    assert latencies(sparse, Assumptions()) == {"vision": [40 * MS] * 5}
+    assert latencies(sparse, Assumptions(request_ns=3 * MS, response_ns=2 * MS)) == {"vision": [45 * MS] * 5}
+    assert latencies(sparse, Assumptions(front_end_share=0.2)) == {"vision": [50 * MS] * 5}
+    assert latencies(sparse, Assumptions(inflation={"eye": 1.5})) == {"vision": [60 * MS] * 5}
+    assert latencies(sparse, Assumptions(decision_ns=MS, front_end_share=0.5)) == {"vision": [81 * MS] * 5}
+
+
+def test_the_way_back_varies_by_a_seeded_factor(sparse: Scenario) -> None:
+    wire = Assumptions(response_ns=4 * MS, response_noise=0.5)
+    told = latencies(sparse, wire)
+    assert told == latencies(sparse, wire)
+    assert len(set(told["vision"])) == 5
+    assert min(told["vision"]) > 40 * MS
+    assert latencies(sparse, replace(wire, response_noise=0.0)) == {"vision": [44 * MS] * 5}
+
+
+def test_a_query_is_late_when_the_client_says_so(sparse: Scenario) -> None:
+    """The core answers within its SLO of 60 ms; the client counts from sending to receiving."""
+    in_time = run_scenario(sparse, PolicySection(), Assumptions(response_ns=20 * MS), 1)
+    assert {record.outcome for record in in_time.records()} == {Outcome.ANSWERED}
+    for wire in ({"response_ns": 20 * MS + 1}, {"request_ns": 15 * MS, "response_ns": 6 * MS}):
+        late = run_scenario(sparse, PolicySection(), Assumptions(**wire), 1)
+        assert {record.outcome for record in late.records()} == {Outcome.LATE}
+
+
+def test_launches_of_a_contended_memory_slow_each_other_down(tmp_path: Path) -> None:
+    write_model(tmp_path, "cnn", config("eye", slo_ms=400), {1: residual_cnn})
+    spec = Workload(tuple(TenantLoad(f"v{n}", "cnn", Trace((100 * MS,))) for n in range(2)), 1000 * MS)
+    pair = scenario_of(tmp_path, spec, PROFILE, TWO_LANES, "p50")
+    traffic = {"eye": Traffic((0,) * 4, ((100 * MS,) * 4,))}  # 400 MB in 40 ms: 10 GB/s
+    told = latencies(pair, Assumptions(), contention=Contention(10**10, None, traffic))
+    assert told == {"v0": [80 * MS], "v1": [80 * MS]}
+    assert latencies(pair, Assumptions(), contention=Contention(2 * 10**10, None, traffic))["v0"] == [40 * MS]
+
+
+class Watcher:
+    """Doubles what is believed of the eye at its first launch, and remembers what it was told."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.predictor = TablePredictor(scenario.tables)
+        self.kinds: list[str] = []
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
+        self.kinds.append(type(event).__name__)
+        ended = self.kinds.count("LaunchEnded") == 1 and isinstance(event, LaunchEnded)
+        return PredictorChanged(self.predictor.scaled({"eye": 2.0})) if ended else None
+
+
+def test_a_follower_is_told_everything_and_may_change_the_belief(sparse: Scenario) -> None:
+    logged: list[str] = []
+    beliefs: list[int] = []
+
+    def log(now: int, event: Event, actions: list[Action]) -> None:
+        logged.append(type(event).__name__)
+        beliefs.extend(action.predicted_ns for action in actions if isinstance(action, Launch))
+
+    watcher = Watcher(sparse)
+    outcomes = run_scenario(sparse, PolicySection(), Assumptions(), 1, log, follower=watcher)
+    assert logged == watcher.kinds
+    assert logged.count("PredictorChanged") == 1
+    assert logged[logged.index("LaunchEnded") + 1] == "PredictorChanged"
+    assert beliefs == [40 * MS]  # with 80 ms believed and 60 ms allowed, all others are refused
+    counts = Counter(record.outcome for record in outcomes.records())
+    assert counts == {Outcome.ANSWERED: 1, Outcome.REJECTED: 4}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"noise": -0.1}, "noise is -0.1"),
+        ({"request_ns": -1}, "request_ns is -1"),
+        ({"front_end_share": 1.0}, "front_end_share is 1.0, expected a share below 1"),
+        ({"inflation": {"eye": 0.0}}, "inflation of 'eye' is 0.0"),
+    ],
+)
+def test_assumptions_that_cannot_be_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidValueError, match=said):
+        Assumptions(**wrong)
 
 
 def test_a_model_without_a_profile_is_named(tmp_path: Path, scenario: Scenario) -> None:

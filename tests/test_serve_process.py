@@ -169,6 +169,49 @@ def test_a_killed_server_leaves_a_readable_trace(tmp_path: Path) -> None:
     assert json.loads(timeline.read_text(encoding="utf-8"))["traceEvents"]
 
 
+def workers_of(server: int) -> list[int]:
+    """The worker processes of a server."""
+    tasks = Path(f"/proc/{server}/task").iterdir()
+    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return [pid for pid in children if b"cotenant.execute.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="the kernel does not list children")
+def test_a_worker_that_dies_is_replaced_and_the_trace_tells_it(tmp_path: Path) -> None:
+    root = write_good(tmp_path / "models", "chooser")
+    with serving(root) as process:
+        index = {"index": np.array([1])}
+        infer_once(process.url, "chooser", index)
+        [pid] = workers_of(process.popen.pid)
+        os.kill(pid, signal.SIGKILL)
+        started_too_soon: list[str] = []
+        while True:
+            try:
+                infer_once(process.url, "chooser", index)  # waits for the new worker
+                break
+            except LoadError as error:  # started before the loss was noticed
+                started_too_soon.append(str(error))
+        assert all("the worker of 'chooser' was killed by signal 9" in text for text in started_too_soon)
+        [other] = workers_of(process.popen.pid)
+        assert other != pid
+        assert process.end(signal.SIGINT) == 0
+        messages = [entry["message"] for entry in process.logs]
+        assert "the worker of 'chooser' was killed by signal 9" in messages
+        assert any(text.startswith("the worker of 'chooser' is up again: replaced in ") for text in messages)
+    _, records = read(trace_path(root))
+    kinds = [record.kind for record in records]
+    assert kinds.index("TenantSuspended") < kinds.index("TenantResumed")
+    replayed = cotenant("replay", str(root), "--json")
+    assert json.loads(replayed.stdout)["same"] is True
+
+
+def test_isolation_thread_starts_no_process(tmp_path: Path) -> None:
+    with serving(write_good(tmp_path / "models", "chooser"), "--isolation", "thread") as process:
+        assert infer_once(process.url, "chooser", {"index": np.array([1])})["y"].tolist() == [[2.0, 3.0]]
+        assert workers_of(process.popen.pid) == []
+        assert process.end(signal.SIGTERM) == 0
+
+
 @pytest.mark.parametrize("option", ["--http-port", "--grpc-port"])
 def test_a_taken_port_is_one_sentence_and_leaves_the_trace_of_the_other_alone(tmp_path: Path, option: str) -> None:
     root = write_good(tmp_path / "models", "chooser")
@@ -196,6 +239,7 @@ def test_a_taken_port_is_one_sentence_and_leaves_the_trace_of_the_other_alone(tm
         (lambda root: None, (), "is not a directory"),
         (lambda root: write_good(root, "chooser"), ("--policy", "zzz"), "name is 'zzz', expected one of"),
         (lambda root: write_good(root, "chooser"), ("--lanes", "977"), "lanes is ((977,),), expected disjoint lists"),
+        (lambda root: write_good(root, "chooser"), ("--isolation", "vm"), "is 'vm', expected 'process' or 'thread'"),
         (lambda root: write_good(root, "chooser"), ("--host", "no such host"), "is no address to listen on"),
     ],
 )

@@ -23,6 +23,7 @@ from cotenant.core.events import (
     TenantRemoved,
 )
 from cotenant.core.snapshot import DropRule
+from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Timing
 from cotenant.profile.device import this_device
 from cotenant.profile.table import Profile, load_profile, save_profile
@@ -410,8 +411,7 @@ def assert_balanced(server: Server) -> None:
     assert server.accounts._open == {}
     assert server.accounts._running == {}
     assert server.driver.read(lambda engine: (engine.live, engine.running)) == (0, 0)
-    executor = server._executor
-    assert (executor._inputs, executor._outputs, executor._batches) == ({}, {}, {})
+    assert server._executor.kept == 0
 
 
 # --- life -------------------------------------------------------------------------------------------------------------
@@ -529,12 +529,14 @@ def test_reloads_and_control_calls_under_load_lose_no_query(tmp_path: Path) -> N
     server.stop()
 
 
-def test_draining_answers_what_is_inside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_draining_answers_what_is_inside(tmp_path: Path, isolation: Any) -> None:
     root = tmp_path / "models"
     write_model(root, "cnn", config(max_batch=1), {1: residual_cnn})
-    server = started(root, device=DeviceSection(lanes="all"))
+    server = started(root, device=DeviceSection(lanes="all", isolation=isolation))
     client = Client(server)
     numbers = [client.submit("cnn", feeds("cnn", seed)) for seed in range(30)]
+    threads = threads_of(server)
     stopper = threading.Thread(target=server.stop)
     stopper.start()
     refused = 0
@@ -548,12 +550,17 @@ def test_draining_answers_what_is_inside(tmp_path: Path) -> None:
     assert refused > 0
     assert {result.outcome for result in client.wait(*numbers)} == {Outcome.ANSWERED}
     assert not server.ready()
-    assert not any(thread.name.startswith("cotenant-") for thread in threads_of(server))
+    assert len(threads) == 2  # of the clock, and of the lane or of the worker
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def threads_of(server: Server) -> Sequence[threading.Thread]:
-    lanes = [lane._thread for lane in server._executor._lanes.values()]
-    return [thread for thread in [*lanes, server.clock._thread] if thread.is_alive()]  # type: ignore[attr-defined]
+    executor = server._executor
+    if isinstance(executor, ProcessExecutor):
+        own = [keeper._thread for keeper in executor._all]
+    else:
+        own = [lane._thread for lane in executor._lanes.values()]
+    return [*own, server.clock._thread]  # type: ignore[attr-defined]
 
 
 def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: Path) -> None:
@@ -619,7 +626,7 @@ def test_a_profile_is_used_when_it_is_of_this_model_and_machine(
 
     def loads() -> list[str]:
         measured.clear()
-        started(root).stop()
+        started(root, device=DeviceSection(isolation="thread")).stop()
         return sorted(measured)
 
     assert loads() == []

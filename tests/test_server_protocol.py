@@ -63,8 +63,7 @@ class Served:
         assert self.server.driver.read(lambda engine: engine.live) == 0
         for name, account in self.server.accounts.by_tenant.items():
             assert sum(account.outcomes.values()) == account.arrived, name
-        executor = self.server._executor
-        assert (executor._inputs, executor._outputs, executor._batches) == ({}, {}, {})
+        assert self.server._executor.kept == 0
 
 
 @pytest.fixture(scope="module")

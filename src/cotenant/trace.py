@@ -6,7 +6,7 @@ tables and cores. Each further line is `[time_ns, kind, event, [[kind, action], 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.protocol import Predictor
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.types import Tenant
@@ -78,12 +79,34 @@ def header(
 class _PlainPredictor(msgspec.Struct):
     tables: dict[str, LatencyTable]
     scales: dict[str, float]
+    groups: str | None = None
+    quantile: float = 0.5
+    factor: float | None = None
+
+
+FindGroups = Callable[[str, float], FittedGroups]
+"""Gives the fitted predictor of groups with this key, at this quantile. Raises TraceError when there is none."""
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, GroupedPredictor):
+        fitted = value.fitted
+        key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
+        return _PlainPredictor(value.tables, value.scales, key, quantile, value.factor)
     if isinstance(value, TablePredictor):
         return {"tables": value.tables, "scales": value.scales}
     return type(value).__name__
+
+
+def _no_groups(key: str, quantile: float) -> FittedGroups:
+    raise TraceError(f"the log was written with the fitted predictor of groups {key}, which is not here")
+
+
+def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
+    if plain.factor is None:
+        return TablePredictor(plain.tables, plain.scales)
+    fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
+    return GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor)
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
@@ -174,7 +197,7 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
                 raise TraceError(f"{path}: line {number} is not a record ({error})") from None
 
 
-def decode_event(kind: str, event: Mapping[str, Any]) -> Event:
+def decode_event(kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups) -> Event:
     """The event of a record as the core takes it. Raises TraceError for an unknown kind or wrong fields."""
     cls = getattr(core_events, kind, None)
     if cls not in core_events.Event.__args__:
@@ -182,16 +205,19 @@ def decode_event(kind: str, event: Mapping[str, Any]) -> Event:
     try:
         if cls is core_events.PredictorChanged:
             plain = msgspec.convert(event["predictor"], _PlainPredictor)
-            return core_events.PredictorChanged(TablePredictor(plain.tables, plain.scales))
+            return core_events.PredictorChanged(_predictor_of(plain, find_groups))
         return msgspec.convert(event, cls)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, KeyError) as error:
         raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None
 
 
-def replay(head: Header, records: Iterable[Record], make_policy: Any) -> Iterator[tuple[Record, bytes]]:
+def replay(
+    head: Header, records: Iterable[Record], make_policy: Any, find_groups: FindGroups = _no_groups
+) -> Iterator[tuple[Record, bytes]]:
     """Feed the events of a log to a new engine; give each record with the line that this code would write.
 
-    `make_policy(name, options)` builds the policy. Equal lines prove that a change of code changed no decision.
+    `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. Equal lines prove
+    that a change of code changed no decision.
     """
     policy = make_policy(head.policy, head.policy_options)
     predictor: Predictor = TablePredictor(head.tables, head.scales)
@@ -199,5 +225,5 @@ def replay(head: Header, records: Iterable[Record], make_policy: Any) -> Iterato
     for record in records:
         if record.kind == "LogFull":
             return
-        event = decode_event(record.kind, record.event)
+        event = decode_event(record.kind, record.event, find_groups)
         yield record, encode(record.time_ns, event, engine.handle(event, record.time_ns))

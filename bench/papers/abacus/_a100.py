@@ -83,7 +83,7 @@ class A100:
             x = x @ matrix + bias
             if number < len(self._layers) - 1:
                 x = np.maximum(x, 0.0)
-        # The network was never told that a short group takes time: some of its answers for one operator are not positive.
+        # The network was never told that a short group takes time: some answers for one operator are not positive.
         return np.maximum(x[:, 0], 0.05)
 
 

@@ -11,6 +11,7 @@ import typer
 
 from cotenant.config import PolicySection, ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule
+from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
 from cotenant.repository import SERVER_FILE
 
@@ -31,6 +32,11 @@ Lanes = Annotated[
     typer.Option("--lanes", help="'single' (a lane a core), 'all' (one lane), or like '0,1/2,3'.", show_default=False),
 ]
 
+Isolation = Annotated[
+    str | None,
+    typer.Option("--isolation", help="'process' (a worker process a tenant) or 'thread'.", show_default=False),
+]
+
 
 def settings_of(
     root: Path,
@@ -38,6 +44,7 @@ def settings_of(
     drop: DropRule | None = None,
     preempt: bool | None = None,
     lanes: str | None = None,
+    isolation: str | None = None,
 ) -> ServerConfig:
     """The repository's `cotenant.toml` with the options of the command line over it."""
     settings = load_server_config(root / SERVER_FILE)
@@ -54,6 +61,11 @@ def settings_of(
         settings = msgspec.structs.replace(
             settings, device=msgspec.structs.replace(settings.device, lanes=parse_lanes(lanes))
         )
+    if isolation is not None:
+        if isolation not in ("process", "thread"):
+            raise ConfigError(f"--isolation is {isolation!r}, expected 'process' or 'thread'")
+        device: Any = {"isolation": isolation}
+        settings = msgspec.structs.replace(settings, device=msgspec.structs.replace(settings.device, **device))
     return settings
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from cotenant.cli.options import AsJson, Lanes, Repository, print_json, settings_of
+
+if TYPE_CHECKING:
+    from cotenant.config import ServerConfig
+    from cotenant.profile.table import Profile
 
 
 def profile(
@@ -15,6 +20,14 @@ def profile(
     budget: Annotated[float, typer.Option(help="Seconds to spend on each point, once enough runs are in.")] = 0.5,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")] = False,
     lanes: Lanes = None,
+    groups: Annotated[
+        bool, typer.Option("--groups", help="Also measure launches that start together, and fit the predictor of them.")
+    ] = False,
+    groups_count: Annotated[int, typer.Option(min=20, help="Groups to measure.")] = 400,
+    groups_minutes: Annotated[float, typer.Option(min=0.0, help="Measure groups no longer than this.")] = 10.0,
+    report: Annotated[
+        bool, typer.Option("--report", help="Judge the predictor of groups, by cross-validation; writes an HTML page.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
@@ -27,16 +40,65 @@ def profile(
     effort = Effort(budget_s=budget)
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(repository, settings, effort, fresh=fresh, on_step=on_step)
+    overlap = None
+    if groups:
+        overlap = _measure_groups(repository, settings, result, (groups_count, groups_minutes), fresh, as_json, errors)
+    judged = _judge(repository, result, as_json) if report else None
     if as_json:
-        print_json({"profile": msgspec.to_builtins(result), "errors": errors})
+        print_json({"profile": msgspec.to_builtins(result), "groups": overlap, "report": judged, "errors": errors})
     else:
         console = make_console()
         console.print(profile_table(result))
         console.print(f"Saved to {profile_path(repository)}")
+        if overlap:
+            console.print(f"{overlap['groups']} groups measured; predictor saved to {overlap['predictor']}")
+        if judged:
+            console.print(f"Report written to {judged['page']}")
         for model, error in errors.items():
             console.print(f"[red]{model} was left out:[/red] {error}")
     if errors:
         raise typer.Exit(1)
+
+
+def _measure_groups(
+    root: Path,
+    settings: ServerConfig,
+    profile: Profile,
+    bounds: tuple[int, float],
+    fresh: bool,
+    quiet: bool,
+    errors: dict[str, str],
+) -> dict[str, Any]:
+    """Measure groups and fit their predictor; adds to `errors` what was left out."""
+    from cotenant.predict.overlap_file import overlap_path
+    from cotenant.profile.groups import GroupEffort, fit_groups, measure_groups
+
+    effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
+    with progress_bar(quiet=quiet) as on_step:
+        samples, found = measure_groups(root, settings, profile, effort, fresh=fresh, on_step=on_step)
+    for name, text in found.items():
+        errors.setdefault(name, text)
+    with progress_bar(quiet=quiet) as on_step:
+        fit_groups(root, profile, on_step=lambda done, total: on_step(done, total, "fitting the predictor"))
+    return {"groups": len(samples), "predictor": str(overlap_path(root))}
+
+
+def _judge(root: Path, profile: Profile, quiet: bool) -> dict[str, Any]:
+    from cotenant.cli.console import console
+    from cotenant.predict.overlap_file import groups_path
+    from cotenant.predict.overlap_report import cross_validate
+    from cotenant.predict.samples import load_samples
+    from cotenant.profile.groups import facts_of
+    from cotenant.report.predictor import errors_table, write_predictor_report
+
+    _, samples = load_samples(groups_path(root))
+    known = [each for each in samples if all(member.tenant in profile.models for member in each.members)]
+    with progress_bar(quiet=quiet) as on_step:
+        judged = cross_validate(known, facts_of(profile), on_step=on_step)
+    page = groups_path(root).with_name("predictor.html")
+    write_predictor_report(page, judged)
+    console(quiet=quiet).print(errors_table(judged))
+    return {"page": str(page), **judged.figures()}
 
 
 class progress_bar:  # noqa: N801  (used like a function)

@@ -12,6 +12,7 @@ import typer
 from cotenant.cli.options import (
     AsJson,
     Drop,
+    Isolation,
     Lanes,
     PolicyName,
     Preempt,
@@ -30,6 +31,7 @@ def serve(
     drop: Drop = None,
     preempt: Preempt = None,
     lanes: Lanes = None,
+    isolation: Isolation = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
@@ -47,7 +49,7 @@ def serve(
 
     log_to_stderr()
     model_names(repository)  # says what is wrong with the path before anything is written there
-    settings = settings_of(repository, policy, drop, preempt, lanes)
+    settings = settings_of(repository, policy, drop, preempt, lanes, isolation)
     chosen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     section = msgspec.structs.replace(
         settings.server, **{key: value for key, value in chosen.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,13 @@ import msgspec
 import typer
 
 from cotenant.cli.options import AsJson, Drop, Lanes, Preempt, Repository, policy_text, print_json, settings_of
+
+
+class World(StrEnum):
+    """What launches take in the simulator."""
+
+    TABLE = "table"
+    CONTENTION = "contention"
 
 
 def simulate(
@@ -22,6 +30,9 @@ def simulate(
     factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
     noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
     decision_us: Annotated[float, typer.Option(min=0, help="Decision time charged before each launch.")] = 50.0,
+    world: Annotated[
+        World, typer.Option(help="'table': launches never slow each other down; 'contention': as calibrated.")
+    ] = World.TABLE,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,6 +55,11 @@ def simulate(
     profile = load_profile(profile_path(repository))
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile)
     assumptions = Assumptions(noise, round(decision_us * 1000))
+    contention = None
+    if world is World.CONTENTION:
+        from cotenant.profile.contention import contention_path, load_contention
+
+        contention = load_contention(contention_path(repository)).contention()
     console = make_console()
     runs = []
     for name in policy or [settings.policy.name]:
@@ -59,7 +75,7 @@ def simulate(
                     created="",
                 )
                 writer = TraceWriter(trace.open("wb"), head)
-            outcomes = run_scenario(scenario, section, assumptions, seed, writer)
+            outcomes = run_scenario(scenario, section, assumptions, seed, writer, contention=contention)
             if writer is not None:
                 writer.close()
             summary = summarise(
@@ -72,7 +88,7 @@ def simulate(
             if as_json:
                 runs.append({"policy": name, "drop": section.drop.value, "seed": seed, **to_json(summary)})
             else:
-                title = f"simulated: {policy_text(section)}, seed {seed}, noise {noise:g}"
+                title = f"simulated: {policy_text(section)}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
     if as_json:
-        print_json({"simulated": True, "noise": noise, "decision_us": decision_us, "runs": runs})
+        print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})

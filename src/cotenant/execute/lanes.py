@@ -6,10 +6,12 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import TypeVar
 
 from cotenant.types import Partition
 
 Work = Callable[[], None]
+T = TypeVar("T")
 
 
 class Lane:
@@ -37,13 +39,45 @@ class Lane:
             self._thread.join()
 
     def _run(self) -> None:
-        pin(self._partition.cores[:1])
-        if hasattr(os, "setpriority"):
-            thread = threading.get_native_id()
-            # Of a process that is nicer already the thread stays so: only the superuser may take that back.
-            os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), self._nice))
+        settle(self._partition.cores, self._nice)
         while (work := self._queue.get()) is not None:
             work()
+
+
+def settle(cores: tuple[int, ...], nice: int) -> None:
+    """Make the calling thread one that runs launches: bound to the first of the cores, and nice."""
+    pin(cores[:1])
+    be_nice(nice)
+
+
+def be_nice(nice: int) -> None:
+    """Give the calling thread, and those that it will start, at least this nice value.
+
+    What is nicer already, with its process, stays so: only the superuser may take that back.
+    """
+    if hasattr(os, "setpriority"):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), nice))
+
+
+def run_gently(work: Callable[[], T], nice: int) -> T:
+    """Do work on a thread of its own that gives way to others; give what it gives, raise what it raises."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        be_nice(nice)
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="cotenant-gentle")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def pin(cores: tuple[int, ...]) -> None:

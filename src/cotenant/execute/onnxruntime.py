@@ -1,4 +1,4 @@
-"""The executor that runs launches with onnxruntime on CPU cores."""
+"""The executor that runs launches with onnxruntime on CPU cores, on threads of this process."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from cotenant.core.actions import Launch
-from cotenant.execute.errors import ModelError
+from cotenant.execute.batches import (
+    ModelGoneError,
+    QueryTensors,
+    for_client,
+    for_engine,
+    joined,
+    pieces_of,
+    reason_of,
+    scatter,
+)
 from cotenant.execute.lanes import Lane
-from cotenant.execute.protocol import OnEnd, Tensors, Timing
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Tensors, Timing, WorkerStatus
 from cotenant.execute.segments import SegmentedModel, to_numpy
 from cotenant.types import Partition
-
-_REASON_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,36 +45,45 @@ class OnnxRuntimeExecutor:
         self._lane_nice = lane_nice
         self._models: dict[str, SegmentedModel] = {}
         self._lanes: dict[Partition, Lane] = {}
-        self._inputs: dict[int, Tensors] = {}
-        self._outputs: dict[int, Tensors] = {}
+        self._queries = QueryTensors()
         self._batches: dict[int, _BatchTensors] = {}
         self._lock = threading.Lock()
+        self.put = self._queries.put
+        self.take = self._queries.take
+        self.discard = self._queries.discard
 
-    def add_model(self, tenant: str, model: SegmentedModel) -> None:
+    @property
+    def kept(self) -> int:
+        """How many queries and batches tensors are kept of."""
+        return len(self._queries) + len(self._batches)
+
+    def load(self, tenant: str, model: SegmentedModel, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+        """Load the sessions that launches of the tenant will need. Raises ModelError. Memory is not limited here."""
+        for threads, ranges in sessions:
+            model.prepare(ranges, threads)
+        return model
+
+    def add_model(self, tenant: str, model: Loaded) -> None:
         """Launches of this tenant run this model from now on."""
+        assert isinstance(model, SegmentedModel)
         with self._lock:
             self._models[tenant] = model
+
+    def announce(self, tenant: str) -> None:
+        """The core knows the tenant now. Threads do not die: there is nothing to say."""
 
     def remove_model(self, tenant: str) -> None:
         """Forget the model of a tenant; launches under way end normally."""
         with self._lock:
             self._models.pop(tenant, None)
 
-    def put(self, query: int, inputs: Tensors) -> None:
-        """See Executor."""
-        self._inputs[query] = inputs
+    def problem(self, tenant: str) -> str:
+        """Why the tenant cannot be served at the moment: never, here."""
+        return ""
 
-    def take(self, query: int) -> Tensors:
-        """See Executor."""
-        with self._lock:
-            self._inputs.pop(query, None)
-            return self._outputs.pop(query)
-
-    def discard(self, query: int) -> None:
-        """See Executor."""
-        with self._lock:
-            self._inputs.pop(query, None)
-            self._outputs.pop(query, None)
+    def workers(self) -> list[WorkerStatus]:
+        """There are no processes of tenants."""
+        return []
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
@@ -79,8 +93,7 @@ class OnnxRuntimeExecutor:
                 lane = self._lanes[launch.partition] = Lane(launch.partition, self._lane_nice)
             model = self._models.get(launch.tenant)
         if launch.start == 0:
-            inputs = [self._inputs[query] for query in launch.queries]
-            lane.put(partial(self._run_first, launch, model, inputs, on_end))
+            lane.put(partial(self._run_first, launch, model, self._queries.inputs(launch.queries), on_end))
         else:
             lane.put(partial(self._run, launch, model, self._batches.get(launch.batch), 0, on_end))
 
@@ -99,10 +112,12 @@ class OnnxRuntimeExecutor:
     def _run_first(self, launch: Launch, model: SegmentedModel | None, inputs: list[Tensors], on_end: OnEnd) -> None:
         began = time.perf_counter_ns()
         try:
-            batch = _gather(launch, inputs)
+            pieces, rows = pieces_of(inputs)
+            merged = {name: for_engine(joined(arrays)) for name, arrays in pieces.items()}
         except Exception as error:
-            on_end(launch.id, _reason(error), Timing(input_ns=time.perf_counter_ns() - began))
+            on_end(launch.id, reason_of(error), Timing(input_ns=time.perf_counter_ns() - began))
             return
+        batch = _BatchTensors(merged, rows, launch.queries)
         self._run(launch, model, batch, time.perf_counter_ns() - began, on_end)
 
     def _run(
@@ -113,78 +128,17 @@ class OnnxRuntimeExecutor:
         error: str | None = None
         try:
             if model is None or batch is None:
-                raise ModelGoneError(f"model of {launch.tenant!r} is not loaded any more")
+                raise ModelGoneError(launch.tenant)
             cores = launch.partition.cores
             tensors = model.run(launch.start, launch.end, batch.tensors, cores if len(cores) > 1 else 1)
             ran = time.perf_counter_ns()
             if launch.last:
-                self._keep(_scatter(batch, tensors))
+                self._queries.keep(scatter(batch.queries, batch.rows, for_client(to_numpy(tensors))))
                 self._batches.pop(launch.batch, None)
             else:
                 self._batches[launch.batch] = _BatchTensors(tensors, batch.rows, batch.queries)
         except Exception as caught:
             ran = time.perf_counter_ns()
             self._batches.pop(launch.batch, None)
-            error = _reason(caught)
+            error = reason_of(caught)
         on_end(launch.id, error, Timing(input_ns, ran - began, time.perf_counter_ns() - ran))
-
-    def _keep(self, outputs: Mapping[int, Tensors]) -> None:
-        """Keep outputs until they are taken; those of queries that have ended meanwhile nobody would take."""
-        with self._lock:
-            self._outputs.update({query: tensors for query, tensors in outputs.items() if query in self._inputs})
-
-
-class ModelGoneError(RuntimeError):
-    """A launch names a model that was unloaded meanwhile."""
-
-
-def _gather(launch: Launch, inputs: list[Tensors]) -> _BatchTensors:
-    """Put the inputs of the queries of a batch below each other."""
-    if len(inputs) == 1:
-        return _BatchTensors({name: _for_engine(array) for name, array in inputs[0].items()}, (), launch.queries)
-    rows = tuple(len(next(iter(tensors.values()))) for tensors in inputs)
-    merged = {name: _for_engine(np.concatenate([tensors[name] for tensors in inputs])) for name in inputs[0]}
-    return _BatchTensors(merged, rows, launch.queries)
-
-
-def _scatter(batch: _BatchTensors, tensors: Mapping[str, Any]) -> dict[int, Tensors]:
-    """Give each query its rows of the outputs. Raises ValueError when an output has no row per input row."""
-    outputs = {name: _for_client(array) for name, array in to_numpy(tensors).items()}
-    if len(batch.queries) == 1:
-        return {batch.queries[0]: outputs}
-    total = sum(batch.rows)
-    for name, array in outputs.items():
-        if array.ndim == 0 or array.shape[0] != total:
-            raise ValueError(f"output {name!r} has shape {array.shape}, expected {total} rows: set max_batch = 1")
-    scattered: dict[int, Tensors] = {}
-    at = 0
-    for query, rows in zip(batch.queries, batch.rows, strict=True):
-        scattered[query] = {name: array[at : at + rows] for name, array in outputs.items()}
-        at += rows
-    return scattered
-
-
-def _for_engine(array: Any) -> Any:
-    """BYTES tensors hold bytes on the wire and text in onnxruntime."""
-    if array.dtype != np.object_:
-        return array
-    return np.array([_text(item) for item in array.ravel()], dtype=np.object_).reshape(array.shape)
-
-
-def _text(item: bytes | str) -> str:
-    try:
-        return item if isinstance(item, str) else item.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError("an element of a BYTES input is not UTF-8 text, which this model takes") from None
-
-
-def _for_client(array: Any) -> Any:
-    if array.dtype.kind not in "OU":
-        return array
-    return np.array([str(item).encode() for item in array.ravel()], dtype=np.object_).reshape(array.shape)
-
-
-def _reason(error: Exception) -> str:
-    """A sentence for the client, without the paths of this machine."""
-    text = error.reason if isinstance(error, ModelError) else str(error) or type(error).__name__
-    return " ".join(text.split())[:_REASON_CHARS]

@@ -1,9 +1,9 @@
-"""What every executor offers to a driver."""
+"""What every executor offers to a driver, and those of real models to a server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from cotenant.core.actions import Launch
 
 Tensors = Mapping[str, npt.NDArray[Any]]
+Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
+"""What to load of a model: a number of threads, or cores, and the ranges of units to be run with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +48,25 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Stop; waits for launches under way."""
+
+
+class Loaded(Protocol):
+    """A model that an executor has loaded."""
+
+    def close(self) -> None:
+        """Let go of it; launches under way end normally."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """The worker process of a tenant, for the metrics page. `restarts` counts the workers lost, by kind of loss.
+
+    `start_ns` is the time that the last one took to come up, `load_ns` that to load its model then.
+    """
+
+    tenant: str
+    pid: int
+    resident_bytes: int
+    start_ns: int = 0
+    load_ns: int = 0
+    restarts: Mapping[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, Tenant
 
 NEVER_NS = 1 << 62
-_LOOK_AHEAD = 32
+_LOOK_AHEAD = 12
 """Waiting queries of a tenant that one decision looks at, to merge them or to find one that suits a group better."""
 _OTHERS = 2
 """Queries of other sizes than the head that may join a group in its place."""

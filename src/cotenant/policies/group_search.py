@@ -16,10 +16,11 @@ from cotenant.policies.group_jobs import NEVER_NS, Candidate, Job, jobs_of
 from cotenant.predict.protocol import Group, GroupPredictor, Member
 from cotenant.types import Partition
 
-_PARTNERS = 3
+_PARTNERS = 2
 """Candidates that are tried beside a group: the most urgent ones (the paper adds queries in the order of headroom)."""
-_BASES = 2
-"""Groups whose members are tried cut."""
+_MOST_TRIALS = 12
+"""Groups that are tried before cuts, for each number of members."""
+_new = tuple.__new__  # what Member(...) does, in half the time
 _MOST_SPLITS = 8
 """Ways to share the device among a number of members."""
 
@@ -120,13 +121,11 @@ def find_group(
     alone is not feasible it runs alone, in its smallest batch.
     """
     search = _Search(candidates, predictor, shares, begin_ns)
-    lead = [search.whole(0, job) for job in search.leading()]
-    judged = search.judge([trial for part in lead for trial in search.trials((part,))])
-    best = fallback = judged[0]
-    bases: list[tuple[_Part, ...]] = [(part,) for part in lead]
-    best = search.best(judged, fallback)
+    bases: list[tuple[_Part, ...]] = [(part,) for part in search.leading()]
+    judged = search.judge([trial for base in bases for trial in search.trials(base)])
+    best = search.best(judged, judged[0])
     for count in range(2, min(len(shares.splits), len(candidates)) + 1):
-        wider = search.judge([trial for base in bases for trial in search.with_another(base)])
+        wider = search.judge(search.with_another(bases))
         if ways and wider:
             wider += search.judge(search.cut(wider, ways))
         better = search.best([best, *wider], best)
@@ -147,91 +146,84 @@ class _Search:
         self._splits = shares.splits
         self._cores = shares.widest
         self._begin_ns = begin_ns
-        self._jobs: dict[int, tuple[Job, ...]] = {}
+        self._parts: dict[int, list[_Part]] = {}
         # The least headrooms of those who can be in time: a group with m members leaves one of the first m + 1 out.
         self._pressing = sorted([(each.urgency[1], of) for of, each in enumerate(candidates) if each.urgency[1] >= 0])[
             : len(shares.splits) + 1
         ]
 
-    def jobs(self, of: int) -> tuple[Job, ...]:
-        """The jobs of a candidate, made when first asked for."""
-        found = self._jobs.get(of)
+    def parts(self, of: int) -> list[_Part]:
+        """The ways in which a candidate can join, whole; made when first asked for."""
+        found = self._parts.get(of)
         if found is None:
-            found = jobs_of(self._candidates[of], self._begin_ns, self._cores, self._predictor)
-            self._jobs[of] = found
+            found = self._parts[of] = [
+                _Part(of, job, job.tenant.cuts[-1], job.worth_ns * job.tenant.weight, job.deadline_ns)
+                for job in jobs_of(self._candidates[of], self._begin_ns, self._cores, self._predictor)
+            ]
         return found
 
-    def leading(self) -> list[Job]:
-        """The jobs of the first candidate with its most urgent query."""
-        jobs = self.jobs(0)
-        return [job for job in jobs if not job.queries or job.queries[0] is jobs[0].queries[0]]
-
-    def whole(self, of: int, job: Job) -> _Part:
-        """A job up to its last unit."""
-        tenant = job.tenant
-        return _Part(of, job, tenant.cuts[-1], job.worth_ns * tenant.weight, job.deadline_ns)
+    def leading(self) -> list[_Part]:
+        """The ways in which the first candidate can join with its most urgent query."""
+        parts = self.parts(0)
+        head = parts[0].job.queries[:1]
+        return [part for part in parts if part.job.queries[:1] == head]
 
     def trials(self, parts: tuple[_Part, ...]) -> list[_Trial]:
         """The parts on all shares of the device."""
-        return [_Trial(parts, split) for split in self._splits[len(parts) - 1]]
+        return [_new(_Trial, (parts, split)) for split in self._splits[len(parts) - 1]]
 
-    def with_another(self, base: tuple[_Part, ...]) -> list[_Trial]:
-        """A group with one more member, whole, of one of the most urgent tenants that are not in it."""
-        inside = [part.job.tenant.name for part in base]
+    def with_another(self, bases: Sequence[tuple[_Part, ...]]) -> list[_Trial]:
+        """Groups with one more member, whole, of one of the most urgent tenants that are not in them."""
+        inside = [part.job.tenant.name for part in bases[0]]
+        partners = [of for of, candidate in enumerate(self._candidates) if candidate.tenant not in inside][:_PARTNERS]
         found: list[_Trial] = []
-        tried = 0
-        for of, candidate in enumerate(self._candidates):
-            if candidate.tenant in inside:
-                continue
-            for job in self.jobs(of):
-                found += self.trials((*base, self.whole(of, job)))
-            tried += 1
-            if tried == _PARTNERS:
-                break
-        return found
+        for of in partners:
+            for part in self.parts(of):
+                for base in reversed(bases):
+                    found += self.trials((*base, part))
+        return found[:_MOST_TRIALS]
 
     def cut(self, judged: Sequence[_Judged], ways: int) -> list[_Trial]:
-        """The most promising groups, with one member or another cut at places spread over its units."""
+        """The most promising group, with one member or another cut at places spread over its units."""
         found: list[_Trial] = []
-        for each in sorted(judged, key=_by_rate)[-_BASES:]:
-            parts = each.trial.parts
-            for at, part in enumerate(parts):
-                job = part.job
-                tenant, units = job.tenant, job.tenant.cuts[-1]
-                if part.end < units:
-                    continue
-                for end in _spread(tenant.cuts, job.start, ways):
-                    after = self._predictor.latency_ns(tenant.name, job.shape, job.items, end, units, self._cores)
-                    worth = part.worth_ns * (1.0 - after / max(job.remaining_ns, 1))
-                    if worth > 0.0:
-                        cut = _Part(part.of, job, end, worth, job.deadline_ns - after)
-                        found.append(_Trial((*parts[:at], cut, *parts[at + 1 :]), each.trial.split))
+        parts, split = max(judged, key=_by_rate).trial
+        latency_ns = self._predictor.latency_ns
+        for at, part in enumerate(parts):
+            job = part.job
+            tenant, units = job.tenant, job.tenant.cuts[-1]
+            for end in _spread(tenant.cuts, job.start, ways):
+                after = latency_ns(tenant.name, job.shape, job.items, end, units, self._cores)
+                worth = part.worth_ns * (1.0 - after / max(job.remaining_ns, 1))
+                if worth > 0.0:
+                    cut = _Part(part.of, job, end, worth, job.deadline_ns - after)
+                    found.append(_new(_Trial, ((*parts[:at], cut, *parts[at + 1 :]), split)))
         return found
 
     def judge(self, trials: list[_Trial]) -> list[_Judged]:
         """Predict groups, all at once, and say how they would do."""
         if not trials:
             return []
+        begin, pressing = self._begin_ns, self._pressing
+        judged: list[_Judged] = []
         latencies = self._predictor.group_ns([_group(trial) for trial in trials])
-        return [self._judged(trial, int(latency)) for trial, latency in zip(trials, latencies, strict=True)]
-
-    def _judged(self, trial: _Trial, latency: int) -> _Judged:
-        parts, end = trial.parts, self._begin_ns + latency
-        worth = 0.0
-        latest = NEVER_NS
-        spares_all = True
-        for part in parts:
-            worth += part.worth_ns
-            latest = min(latest, part.latest_ns)
-            if self._begin_ns <= part.job.next_start_ns < end:
-                spares_all = False
-        inside = [part.of for part in parts]
-        for headroom, of in self._pressing:
-            if of not in inside:
-                if headroom < latency:
+        for trial, latency in zip(trials, latencies, strict=True):
+            end = begin + latency
+            worth, latest, spares_all = 0.0, NEVER_NS, True
+            inside = []
+            for of, job, _, worth_ns, latest_ns in trial.parts:
+                inside.append(of)
+                worth += worth_ns
+                if latest_ns < latest:
+                    latest = latest_ns
+                if begin <= job.next_start_ns < end:
                     spares_all = False
-                break
-        return _Judged(trial, latency, latest, spares_all, worth / max(latency, 1))
+            for headroom, of in pressing:
+                if of not in inside:
+                    if headroom < latency:
+                        spares_all = False
+                    break
+            judged.append(_new(_Judged, (trial, latency, latest, spares_all, worth / max(latency, 1))))
+        return judged
 
     def best(self, judged: Sequence[_Judged], fallback: _Judged) -> _Judged:
         """The feasible group that gets most done in its time, of those that spare the others if there are any."""
@@ -258,12 +250,10 @@ class _Search:
 
 
 def _group(trial: _Trial) -> Group:
-    return tuple(
-        [
-            Member(part.job.tenant.name, part.job.shape, part.job.items, part.job.start, part.end, share.size)
-            for part, share in zip(trial.parts, trial.split, strict=True)
-        ]
-    )
+    members = []
+    for (_, job, end, _, _), share in zip(trial.parts, trial.split, strict=True):
+        members.append(_new(Member, (job.tenant.name, job.shape, job.items, job.start, end, share.size)))
+    return tuple(members)
 
 
 def _by_rate(judged: _Judged) -> float:

@@ -23,10 +23,19 @@ from cotenant.types import Partition, Query, Tenant
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A group chosen while another one ran, and the last moment at which its prediction still holds."""
+    """A group chosen while another one ran, to begin at `begin_ns`, and the queries that are beyond help by then."""
 
     choice: Choice
-    latest_ns: int
+    begin_ns: int
+    drops: tuple[Drop, ...]
+
+    def drops_at(self, snapshot: Snapshot) -> tuple[Drop, ...]:
+        """Those that are to be dropped now: none before the time for which they were found hopeless."""
+        if not self.drops or snapshot.now_ns < self.begin_ns:
+            return ()
+        waiting = {query.id for queue in snapshot.queues.values() for query in queue.queries}
+        waiting.update([query.id for batch in snapshot.paused for query in batch.queries])
+        return tuple([drop for drop in self.drops if drop.query in waiting])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +81,14 @@ class Overlap:
         """Start a group, or choose the next one while a group runs."""
         predictor = cast(GroupPredictor, snapshot.predictor)
         if snapshot.running:
-            begin = max([run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()])
-            choice = self._choose(snapshot, predictor, max(begin, snapshot.now_ns))[0]
-            return Decision(memory=None if choice is None else _Ahead(choice, choice.latest_ns))
-        if isinstance(memory, _Ahead) and snapshot.now_ns <= memory.latest_ns and memory.choice.is_there(snapshot):
-            return Decision(memory.choice.starts, ahead=True)
+            ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
+            begin = max(snapshot.now_ns, *ends)
+            choice, drops = self._choose(snapshot, predictor, begin)
+            return Decision(memory=None if choice is None else _Ahead(choice, begin, drops))
+        if isinstance(memory, _Ahead):
+            choice = memory.choice
+            if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
+                return Decision(choice.starts, memory.drops_at(snapshot), ahead=True)
         choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
         return Decision(() if choice is None else choice.starts, drops)
 

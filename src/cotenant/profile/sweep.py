@@ -48,7 +48,7 @@ def profile_repository(
         on_step(done, total, text)
 
     profiles = {each.found.tenant: known[each.found.tenant] for each in opened if each not in todo}
-    profile = Profile(device, _now(), _command(), profiles)
+    profile = Profile(device, now_text(), this_command(), profiles)
     for each in todo:
         try:
             profiles[each.found.tenant] = measure_model(each.runner, each.sweep(lanes, effort), journal, step)
@@ -56,7 +56,7 @@ def profile_repository(
             errors[each.found.model] = str(error)
         finally:
             each.runner.close()
-        profile = Profile(device, _now(), _command(), dict(sorted(profiles.items())))
+        profile = Profile(device, now_text(), this_command(), dict(sorted(profiles.items())))
         save_profile(path, profile)
     save_profile(path, profile)
     journal.remove()
@@ -101,9 +101,11 @@ def _is_known(known: dict[str, ModelProfile], opened: OpenedModel, lanes: Sequen
     return {lane.size for lane in lanes} <= {point.cores for point in profile.points}
 
 
-def _now() -> str:
+def now_text() -> str:
+    """The present time as results carry it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _command() -> str:
+def this_command() -> str:
+    """The command line as results carry it."""
     return " ".join(["cotenant", *sys.argv[1:]])

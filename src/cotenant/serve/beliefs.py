@@ -1,4 +1,4 @@
-"""What the server believes of latencies: the profile's tables, corrected by what is observed."""
+"""What the server believes of latencies: the profile's tables and the fitted groups, corrected by what is observed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.execute.protocol import Timing
 from cotenant.predict.calibration import Calibration
+from cotenant.predict.conformal import AdaptiveConformal
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.types import Outcome, Query
 
 
 @dataclass(frozen=True, slots=True)
 class _Belief:
-    """What was predicted of a launch, with which factor, and when it began."""
+    """What was predicted of a launch alone, with which factor, and when it began."""
 
     tenant: str
     predicted_ns: int
@@ -22,27 +24,51 @@ class _Belief:
     factor: float
 
 
+@dataclass(slots=True)
+class _Group:
+    """A group under way: what was predicted of it, with which factor, and the launches that have not ended."""
+
+    predicted_ns: int
+    started_ns: int
+    factor: float
+    left: int
+    has_failed: bool = False
+
+
 class Beliefs:
     """Holds the predictor in use and, as an observer of the driver, replaces it when it turns out to be off.
 
-    `widest` is the size in cores of the largest partition. With `adapt` off the profile is believed as it is.
+    `widest` is the size in cores of the largest partition. With `adapt` off the profile is believed as it is. With
+    `grouped` latencies of groups are believed, at `quantile`, by what was fitted to measured ones if there is any;
+    they are followed as a whole, and single launches only where a group has one member.
     Everything but the constructor is called under the driver's lock.
     """
 
-    def __init__(self, widest: int, *, adapt: bool) -> None:
-        self.predictor = TablePredictor({})
+    def __init__(self, widest: int, *, adapt: bool, grouped: bool = False, quantile: float = 0.95) -> None:
+        self.predictor = GroupedPredictor({}) if grouped else TablePredictor({})
         self._widest = widest
         self._adapt = adapt
         self._tables: dict[str, LatencyTable] = {}
         self._calibration = Calibration()
+        self._margin = AdaptiveConformal(level=quantile)
         self._launched: dict[int, _Belief] = {}
+        self._groups: dict[int, _Group] = {}
+        self._group_of: dict[int, int] = {}
 
     def add(self, tenant: str, table: LatencyTable) -> None:
         """Believe this table of a tenant from now on; what was observed under the name before is forgotten."""
         self._calibration.forget(tenant)
         self._launched = {launch: belief for launch, belief in self._launched.items() if belief.tenant != tenant}
         self._tables[tenant] = table
-        self.predictor = TablePredictor(self._tables, self._calibration.scales)
+        scales = self._calibration.scales
+        if isinstance(self.predictor, GroupedPredictor):
+            self.predictor = GroupedPredictor(self._tables, scales, self.predictor.fitted, self.predictor.factor)
+        else:
+            self.predictor = TablePredictor(self._tables, scales)
+
+    def believe_groups(self, fitted: FittedGroups | None) -> None:
+        """Believe what was fitted to measured groups from now on. Only with `grouped`."""
+        self.predictor = GroupedPredictor(self._tables, self._calibration.scales, fitted, self._margin.factor)
 
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
         """Latency of the whole model in the largest partition: the best that a query can get."""
@@ -50,25 +76,70 @@ class Beliefs:
         return self.predictor.latency_ns(tenant, shape, items, 0, units, self._widest)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
-        """See Observer: compare each launch with what was believed of it."""
+        """See Observer: compare each launch, or each group, with what was believed of it."""
         if not self._adapt:
             return None
-        for action in actions:
-            if isinstance(action, Launch):
-                factor = self._calibration.factor(action.tenant)
-                self._launched[action.id] = _Belief(action.tenant, action.predicted_ns, time_ns, factor)
-        scales = None
-        if isinstance(event, LaunchEnded):
-            belief = self._launched.pop(event.launch, None)
-            if event.error is None and belief is not None:
-                observed = time_ns - belief.started_ns
-                scales = self._calibration.observe(belief.tenant, belief.predicted_ns, observed, belief.factor)
-        elif isinstance(event, QueryArrived) and _is_refused(actions):
-            scales = self._relaxed(event.query)
+        started = [action for action in actions if isinstance(action, Launch)]
+        if isinstance(self.predictor, GroupedPredictor):
+            changed = self._follow_group(time_ns, event, self.predictor)
+            self._remember(started, time_ns, self.predictor)
+        else:
+            changed = self._follow_launch(time_ns, event)
+            for launch in started:
+                factor = self._calibration.factor(launch.tenant)
+                self._launched[launch.id] = _Belief(launch.tenant, launch.predicted_ns, time_ns, factor)
+        if isinstance(event, QueryArrived) and _is_refused(actions):
+            changed = self._use(self._relaxed(event.query))
+        return PredictorChanged(self.predictor) if changed else None
+
+    def _remember(self, started: list[Launch], time_ns: int, predictor: GroupedPredictor) -> None:
+        """Keep what is believed of a group that starts, and of its launch alone if there is only one."""
+        for launch in started:
+            self._group_of[launch.id] = launch.group
+            self._groups[launch.group] = _Group(launch.predicted_ns, time_ns, predictor.factor, len(started))
+        if len(started) == 1:
+            (launch,) = started
+            alone = predictor.latency_ns(
+                launch.tenant, launch.shape, launch.items, launch.start, launch.end, launch.partition.size
+            )
+            factor = self._calibration.factor(launch.tenant)
+            self._launched[launch.id] = _Belief(launch.tenant, alone, time_ns, factor)
+
+    def _follow_group(self, time_ns: int, event: Event, predictor: GroupedPredictor) -> bool:
+        changed = self._follow_launch(time_ns, event)
+        if not isinstance(event, LaunchEnded):
+            return changed
+        number = self._group_of.pop(event.launch, None)
+        group = self._groups.get(number) if number is not None else None
+        if group is None or number is None:
+            return changed
+        group.left -= 1
+        group.has_failed |= event.error is not None
+        if group.left:
+            return changed
+        del self._groups[number]
+        factor = None
+        if not group.has_failed:
+            factor = self._margin.observe(group.predicted_ns, time_ns - group.started_ns, group.factor)
+        if factor is None:
+            return changed
+        self.predictor = GroupedPredictor(self._tables, self._calibration.scales, predictor.fitted, factor)
+        return True
+
+    def _follow_launch(self, time_ns: int, event: Event) -> bool:
+        if not isinstance(event, LaunchEnded):
+            return False
+        belief = self._launched.pop(event.launch, None)
+        if event.error is not None or belief is None:
+            return False
+        observed = time_ns - belief.started_ns
+        return self._use(self._calibration.observe(belief.tenant, belief.predicted_ns, observed, belief.factor))
+
+    def _use(self, scales: dict[str, float] | None) -> bool:
         if scales is None:
-            return None
+            return False
         self.predictor = self.predictor.scaled(scales)
-        return PredictorChanged(self.predictor)
+        return True
 
     def _relaxed(self, query: Query) -> dict[str, float] | None:
         """New factors, if it was the belief in a slow model that refused this query."""

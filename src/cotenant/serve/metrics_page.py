@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cotenant.execute.protocol import WorkerStatus
 from cotenant.serve.accounts import LATENCY_BUCKETS_S, Account
 from cotenant.types import Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
+Workers = Callable[[], Sequence[WorkerStatus]]
 
 
 class _Families(Collector):
     """Makes the metric families anew at each scrape."""
 
-    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting) -> None:
+    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers) -> None:
         self._accounts = accounts
         self._waiting = waiting
+        self._workers = workers
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is known before the first scrape."""
@@ -35,6 +38,7 @@ class _Families(Collector):
         for tenant, waiting in sorted(self._waiting().items()):
             queued.add_metric([tenant], waiting)
         yield queued
+        yield from _of_workers(self._workers())
         yield from _triton(accounts)
 
 
@@ -66,6 +70,22 @@ def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
     return iter([queries, slo, attainment, headroom, latency])
 
 
+def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
+    restarts = CounterMetricFamily(
+        "cotenant_worker_restarts", "Worker processes lost, by reason.", labels=["tenant", "reason"]
+    )
+    resident = GaugeMetricFamily("cotenant_worker_resident_bytes", "Memory of the worker.", labels=["tenant"])
+    start = GaugeMetricFamily("cotenant_worker_start_seconds", "Until the last worker was up.", labels=["tenant"])
+    load = GaugeMetricFamily("cotenant_worker_load_seconds", "Until it had its model then.", labels=["tenant"])
+    for worker in sorted(workers, key=lambda each: each.tenant):
+        for reason, count in sorted(worker.restarts.items()):
+            restarts.add_metric([worker.tenant, reason], count)
+        resident.add_metric([worker.tenant], worker.resident_bytes)
+        start.add_metric([worker.tenant], worker.start_ns / 1e9)
+        load.add_metric([worker.tenant], worker.load_ns / 1e9)
+    return iter([restarts, resident, start, load])
+
+
 def _triton(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
     def counter(name: str, text: str, value: Callable[[Account], float]) -> Metric:
         # Triton's names have no `_total`, which a counter family would append
@@ -95,9 +115,9 @@ def _triton(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
 class MetricsPage:
     """Renders the page from counters and from what waits now."""
 
-    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting) -> None:
+    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(accounts, waiting))
+        self._registry.register(_Families(accounts, waiting, workers))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

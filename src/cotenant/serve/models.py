@@ -12,6 +12,7 @@ from typing import Any
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError
+from cotenant.execute.protocol import Loaded
 from cotenant.execute.segments import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.profile.inputs import DeclaredShape
@@ -38,12 +39,13 @@ class QueryForm:
 
 @dataclass(slots=True)
 class ServedModel:
-    """One model version in service. `tenant` is its owner in the core."""
+    """One model version in service. `tenant` is its owner in the core; `loaded` is what the executor has of it."""
 
     opened: OpenedModel
     profile: ModelProfile
     tenant: Tenant
     metadata: ModelMetadata
+    loaded: Loaded
     _by_elements: tuple[tuple[int, int], ...]
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
     _next_key: Iterator[int] = field(default_factory=itertools.count)
@@ -143,7 +145,7 @@ def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str,
         (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
         for index, shape in enumerate(opened.shapes)
     )
-    return ServedModel(opened, profile, tenant, metadata, tuple(by_elements))
+    return ServedModel(opened, profile, tenant, metadata, opened.runner, tuple(by_elements))
 
 
 def _spec(model: str, tensor: Tensor) -> TensorSpec:

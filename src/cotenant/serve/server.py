@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import threading
@@ -11,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
+from cotenant.config import NS_PER_MS, DeviceSection, ServerConfig, device_cores, lanes_of, make_policy
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
@@ -22,8 +23,10 @@ from cotenant.core.events import (
     TenantRemoved,
 )
 from cotenant.errors import CotenantError
+from cotenant.execute.limits import Limits
 from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
-from cotenant.execute.protocol import Tensors
+from cotenant.execute.processes import ProcessExecutor
+from cotenant.execute.protocol import Loaded, Tensors
 from cotenant.profile.measure import QUICK, Journal, measure_model
 from cotenant.profile.opening import OpenedModel, is_of, open_version
 from cotenant.profile.table import ModelProfile, load_profile
@@ -73,12 +76,12 @@ class Server:
         self.accounts = Accounts()
         self.beliefs = Beliefs(max(lane.size for lane in self.lanes), adapt=settings.predict.adapt)
         self.clock = clock or RealClock()
-        self._executor = OnnxRuntimeExecutor(settings.device.lane_nice)
+        self._executor = _executor(settings.device)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
         self._is_ready = False
-        self._page = MetricsPage(self.accounts.by_tenant, self._waiting)
+        self._page = MetricsPage(self.accounts.by_tenant, self._waiting, self._executor.workers)
         self._driver: Driver | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -87,6 +90,8 @@ class Server:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.cores)
         self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
+        if isinstance(self._executor, ProcessExecutor):
+            self._executor.on_event = self._driver.post
         names = model_names(self.root)
         if not names:
             _log.warning(
@@ -136,12 +141,12 @@ class Server:
     def model_ready(self, model: str, version: str) -> bool:
         """See Backend."""
         try:
-            self._find(model, version)
+            served = self._find(model, version)
         except ServeError as error:
             if error.status is Status.UNAVAILABLE:
                 return False
             raise
-        return self._is_ready
+        return self._is_ready and not self._executor.problem(served.tenant.name)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         """See Backend."""
@@ -165,9 +170,9 @@ class Server:
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         """See Backend."""
         entries = [
-            IndexEntry(name, version, "READY")
+            IndexEntry(name, version, "READY", self._executor.problem(served.tenant.name))
             for name, versions in list(self._models.items())
-            for version in versions
+            for version, served in versions.items()
             if version
         ]
         if not ready_only:
@@ -250,18 +255,28 @@ class Server:
         check_owners(found, dict(served_by))
         names = tuple(str(each.version) for each in found)
         versions: dict[str, ServedModel] = {}
-        for each in found:
-            opened = open_version(self.root, each)
-            profile = self._profile(each, opened)
-            served = serve_model(opened, profile, names, preempt=self.policy.preempt)
-            cuts = served.tenant.cuts
-            for lane in self.lanes:
-                ranges = [(0, cuts[-1]), *pairwise(cuts)]
-                opened.runner.prepare(ranges, lane.cores if lane.size > 1 else 1)
-            versions[served.version] = served
-            if each.is_default:
-                versions[""] = served
+        with contextlib.ExitStack() as if_one_fails:
+            for each in found:
+                opened = open_version(self.root, each)
+                if_one_fails.callback(opened.runner.close)
+                profile = self._profile(each, opened)
+                served = serve_model(opened, profile, names, preempt=self.policy.preempt)
+                served.loaded = self._load(served)
+                if_one_fails.callback(served.loaded.close)
+                versions[served.version] = served
+                if each.is_default:
+                    versions[""] = served
+            if_one_fails.pop_all()
         return versions
+
+    def _load(self, served: ServedModel) -> Loaded:
+        """Load the sessions that every lane will need: the whole model, and its segments."""
+        cuts = served.tenant.cuts
+        threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in self.lanes)
+        sessions = [(each, [(0, cuts[-1]), *pairwise(cuts)]) for each in threads]
+        limit_mib = served.opened.found.config.tenant.memory_limit_mib
+        memory_bytes = None if limit_mib is None else round(limit_mib * (1 << 20))
+        return self._executor.load(served.tenant.name, served.opened.runner, sessions, memory_bytes)
 
     def _profile(self, found: ModelVersion, opened: OpenedModel) -> ModelProfile:
         path = profile_path(self.root)
@@ -285,11 +300,12 @@ class Server:
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         for served in {id(served): served for served in versions.values()}.values():
             name = served.tenant.name
-            self._executor.add_model(name, served.opened.runner)
+            self._executor.add_model(name, served.loaded)
             self.driver.read(partial(self._open_books, name, served))
         self.driver.post(PredictorChanged(self.beliefs.predictor))
         for served in {id(served): served for served in versions.values()}.values():
             self.driver.post(TenantAdded(served.tenant))
+            self._executor.announce(served.tenant.name)
         self._models[model] = versions
         tenant = versions[""].tenant
         alone = self.beliefs.alone_ns(tenant.name)
@@ -310,7 +326,7 @@ class Server:
         for served in {id(served): served for served in versions.values()}.values():
             self.driver.post(TenantRemoved(served.tenant.name, reason))
             self._executor.remove_model(served.tenant.name)
-            served.opened.runner.close()
+            served.loaded.close()
 
     # --- looking on --------------------------------------------------------------------------------------------------
 
@@ -335,6 +351,15 @@ class Server:
             compute_infer=_duration(account.compute_infer),
             compute_output=_duration(account.compute_output),
         )
+
+
+def _executor(section: DeviceSection) -> OnnxRuntimeExecutor | ProcessExecutor:
+    if section.isolation == "thread":
+        return OnnxRuntimeExecutor(section.lane_nice)
+    limits = Limits(
+        hang_factor=section.hang_factor, hang_floor_s=section.hang_floor_s, load_limit_s=section.load_limit_s
+    )
+    return ProcessExecutor(section.lane_nice, limits)
 
 
 def _query(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int) -> Query:

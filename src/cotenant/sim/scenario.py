@@ -2,25 +2,33 @@
 
 The policy believes the profile at one quantile; the world draws from it with noise of a named size. With noise 0 and
 the same quantile the policy is clairvoyant about latencies, which tables made here say.
+
+What a server costs besides its launches, and what clients see of it, are named assumptions, all 0 unless they were
+measured (`python -m bench fidelity` measures them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import exp
 from pathlib import Path
+from random import Random
+from typing import Protocol
 
 from cotenant.config import NS_PER_MS, PolicySection, make_policy
-from cotenant.core.actions import Respond
+from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
-from cotenant.errors import ConfigError
-from cotenant.execute.simulated import TableWorld
+from cotenant.core.events import Event
+from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.execute.contention import Contention, ContentionWorld
+from cotenant.execute.simulated import TableWorld, World
 from cotenant.metrics import OutcomeLog
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.profile.table import Profile
 from cotenant.repository import find_versions
 from cotenant.sim.driver import Log, simulate
-from cotenant.types import Partition, Query, Tenant, priority_rank
+from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
 from cotenant.workload import Workload, arrivals
 
 
@@ -48,11 +56,45 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """Named errors of the world: `noise` is the deviation of the logarithm of latencies, `decision_ns` what a decision
-    takes before a launch."""
+    """Named errors of the world, and what surrounds it.
+
+    `noise` is the deviation of the logarithm of latencies, and `inflation` what a tenant's latency in service is over
+    that of its profile, front-ends left out. `decision_ns` is charged before every launch: the decision, handing the
+    launch over, and noticing its end. `front_end_share` is the part of every core that front-ends (and clients on the
+    same machine) take. A query reaches the core `request_ns` after it was sent, and its answer the client
+    `response_ns` after its end, times a log-normal factor whose logarithm deviates by `response_noise`.
+
+    Raises InvalidValueError when a value is negative, or `front_end_share` not below 1.
+    """
 
     noise: float = 0.0
     decision_ns: int = 0
+    front_end_share: float = 0.0
+    request_ns: int = 0
+    response_ns: int = 0
+    response_noise: float = 0.0
+    inflation: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "decision_ns", "front_end_share", "request_ns", "response_ns", "response_noise"):
+            if getattr(self, name) < 0:
+                raise InvalidValueError("assumptions", name, getattr(self, name), "a number from 0")
+        if self.front_end_share >= 1:
+            raise InvalidValueError("assumptions", "front_end_share", self.front_end_share, "a share below 1")
+        for tenant, factor in self.inflation.items():
+            if factor <= 0:
+                raise InvalidValueError("assumptions", f"inflation of {tenant!r}", factor, "a positive factor")
+
+
+class Follower(Protocol):
+    """Follows what happens and may replace the predictor, as the server's beliefs do."""
+
+    @property
+    def predictor(self) -> TablePredictor:
+        """The predictor to begin with."""
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
+        """An event was handled; what it returns happens next."""
 
 
 def scenario_of(
@@ -80,11 +122,15 @@ def scenario_of(
     return Scenario(workload, tuple(tenants.values()), owners, tables, lanes)
 
 
-def queries(scenario: Scenario, seed: int | None = None) -> Iterator[Query]:
-    """The arrivals of the workload as queries; a time-out shorter than the SLO is the deadline, as in the server."""
+def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) -> Iterator[Query]:
+    """The arrivals of the workload as queries; a time-out shorter than the SLO is the deadline, as in the server.
+
+    `request_ns` after it was sent a query reaches the core, whose clock its deadline is of.
+    """
     loads = list(zip(scenario.workload.tenants, scenario.owners, strict=True))
-    for number, (time_ns, position, _) in enumerate(arrivals(scenario.workload, seed)):
+    for number, (sent_ns, position, _) in enumerate(arrivals(scenario.workload, seed)):
         load, owner = loads[position]
+        time_ns = sent_ns + request_ns
         slo = owner.slo_ns if load.timeout_ns is None else min(owner.slo_ns, load.timeout_ns)
         yield Query(
             number,
@@ -100,29 +146,82 @@ def queries(scenario: Scenario, seed: int | None = None) -> Iterator[Query]:
 
 
 def run_scenario(
-    scenario: Scenario, policy: PolicySection, assumptions: Assumptions, seed: int, log: Log | None = None
+    scenario: Scenario,
+    policy: PolicySection,
+    assumptions: Assumptions,
+    seed: int,
+    log: Log | None = None,
+    *,
+    contention: Contention | None = None,
+    follower: Follower | None = None,
 ) -> OutcomeLog:
-    """Simulate one policy with one seed (of arrivals and noise); give how the queries of each load ended."""
+    """Simulate one policy with one seed (of arrivals and noise); give how the queries of each load ended.
+
+    With `contention` launches slow each other down, else each takes what the table says. `follower` is the server's
+    belief about latencies, where that should follow what is observed; by default the profile is believed. A query
+    counts as late when the client has its answer after the SLO of its load, as in the load generator.
+    """
     made = make_policy(policy, scenario.lanes)
-    predictor = TablePredictor(scenario.tables)
+    predictor = TablePredictor(scenario.tables) if follower is None else follower.predictor
     tenants = [
         tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants
     ]  # a policy that never stops inside a model runs it whole, without the cost of cuts
-    engine = Engine(tenants, made, predictor, scenario.cores)
-    world = TableWorld(TablePredictor(scenario.tables), noise=assumptions.noise, seed=seed)
+    if follower is None:
+        engine, outer_log = Engine(tenants, made, predictor, scenario.cores), log
+    else:
+        engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.cores), None
+        engine.follower, engine.log = follower, log
     names = [load.name for load in scenario.workload.tenants]
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
+    slo_ns = scenario.slo_ns
+    wire = Random(f"wire {seed}")  # a stream of its own: the world's draws stay as they are
 
     def source() -> Iterator[Query]:
-        origins = (names[position] for _, position, _ in arrivals(scenario.workload, seed))
-        for query, name in zip(queries(scenario, seed), origins, strict=True):
-            sent[query.id] = (name, query.arrival_ns)
+        origins = ((names[position], sent_ns) for sent_ns, position, _ in arrivals(scenario.workload, seed))
+        for query, origin in zip(queries(scenario, seed, assumptions.request_ns), origins, strict=True):
+            sent[query.id] = origin
             yield query
 
     def responded(respond: Respond, now_ns: int) -> None:
-        name, arrival_ns = sent.pop(respond.query)
-        outcomes.add(name, arrival_ns, now_ns, respond.outcome)
+        name, sent_ns = sent.pop(respond.query)
+        response_ns, outcome = assumptions.response_ns, respond.outcome
+        if assumptions.response_noise:
+            response_ns = int(response_ns * exp(wire.gauss(0.0, assumptions.response_noise)))
+        ended_ns = now_ns + response_ns
+        if outcome in (Outcome.ANSWERED, Outcome.LATE):
+            outcome = Outcome.ANSWERED if ended_ns - sent_ns <= slo_ns[name] else Outcome.LATE
+        outcomes.add(name, sent_ns, ended_ns, outcome)
 
-    simulate(engine, world, source(), responded, decision_ns=assumptions.decision_ns, log=log)
+    world = make_world(scenario, assumptions, seed, contention)
+    simulate(engine, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
     return outcomes
+
+
+def make_world(scenario: Scenario, assumptions: Assumptions, seed: int, contention: Contention | None) -> World:
+    """The world that assumptions describe. A share for front-ends needs the contention world, memory or not."""
+    table = TablePredictor(scenario.tables, assumptions.inflation)
+    if contention is None and assumptions.front_end_share == 0:
+        return TableWorld(table, noise=assumptions.noise, seed=seed)
+    return ContentionWorld(
+        table,
+        contention or Contention(),
+        front_end_share=assumptions.front_end_share,
+        noise=assumptions.noise,
+        seed=seed,
+    )
+
+
+class _FollowedEngine(Engine):
+    """An engine with a follower beside it: what that wants happens at the same instant, as in the server's driver."""
+
+    follower: Follower
+    log: Log | None
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """See Engine."""
+        actions = super().handle(event, now_ns)
+        if self.log is not None:
+            self.log(now_ns, event, actions)
+        follow_up = self.follower(now_ns, event, actions, None)
+        return actions if follow_up is None else [*actions, *self.handle(follow_up, now_ns)]

@@ -1,0 +1,274 @@
+"""Crashes: workers of one tenant killed again and again under load; what that costs it, and what it costs the others.
+
+ResNet-50, MiniLM and magika with the SLOs of the quick start, one query a request, over HTTP; open loop, Poisson
+arrivals, each tenant asking for the same share of 40 % of the machine (profiled latencies, all cores). The worker of
+MiniLM gets SIGKILL at regular times. Attainment of the other two in the seconds after a kill is held against that in
+the seconds before the next one, in the same run. A query is lost when the server counts no outcome for it, or more than
+one. Recovery runs from the kill to the first answer to a query that arrived after it; the server says how much of it
+was the new process and how much its model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import statistics
+import time
+import urllib.request
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench._registry import BenchError
+from bench._server import Running, cache_folder, rss_mb, serving
+from cotenant.config import NS_PER_MS, load_model_config, load_server_config
+from cotenant.load import LiveStats, LoadResult, run_load_process
+from cotenant.load.clients import HttpClient
+from cotenant.load.encode import http_request
+from cotenant.load.http import HttpPool
+from cotenant.profile.measure import Effort
+from cotenant.profile.sweep import profile_repository
+from cotenant.repository import SERVER_FILE
+from cotenant.types import Outcome
+from cotenant.workload import Poisson, TenantLoad, Workload, for_capacity
+from cotenant.zoo import build_repository, sample_inputs
+
+MODELS = ("magika", "minilm", "resnet50")
+VICTIM = "minilm"
+OTHERS = tuple(model for model in MODELS if model != VICTIM)
+LOAD = 0.4
+KILLS, QUICK_KILLS = 12, 2
+PERIOD_S = 8.0
+AFTER_S = 4.0
+"""How much of the time after a kill counts as its window; the rest up to the next kill is calm."""
+WARM_UP_S = 3.0
+SEED = 1
+SAMPLES = 4
+_WORKER = b"cotenant.execute.worker"
+_ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
+
+
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+    """Measure; models are kept in the user's cache folder."""
+    kills = QUICK_KILLS if quick else KILLS
+    root, rates = _repository(cache_folder() / "crash", quick)
+    rng = np.random.default_rng(SEED)
+    inputs = {model: [_sample(root, model, rng) for _ in range(SAMPLES)] for model in MODELS}
+    with serving(root) as server:
+        asyncio.run(_warm_up(server.http_url, inputs))
+        killer = Killer(server, kills)
+        workload = _workload(root, rates, kills)
+        result = run_load_process(workload, http_url=server.http_url, inputs=inputs, on_tick=killer.tick, tick_s=0.05)
+        time.sleep(0.5)
+        killer.note_recovery()
+        page = _page(server)
+        resident = {model: round(rss_mb(_worker(server, model)), 1) for model in MODELS}
+        resident["server"] = round(rss_mb(server.pid), 1)
+    rows = _rows(result, killer)
+    lost = _lost(result, page)
+    summary = _summary(rows, lost, resident)
+    _show(rows, summary, rates)
+    if quick:
+        print(f"quick: {QUICK_KILLS} kills instead of {KILLS}, a coarser profile")
+    return {"summary": summary, "rows": rows, "seeds": [SEED]}
+
+
+class Killer:
+    """Kills the victim's worker at its times; called by the load generator's ticks."""
+
+    def __init__(self, server: Running, kills: int) -> None:
+        self._server = server
+        self._due = [WARM_UP_S + PERIOD_S * index for index in range(kills)]
+        self.at_s: list[float] = []
+        """Wall-clock times of the kills."""
+        self.splits: list[tuple[float, float]] = []
+        """Seconds that the new process took to come up, and to load its model, by kill."""
+
+    def tick(self, stats: LiveStats) -> None:
+        """Kill if it is time."""
+        if len(self.at_s) < len(self._due) and stats.elapsed_ns >= self._due[len(self.at_s)] * 1e9:
+            self.note_recovery()
+            pid = _worker(self._server, VICTIM)
+            self.at_s.append(time.time())
+            os.kill(pid, signal.SIGKILL)
+
+    def note_recovery(self) -> None:
+        """Before the next kill: what the server says of the last replacement."""
+        if self.at_s:
+            page = _page(self._server)
+            names = ("cotenant_worker_start_seconds", "cotenant_worker_load_seconds")
+            start_s, load_s = (_value(page, f'{name}{{tenant="{VICTIM}"}}') for name in names)
+            self.splits.append((start_s, load_s))
+
+
+# --- models and load --------------------------------------------------------------------------------------------------
+
+
+def _repository(root: Path, quick: bool) -> tuple[Path, dict[str, float]]:
+    """The models, profiled; the rates at which each takes the same share of LOAD of the machine."""
+    build_repository(root, models=MODELS)
+    settings = load_server_config(root / SERVER_FILE)
+    effort = Effort(budget_s=0.05, min_runs=3) if quick else Effort()
+    profile, errors = profile_repository(root, settings, effort, fresh=not quick, on_step=lambda *_: None)
+    if errors:
+        raise BenchError(f"cannot be profiled: {errors}")
+    service = {}
+    for model in MODELS:
+        points = [point for point in profile.models[model].points if point.items == 1 and point.shape == 0]
+        service[model] = float(min(point.p50_ns * point.cores for point in points))
+    return root, dict(for_capacity(service, len(os.sched_getaffinity(0)), LOAD))
+
+
+def _sample(root: Path, model: str, rng: np.random.Generator) -> dict[str, Any]:
+    """An input of the first declared shape."""
+    shape = load_model_config(root / model / "config.toml").model.shapes[0]
+    for _ in range(256):
+        sample = sample_inputs(model, rng)
+        if all(sample[name].shape == dims for name, dims in shape.items()):
+            return sample
+    raise BenchError(f"the zoo gave no sample of {model} at shape {shape}")
+
+
+def _workload(root: Path, rates: dict[str, float], kills: int) -> Workload:
+    tenants = []
+    for model in MODELS:
+        slo_ms = load_model_config(root / model / "config.toml").tenant.slo_ms
+        tenants.append(TenantLoad(model, model, Poisson(rates[model]), slo_ns=round(slo_ms * NS_PER_MS)))
+    duration_ns = round((WARM_UP_S + PERIOD_S * kills) * 1e9)
+    return Workload(tuple(tenants), duration_ns, seed=SEED, warmup_ns=round(WARM_UP_S * 1e9))
+
+
+async def _warm_up(url: str, inputs: dict[str, list[dict[str, Any]]]) -> None:
+    pool = HttpPool(url)
+    try:
+        for model, samples in inputs.items():
+            client = HttpClient(pool, model, [http_request(sample, {}) for sample in samples])
+            for index in range(len(samples)):
+                await client.send(index, 30.0)
+    finally:
+        pool.close()
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+def _worker(server: Running, tenant: str) -> int:
+    """The worker process of a tenant. Raises BenchError when there is none."""
+    for task in Path(f"/proc/{server.pid}/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if _WORKER in arguments and tenant.encode() in arguments:
+                return int(pid)
+    raise BenchError(f"the server has no worker of {tenant!r}")
+
+
+def _page(server: Running) -> str:
+    with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as answer:
+        page: str = answer.read().decode()
+        return page
+
+
+def _value(page: str, name: str) -> float:
+    found = re.search(rf"^{re.escape(name)} (\S+)$", page, re.MULTILINE)
+    if found is None:
+        raise BenchError(f"the metrics page has no {name}")
+    return float(found[1])
+
+
+def _lost(result: LoadResult, page: str) -> int:
+    """Queries without exactly one outcome: those the server has none for, and any that the two sides count apart."""
+    lost = 0
+    for model in MODELS:
+        outcomes = sum(_value(page, f'cotenant_queries_total{{outcome="{o.value}",tenant="{model}"}}') for o in Outcome)
+        sent = len(result.log.columns(model).outcome) + SAMPLES  # those of the warm-up are not the generator's
+        pending = _value(page, f'nv_inference_pending_request_count{{model="{model}"}}')
+        lost += abs(sent - round(outcomes)) + round(pending)
+    return lost
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def _rows(result: LoadResult, killer: Killer) -> list[dict[str, Any]]:
+    """One row a kill."""
+    start_s = datetime.fromisoformat(result.started_at).timestamp()
+    queries = [record for record in result.records if record.scheduled_ns >= result.warmup_ns]
+    rows = []
+    for number, (wall_s, (up_s, load_s)) in enumerate(zip(killer.at_s, killer.splits, strict=True)):
+        kill_ns = round((wall_s - start_s) * 1e9)
+        calm_ns, end_ns = kill_ns + round(AFTER_S * 1e9), kill_ns + round(PERIOD_S * 1e9)
+        others = [query for query in queries if query.tenant in OTHERS]
+        victims = [query for query in queries if query.tenant == VICTIM]
+        answers = [q.ended_ns for q in victims if q.scheduled_ns > kill_ns and q.outcome in _ANSWERS]
+        after = [query for query in others if kill_ns <= query.scheduled_ns < calm_ns]
+        calm = [query for query in others if calm_ns <= query.scheduled_ns < end_ns]
+        hit = [query for query in victims if kill_ns <= query.scheduled_ns < end_ns]
+        rows.append(
+            {
+                "kill": number,
+                "at_s": round(kill_ns / 1e9, 2),
+                "recovery_s": round((min(answers) - kill_ns) / 1e9, 3) if answers else None,
+                "replacing_s": round(up_s, 3),
+                "reloading_s": round(load_s, 3),
+                "others_after": len(after),
+                "others_after_in_time": _in_time(after),
+                "others_calm": len(calm),
+                "others_calm_in_time": _in_time(calm),
+                "others_failed": sum(query.outcome is Outcome.FAILED for query in (*after, *calm)),
+                "victim": len(hit),
+                "victim_in_time": _in_time(hit),
+                "victim_failed": sum(query.outcome is Outcome.FAILED for query in hit),
+            }
+        )
+    return rows
+
+
+def _in_time(queries: Iterable[Any]) -> int:
+    return sum(query.outcome is Outcome.ANSWERED for query in queries)
+
+
+def _summary(rows: list[dict[str, Any]], lost: int, resident: dict[str, float]) -> dict[str, float]:
+    def total(key: str) -> int:
+        return sum(row[key] for row in rows)
+
+    after = 100 * total("others_after_in_time") / max(1, total("others_after"))
+    calm = 100 * total("others_calm_in_time") / max(1, total("others_calm"))
+    recoveries = [row["recovery_s"] for row in rows if row["recovery_s"] is not None]
+    if len(recoveries) < len(rows):
+        raise BenchError(f"the tenant did not recover from {len(rows) - len(recoveries)} of {len(rows)} kills")
+    return {
+        "lost_queries": lost,
+        "others_attainment_drop_points": round(calm - after, 2),
+        "others_attainment_after_pct": round(after, 2),
+        "others_attainment_calm_pct": round(calm, 2),
+        "others_failed": total("others_failed"),
+        "victim_attainment_pct": round(100 * total("victim_in_time") / max(1, total("victim")), 2),
+        "victim_failed": total("victim_failed"),
+        "recovery_s": round(statistics.median(recoveries), 3),
+        "recovery_max_s": round(max(recoveries), 3),
+        "replacing_s": round(statistics.median(row["replacing_s"] for row in rows), 3),
+        "reloading_s": round(statistics.median(row["reloading_s"] for row in rows), 3),
+        **{f"rss_{name}_mb": value for name, value in resident.items()},
+    }
+
+
+def _show(rows: list[dict[str, Any]], summary: dict[str, float], rates: dict[str, float]) -> None:
+    console = Console()
+    mix = ", ".join(f"{model} {rates[model]:.1f}/s" for model in MODELS)
+    table = Table("kill at s", "recovery s", "process s", "model s", "others after", "others calm", f"{VICTIM} in time")
+    table.title = f"SIGKILL for the worker of {VICTIM}; {mix}"
+    for row in rows:
+        table.add_row(
+            *(str(row[key]) for key in ("at_s", "recovery_s", "replacing_s", "reloading_s")),
+            *(f"{row[f'{key}_in_time']} of {row[key]}" for key in ("others_after", "others_calm", "victim")),
+        )
+    console.print(table)
+    for key, value in summary.items():
+        console.print(f"{key}: {value}")

@@ -1,0 +1,1 @@
+"""Abacus (SC 2021): deterministic operator overlap."""

@@ -1,0 +1,93 @@
+"""What nobody could beat: bounds of clairvoyant schedulers that know all arrivals and every latency.
+
+Prices are put on kinds of queries such that no group of whole queries takes less time than its members' prices add up
+to (the dual of the linear programme that fills a device with groups). Whatever a schedule answers in time in some
+interval is then worth no more than the interval is long, and a second linear programme says how many queries that can
+be, each of them divisible at will. Queries are not merged here and models not cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_matrix
+
+from bench.papers.abacus._a100 import A100, BATCHES, NS_PER_MS
+from cotenant.predict.protocol import Member
+from cotenant.types import Query
+
+Kind = tuple[str, int, int]
+"""Model, shape and batch."""
+
+
+def kinds_of(world: A100, models: Sequence[str]) -> list[list[Kind]]:
+    """The kinds of queries of each model."""
+    known = {model.name: model for model in world.models}
+    return [
+        [(name, shape, batch) for shape in range(max(1, len(known[name].lengths))) for batch in BATCHES]
+        for name in models
+    ]
+
+
+def prices_ms(world: A100, models: Sequence[str], overlap: bool = True) -> tuple[dict[Kind, float], float]:
+    """Prices, and the rate a second at which the device is full; every model gets the same share, every kind of it too.
+
+    Without `overlap` queries run one by one, and the price of each is its latency.
+    """
+    kinds = kinds_of(world, models)
+    flat = [kind for each in kinds for kind in each]
+    groups: list[tuple[Kind, ...]] = [(kind,) for kind in flat]
+    if overlap:
+        groups += list(product(*kinds))
+    latencies = world.latencies_ms([tuple(_member(world, kind) for kind in group) for group in groups])
+    at = {kind: number for number, kind in enumerate(flat)}
+    entries = [(at[kind], column) for column, group in enumerate(groups) for kind in group]
+    matrix = coo_matrix(
+        (np.ones(len(entries)), tuple(zip(*entries, strict=True))), shape=(len(flat), len(groups))
+    ).tocsr()
+    share = np.array([1.0 / len(models) / len(each) for each in kinds for _ in each])
+    worth = linprog(-share, A_ub=matrix.T, b_ub=latencies, bounds=(0, None), method="highs")
+    assert worth.status == 0
+    return {kind: float(price) for kind, price in zip(flat, worth.x, strict=True)}, 1000.0 / -float(worth.fun)
+
+
+def most_in_time(queries: Sequence[Query], prices: dict[Kind, float]) -> float:
+    """The largest share of the queries that any such schedule could answer in time."""
+    times = np.unique([time for query in queries for time in (query.arrival_ns, query.deadline_ns)]) / NS_PER_MS
+    count = len(queries)
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    spans: list[int] = []
+    for number, query in enumerate(queries):
+        first = int(np.searchsorted(times, query.arrival_ns / NS_PER_MS))
+        last = int(np.searchsorted(times, query.deadline_ns / NS_PER_MS))
+        price = prices[query.tenant, query.shape, query.items]
+        rows.append(number)  # price * share answered = time it gets
+        columns.append(number)
+        values.append(price)
+        for interval in range(first, last):
+            rows.append(number)
+            columns.append(count + len(spans))
+            values.append(-1.0)
+            spans.append(interval)
+    served = coo_matrix((values, (rows, columns)), shape=(count, count + len(spans))).tocsr()
+    room = coo_matrix(
+        (np.ones(len(spans)), (spans, range(count, count + len(spans)))),
+        shape=(len(times) - 1, count + len(spans)),
+    ).tocsr()
+    cost = np.concatenate([-np.ones(count), np.zeros(len(spans))])
+    bounds = [(0, 1)] * count + [(0, None)] * len(spans)
+    found = linprog(
+        cost, A_eq=served, b_eq=np.zeros(count), A_ub=room, b_ub=np.diff(times), bounds=bounds, method="highs"
+    )
+    assert found.status == 0
+    return -float(found.fun) / count
+
+
+def _member(world: A100, kind: Kind) -> Member:
+    name, shape, batch = kind
+    return Member(name, shape, batch, 0, world.operators(name), 1)

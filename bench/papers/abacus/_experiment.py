@@ -1,0 +1,134 @@
+"""One simulated run on the A100 of the released network: a load, a policy, and how its queries ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from bench.papers.abacus._a100 import A100, BATCHES
+from cotenant.core.actions import Respond
+from cotenant.core.engine import Engine
+from cotenant.core.snapshot import DropRule
+from cotenant.execute.group_world import GroupWorld
+from cotenant.metrics import percentile_ns
+from cotenant.policies import POLICIES, AnyPolicy
+from cotenant.policies.listed import ListPolicy
+from cotenant.policies.overlap import Overlap
+from cotenant.predict.protocol import GroupPredictor
+from cotenant.sim.driver import simulate
+from cotenant.types import Outcome, Partition, Query, Tenant
+
+NS_PER_MS = 1_000_000
+NOISE = 0.045
+"""Run-to-run deviation of a group's latency over its average: section 1 of the paper."""
+DECISION_NS = 150_000
+"""What a decision is charged in simulation: the goal for its 99th percentile; the paper reports 260 us."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy with its drop rule, and whether it merges queries of a tenant up to the largest batch of the device."""
+
+    policy: str
+    drop: DropRule
+    merges: bool
+
+    def make(self, slots: int) -> AnyPolicy:
+        """Groups may have `slots` members; other policies run one launch at a time on the whole device."""
+        lanes = tuple(Partition((slot,), "a100") for slot in range(slots))
+        if self.policy == Overlap.name:
+            return Overlap(lanes, self.drop)
+        cls = POLICIES[self.policy]
+        assert issubclass(cls, ListPolicy)
+        return cls((Partition(tuple(range(slots)), "a100"),), self.drop)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How the queries of a run ended. `p99_ms` is of those that were answered, in time or late."""
+
+    offered: int
+    answered: int
+    p99_ms: float
+    seconds: float
+
+    @property
+    def attainment(self) -> float:
+        """Answered within their targets, as a share of all offered."""
+        return self.answered / self.offered
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Models that share the device, their target, and the world and the belief in it."""
+
+    world: A100
+    predictor: GroupPredictor
+    models: tuple[str, ...]
+    target_ms: float
+    noise: float = NOISE
+
+    def queries(self, rate: float, count: int, seed: int) -> Iterator[Query]:
+        """Poisson arrivals; model, batch and sequence length of each query are drawn evenly, as in section 7.1."""
+        random = Random(seed)
+        known = {model.name: model for model in self.world.models}
+        now = 0
+        for number in range(count):
+            now += int(random.expovariate(rate) * 1e9)
+            model = known[random.choice(self.models)]
+            shape = random.randrange(len(model.lengths)) if model.lengths else 0
+            deadline = now + int(self.target_ms * NS_PER_MS)
+            yield Query(number, model.name, now, deadline, items=random.choice(BATCHES), shape=shape, merge_key=shape)
+
+    def run(self, contender: Contender, rate: float, count: int, seed: int) -> Result:
+        """Simulate `count` queries at `rate` a second; the seed is that of arrivals and of the noise."""
+        policy = contender.make(self.world.slots)
+        cuts = policy.grouped
+        tenants = [self._tenant(name, contender.merges, cuts) for name in self.models]
+        engine = Engine(tenants, policy, self.predictor, range(self.world.slots))
+        world = GroupWorld(self.world.latency_ns, noise=self.noise, seed=seed)
+        sent: dict[int, int] = {}
+        latencies: list[int] = []
+        offered = answered = 0
+
+        def source() -> Iterator[Query]:
+            nonlocal offered
+            for query in self.queries(rate, count, seed):
+                offered += 1
+                sent[query.id] = query.arrival_ns
+                yield query
+
+        def responded(respond: Respond, now_ns: int) -> None:
+            nonlocal answered
+            if respond.outcome in (Outcome.ANSWERED, Outcome.LATE):
+                latencies.append(now_ns - sent[respond.query])
+                answered += respond.outcome is Outcome.ANSWERED
+
+        end = simulate(engine, world, source(), responded, decision_ns=DECISION_NS)
+        p99 = percentile_ns(latencies, 99)
+        return Result(offered, answered, math.nan if p99 is None else p99 / NS_PER_MS, end / 1e9)
+
+    def max_rate(self, contender: Contender, count: int, seeds: Sequence[int], step: float = 1.01) -> float:
+        """The largest rate, to a factor of `step`, at which 99 % are answered in time over all seeds."""
+        low, high = 1.0, 1000.0
+        while high / low > step:
+            middle = math.sqrt(low * high)
+            runs = [self.run(contender, middle, count, seed) for seed in seeds]
+            if sum(run.answered for run in runs) >= 0.99 * sum(run.offered for run in runs):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _tenant(self, name: str, merges: bool, cuts: bool) -> Tenant:
+        operators = self.world.operators(name)
+        inner = tuple(range(operators + 1)) if cuts else (0, operators)
+        return Tenant(
+            name,
+            int(self.target_ms * NS_PER_MS),
+            inner,
+            max_batch=BATCHES[-1] if merges else 1,
+            max_queue=1 << 30,
+        )

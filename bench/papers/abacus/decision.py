@@ -1,0 +1,137 @@
+"""How long the overlap policy takes to choose a group: eight tenants, 64 queries waiting, a fitted predictor.
+
+The next group is chosen while the present one runs, again after every arrival: every such call of `Engine.handle` is
+timed on its own with the monotonic clock, and so is the call that ends a group and starts the next one. Tenants are
+those of the benchmark `decision`, with batches; the predictor is fitted to groups of a made-up device, which decides
+nothing here but which members win. The collector of cyclic garbage is frozen and off, as in the server.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from random import Random
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.decision import WAITING, setting
+from cotenant.core.actions import Action, Launch
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived
+from cotenant.policies.overlap import Overlap
+from cotenant.predict.overlap import OverlapPredictor
+from cotenant.predict.overlap_features import TenantFacts
+from cotenant.predict.overlap_fit import FitSettings, fit_overlap
+from cotenant.predict.samples import GroupSample, sample_groups
+from cotenant.types import Partition, Query, Tenant
+
+NAME = "decision-overlap"
+SEED = 1
+GOAL_P99_US = 150.0
+_LANES = (Partition((0,)), Partition((1,)))
+_CASES = {"no merging": 1, "batches up to 8": 8}
+MAIN = "batches up to 8"
+_PAPER_US = 260.0
+
+
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+    """Measure, print the table, return figures. `data_dir` is not used."""
+    count = 5_000 if quick else 50_000
+    rows = [measure(case, largest, count) for case, largest in _CASES.items()]
+    table = Table(title=f"One decision of the overlap policy: 8 tenants, {WAITING} queries inside, 2 lanes")
+    for column in ("case", "choosing p50 us", "p99 us", "starting what was chosen p50 us", "p99 us", "members"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for row in rows:
+        figures = [f"{row[key]:.0f}" for key in ("p50_us", "p99_us", "start_p50_us", "start_p99_us")]
+        table.add_row(str(row["case"]), *figures, f"{row['mean_members']:.2f}")
+    console = Console()
+    console.print(table)
+    console.print(f"goal: p99 < {GOAL_P99_US:.0f} us for choosing, with batches; the paper reports {_PAPER_US:.0f} us")
+    if quick:
+        console.print("quick: a tenth of the decisions; nothing else is left out")
+    main = next(row for row in rows if row["case"] == MAIN)
+    keys = ("p50_us", "p99_us", "start_p50_us", "start_p99_us")
+    return {"summary": {key: main[key] for key in keys}, "rows": rows, "seeds": [SEED]}
+
+
+def measure(case: str, largest: int, count: int) -> dict[str, Any]:
+    """Time `count` choices in steady state: for each query that left one arrives, while a group runs."""
+    policy = Overlap(_LANES)
+    tenants, tables = setting(policy, largest)
+    engine = Engine(tenants, policy, _predictor(tenants, tables.tables, largest), (0, 1))
+    random = Random(SEED)
+    now, number = 0, 0
+    running: list[Launch] = []
+    choosing: list[int] = []
+    starting: list[int] = []
+    members: list[int] = []
+
+    def handle(event: Event) -> list[Action]:
+        began = perf_counter_ns()
+        actions = engine.handle(event, now)
+        taken = perf_counter_ns() - began
+        started = [action for action in actions if isinstance(action, Launch)]
+        if type(event) is PlanDue:
+            choosing.append(taken)
+        elif started:
+            starting.append(taken)
+            members.append(len(started))
+        running.extend(started)
+        return actions
+
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        while len(choosing) < count:
+            while engine.live < WAITING:
+                tenant = tenants[random.randrange(len(tenants))]
+                handle(QueryArrived(Query(number, tenant.name, now, now + tenant.slo_ns)))
+                number += 1
+            handle(PlanDue())
+            ended = list(running)
+            running.clear()
+            now += ended[0].predicted_ns
+            for launch in ended:
+                handle(LaunchEnded(launch.id))
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    p50, p99 = np.percentile(np.array(choosing[count // 10 :]) / 1e3, (50, 99)).tolist()
+    start_p50, start_p99 = np.percentile(np.array(starting[count // 10 :]) / 1e3, (50, 99)).tolist()
+    return {
+        "case": case,
+        "p50_us": p50,
+        "p99_us": p99,
+        "start_p50_us": start_p50,
+        "start_p99_us": start_p99,
+        "mean_members": float(np.mean(members)),
+        "decisions": count,
+    }
+
+
+def _predictor(tenants: list[Tenant], tables: dict[str, Any], largest: int) -> OverlapPredictor:
+    facts = [TenantFacts(name, table) for name, table in tables.items()]
+    solo = OverlapSource(tables)
+    sizes = {tenant.name: tuple(sorted({1, largest})) for tenant in tenants}
+    groups = sample_groups(tenants, sizes, (1, 1), 1500, SEED)
+    samples = [GroupSample(group, (solo.group_ns(group),)) for group in groups]
+    return fit_overlap(samples, facts, seed=SEED, settings=FitSettings(steps=400, hidden_steps=50)).at(0.95)
+
+
+class OverlapSource:
+    """A made-up device: a group takes its longest member and a third of the others."""
+
+    def __init__(self, tables: dict[str, Any]) -> None:
+        from cotenant.predict.table import TablePredictor
+
+        self._table = TablePredictor(tables)
+
+    def group_ns(self, group: Any) -> int:
+        """Latency of one group in ns."""
+        alone = [self._table.latency_ns(*member) for member in group]
+        return max(alone) + (sum(alone) - max(alone)) // 3

@@ -1,0 +1,150 @@
+"""The 120-minute cluster trace of Abacus (SC'21, section 7.6) on 16 simulated devices, against a Clockwork-like policy.
+
+Each device is the A100 of the released network with one of the six pairs of ResNet-101, ResNet-152, VGG-19 and BERT,
+and gets a sixteenth of the queries; the target is 100 ms. The trace asks for 9 queries a second and device, which none
+of these devices would notice. It is therefore scaled, so that its mean is a given share of what the device does when
+it runs queries one by one, and shown at several shares. Each minute is replayed for some seconds at its rate.
+The Clockwork-like policy runs one launch at a time in the order of latest start and refuses what will be late; both
+policies drop by prediction, with the same predictor, and are shown with and without merging of queries.
+"""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from bench.papers.abacus._a100 import A100, BATCHES
+from bench.papers.abacus._bound import prices_ms
+from bench.papers.abacus._experiment import NS_PER_MS, Contender, Setting
+from bench.papers.abacus.pairs import fitted
+from cotenant.core.snapshot import DropRule
+from cotenant.types import Query
+
+NAME = "abacus-trace"
+DEVICES, QUICK_DEVICES = 16, 3
+SECONDS, QUICK_SECONDS = 4.0, 0.5
+"""For which each minute of the trace is replayed."""
+LOADS, QUICK_LOADS = (1.0, 1.25, 1.5), (1.25,)
+MAIN_LOAD = 1.25
+"""Mean of the trace over what a device does one by one."""
+TARGET_MS = 100.0
+MODELS = ("resnet101", "resnet152", "vgg19", "bert")
+SEED = 1
+_PAPER_GAIN_PCT = 17.8
+_CONTENDERS = {
+    "clockwork": Contender("clockwork", DropRule.HOPELESS, False),
+    "overlap": Contender("overlap", DropRule.HOPELESS, False),
+    "clockwork, merging": Contender("clockwork", DropRule.HOPELESS, True),
+    "overlap, merging": Contender("overlap", DropRule.HOPELESS, True),
+}
+_shared: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced(Setting):
+    """A device under the trace: `minutes` are its rates a second, each held for `seconds`."""
+
+    minutes: tuple[float, ...] = ()
+    seconds: float = 1.0
+
+    def queries(self, rate: float, count: int, seed: int) -> Iterator[Query]:
+        """Poisson arrivals at the rates of the minutes; `rate` scales them, `count` is not looked at."""
+        random = Random(seed)
+        known = {model.name: model for model in self.world.models}
+        number = 0
+        for minute, each in enumerate(self.minutes):
+            now = minute * self.seconds
+            while (now := now + random.expovariate(rate * each)) < (minute + 1) * self.seconds:
+                model = known[random.choice(self.models)]
+                shape = random.randrange(len(model.lengths)) if model.lengths else 0
+                arrival = int(now * 1e9)
+                deadline = arrival + int(self.target_ms * NS_PER_MS)
+                items = random.choice(BATCHES)
+                yield Query(number, model.name, arrival, deadline, items=items, shape=shape, merge_key=shape)
+                number += 1
+
+
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+    """Simulate, print the table, return figures."""
+    console = Console(width=150)
+    if data_dir is None:
+        console.print("abacus-trace: skipped, the papers' data is needed: name its folder with --data")
+        return {"summary": {}, "rows": []}
+    world = A100(data_dir)
+    counts = _minutes(data_dir)
+    mean = sum(counts) / len(counts)
+    console.print("fitting the predictor to samples of the world ...")
+    pairs = list(combinations(MODELS, 2))
+    devices, loads = (QUICK_DEVICES, QUICK_LOADS) if quick else (DEVICES, LOADS)
+    _shared.update(
+        world=world,
+        predictor=fitted(world, quick),
+        shape=tuple(count / mean for count in counts),
+        seconds=QUICK_SECONDS if quick else SECONDS,
+        serial={pair: prices_ms(world, pair, overlap=False)[1] for pair in pairs},
+    )
+    tasks = [(device, pairs[device % len(pairs)], load) for load in loads for device in range(devices)]
+    context = multiprocessing.get_context("fork")
+    rows: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        for found in track(pool.map(_device, tasks), "devices", len(tasks), console=console):
+            rows += found
+    answered = {
+        (load, name): sum(row["answered"] for row in rows if (row["load"], row["contender"]) == (load, name))
+        for load in loads
+        for name in _CONTENDERS
+    }
+    offered = {
+        load: sum(row["offered"] for row in rows if (row["load"], row["contender"]) == (load, "overlap"))
+        for load in loads
+    }
+    table = Table(title=f"Answered within {TARGET_MS:.0f} ms over the trace, {devices} simulated devices")
+    for column in ("mean load", "offered", *_CONTENDERS, "gain", "gain, merging", "paper's gain"):
+        table.add_column(column, justify="right")
+    summary: dict[str, float] = {}
+    for load in loads:
+        gain = 100 * (answered[load, "overlap"] / answered[load, "clockwork"] - 1)
+        merging = 100 * (answered[load, "overlap, merging"] / answered[load, "clockwork, merging"] - 1)
+        key = f"{load:g}".replace(".", "_")
+        summary |= {f"answered_gain_{key}_pct": gain, f"answered_gain_merging_{key}_pct": merging}
+        if load == MAIN_LOAD:
+            summary = {"answered_gain_vs_clockwork_pct": gain, **summary}
+        shares = [f"{100 * answered[load, name] / offered[load]:.1f} %" for name in _CONTENDERS]
+        paper = f"+{_PAPER_GAIN_PCT} %" if load == MAIN_LOAD else ""
+        table.add_row(f"{load:.2f}x", str(offered[load]), *shares, f"{gain:+.1f} %", f"{merging:+.1f} %", paper)
+    console.print(table)
+    console.print(f"the figure to compare is that at {MAIN_LOAD}x without merging; goal: at least +20 %")
+    if quick:
+        console.print("quick: three devices, one load, each minute for half a second, fewer samples for the predictor")
+    return {"summary": summary, "rows": rows, "seeds": [SEED]}
+
+
+def _device(task: tuple[int, tuple[str, str], float]) -> list[dict[str, Any]]:
+    device, models, load = task
+    minutes = tuple(share * load * _shared["serial"][models] for share in _shared["shape"])
+    setting = _Traced(
+        _shared["world"], _shared["predictor"], models, TARGET_MS, minutes=minutes, seconds=_shared["seconds"]
+    )
+    rows = []
+    for name, contender in _CONTENDERS.items():
+        result = setting.run(contender, 1.0, 0, SEED + device)
+        about = {"device": device, "pair": "+".join(models), "load": load, "contender": name}
+        rows.append({**about, "offered": result.offered, "answered": result.answered, "p99_ms": result.p99_ms})
+    return rows
+
+
+def _minutes(data_dir: Path) -> Sequence[int]:
+    with (data_dir / "abacus" / "cluster_load_per_minute.csv").open(encoding="utf-8") as file:
+        return [int(row["queries"]) for row in csv.DictReader(file)]

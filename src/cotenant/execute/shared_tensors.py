@@ -1,0 +1,178 @@
+"""Tensors in memory that two processes share.
+
+A buffer is an anonymous file (memfd) that both map. It has no name, so nothing is left behind whoever is killed, and it
+cannot shrink (it is sealed), so that neither side can take pages away below the other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.errors import CotenantError
+from cotenant.execute.batches import Pieces, joined
+
+MOST_BYTES = 2 << 30
+"""The largest that a buffer may become: the inputs, or the outputs, of one launch."""
+_LEAST_BYTES = 64 << 10
+_ALIGNMENT = 64
+_PLAIN_KINDS = "biufc"
+_OBJECTS = "O"
+
+
+class SharedMemoryError(CotenantError):
+    """Tensors do not fit into shared memory, or a layout names a place outside of it."""
+
+
+class Layout(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies in a buffer. `dtype` is numpy's name with the byte order; "O" stands for BYTES.
+
+    BYTES are the lengths of the elements as int64, in row-major order, and then the elements.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class SharedBuffer:
+    """One side's view of a buffer. One side writes and grows, the other reads; they take turns."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._size = 0
+        self._memory: mmap.mmap | None = None
+        # Launches look like the ones before them: what was worked out of the last one is kept.
+        self._written: tuple[list[Any], tuple[Layout, ...], list[Any]] = ([], (), [])
+        self._seen: tuple[tuple[Layout, ...], dict[str, Any]] = ((), {})
+
+    @classmethod
+    def create(cls, name: str) -> SharedBuffer:
+        """A new, empty buffer; `name` shows in /proc alone."""
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        return cls(descriptor)
+
+    def write(self, tensors: Pieces) -> tuple[Layout, ...]:
+        """Put tensors from the start of the buffer on; what it held is gone.
+
+        Raises SharedMemoryError when they do not fit, ValueError when the pieces of one do not fit each other.
+        """
+        form = [(name, pieces[0].dtype, pieces[0].shape, len(pieces)) for name, pieces in tensors.items()]
+        if form and form == self._written[0]:
+            for place, pieces in zip(self._written[2], tensors.values(), strict=True):
+                np.copyto(place, pieces[0])
+            return self._written[1]
+        layouts: list[Layout] = []
+        contents: list[Any] = []
+        at = 0
+        for name, pieces in tensors.items():
+            first = pieces[0]
+            if first.dtype.kind in _PLAIN_KINDS:
+                shape = first.shape if len(pieces) == 1 else (sum(map(len, pieces)), *first.shape[1:])
+                size = math.prod(shape) * first.dtype.itemsize
+                layouts.append(Layout(name, first.dtype.str, shape, at, size))
+                contents.append(pieces)
+            else:
+                whole = joined(pieces)
+                packed = _pack(whole)
+                layouts.append(Layout(name, _OBJECTS, whole.shape, at, len(packed)))
+                contents.append(packed)
+            at += -(-layouts[-1].nbytes // _ALIGNMENT) * _ALIGNMENT
+        memory = self._room(max(at, 1))
+        targets: list[Any] = []
+        for layout, content in zip(layouts, contents, strict=True):
+            if layout.dtype == _OBJECTS:
+                memory[layout.offset : layout.offset + layout.nbytes] = content
+                continue
+            target: Any = np.ndarray(layout.shape, layout.dtype, memory, layout.offset)
+            if len(content) == 1:
+                np.copyto(target, content[0])
+                targets.append(target)
+            else:
+                np.concatenate(content, out=target)
+        if len(targets) == len(form):
+            self._written = form, tuple(layouts), targets
+        return tuple(layouts)
+
+    def read(self, layouts: tuple[Layout, ...], *, copy: bool) -> dict[str, Any]:
+        """The tensors at these places: arrays of their own, or (not `copy`) views that the next write changes.
+
+        Raises SharedMemoryError when a place is outside of the buffer.
+        """
+        if not layouts:
+            return {}
+        if layouts == self._seen[0]:
+            views = self._seen[1]
+        else:
+            memory = self._mapped(max(layout.offset + layout.nbytes for layout in layouts))
+            views = {layout.name: _read(memory, layout) for layout in layouts}
+            if all(layout.dtype != _OBJECTS for layout in layouts):
+                self._seen = layouts, views
+        return copied(views) if copy else dict(views)
+
+    def close(self) -> None:
+        """Let go of the memory; what views still hold of it goes with them."""
+        self._memory = None
+        self._written, self._seen = ([], (), []), ((), {})
+        os.close(self.descriptor)
+
+    def _room(self, needed: int) -> mmap.mmap:
+        """Memory for so many bytes. Pages are reserved now: later a lack of them would be a signal, not an error."""
+        if needed > self._size:
+            if needed > MOST_BYTES:
+                raise SharedMemoryError(f"tensors of one launch take {needed} bytes, expected at most {MOST_BYTES}")
+            size = max(_LEAST_BYTES, 1 << (needed - 1).bit_length())
+            try:
+                os.posix_fallocate(self.descriptor, 0, size)
+            except OSError as error:
+                raise SharedMemoryError(f"no shared memory of {size} bytes is left ({error.strerror})") from None
+        return self._mapped(needed)
+
+    def _mapped(self, needed: int) -> mmap.mmap:
+        if self._memory is None or needed > self._size:
+            size = os.fstat(self.descriptor).st_size
+            if needed > size or size == 0:
+                raise SharedMemoryError(f"a tensor ends at byte {needed} of a buffer of {size}")
+            self._memory = mmap.mmap(self.descriptor, size)
+            self._size = size
+        return self._memory
+
+
+def _read(memory: mmap.mmap, layout: Layout) -> Any:
+    """A view of numbers, an array of BYTES."""
+    if layout.dtype == _OBJECTS:
+        return _unpack(memory[layout.offset : layout.offset + layout.nbytes], layout.shape)
+    if math.prod(layout.shape) * np.dtype(layout.dtype).itemsize != layout.nbytes:
+        raise SharedMemoryError(f"tensor {layout.name!r} of shape {layout.shape} does not take {layout.nbytes} bytes")
+    return np.ndarray(layout.shape, layout.dtype, memory, layout.offset)
+
+
+def _pack(array: Any) -> bytes:
+    items = [item if isinstance(item, bytes) else str(item).encode() for item in array.ravel()]
+    return np.fromiter(map(len, items), np.int64, len(items)).tobytes() + b"".join(items)
+
+
+def _unpack(data: bytes, shape: tuple[int, ...]) -> Any:
+    count = math.prod(shape)
+    ends = np.cumsum(np.frombuffer(data, np.int64, count)) + 8 * count
+    array = np.empty(count, np.object_)
+    at = 8 * count
+    for index, end in enumerate(ends.tolist()):
+        array[index] = data[at:end]
+        at = end
+    return array.reshape(shape)
+
+
+def copied(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays of their own in place of views."""
+    return {name: array.copy() for name, array in tensors.items()}

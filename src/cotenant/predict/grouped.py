@@ -1,0 +1,69 @@
+"""Beliefs about groups beside those about single launches: tables of the tenants, a fitted predictor of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cotenant.predict.protocol import Group
+from cotenant.predict.table import LatencyTable, TablePredictor
+
+
+class FittedGroups(Protocol):
+    """A fitted predictor of groups; see `predict.overlap`."""
+
+    @property
+    def key(self) -> str:
+        """Tells one fit from another: equal keys, equal predictions."""
+
+    @property
+    def quantile(self) -> float:
+        """What it promises."""
+
+    def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
+        """See GroupPredictor."""
+
+
+class GroupedPredictor(TablePredictor):
+    """Predicts single launches from tables with their `scales`, groups from `fitted`, times `factor`.
+
+    Without `fitted`, before groups have been measured, launches on disjoint cores are believed not to touch each other.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, LatencyTable],
+        scales: Mapping[str, float] | None = None,
+        fitted: FittedGroups | None = None,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__(tables, scales)
+        self.fitted = fitted
+        self.factor = factor
+        self._answers: dict[Group, int] = {}
+
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        """See GroupPredictor; answers are memorised."""
+        known = self._answers
+        try:
+            return [known[group] for group in groups]
+        except KeyError:
+            pass
+        if len(known) > _MEMORY:
+            known.clear()
+        new = [group for group in groups if group not in known]
+        found = super().group_ns(new) if self.fitted is None else self.fitted.group_ns(new)
+        known.update(zip(new, [max(1, round(each * self.factor)) for each in found], strict=True))
+        return [known[group] for group in groups]
+
+    def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
+        """The same beliefs about groups, with other factors of single launches."""
+        return GroupedPredictor(self.tables, scales, self.fitted, self.factor)
+
+    def with_factor(self, factor: float) -> GroupedPredictor:
+        """The same beliefs with another factor of groups."""
+        return GroupedPredictor(self.tables, self.scales, self.fitted, factor)
+
+
+_MEMORY = 1 << 16
+"""Groups whose latencies are kept at most; some 30 MB."""

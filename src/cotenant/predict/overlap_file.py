@@ -1,0 +1,129 @@
+"""The fitted predictor as a data file: arrays and one JSON text in an npz archive, nothing that could run."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.predict.conformal import Margins
+from cotenant.predict.overlap import OverlapModel, OverlapPredictor
+from cotenant.predict.overlap_features import WIDTH, TenantFacts
+from cotenant.predict.overlap_net import NORMS, Monotone
+from cotenant.repository import STATE_FOLDER
+
+FORMAT = "cotenant-overlap/1"
+_META = "meta"
+
+
+class OverlapFileError(CotenantError):
+    """A file of a fitted predictor cannot be used: names the file and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Meta:
+    """All of an OverlapModel but its weights."""
+
+    format: str
+    monotone: Monotone
+    scale_ns: float
+    tenants: tuple[str, ...]
+    facts: tuple[TenantFacts, ...]
+    margins: Margins
+    fingerprint: str
+    created: str
+    command: str
+    digests: tuple[tuple[str, str], ...]
+
+
+def groups_path(root: Path) -> Path:
+    """Where the measured groups of a repository lie."""
+    return root / STATE_FOLDER / "groups.jsonl"
+
+
+def overlap_path(root: Path) -> Path:
+    """Where the predictor fitted to them lies."""
+    return root / STATE_FOLDER / "overlap.npz"
+
+
+def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
+    """Write the fitted model; quantile and factor are chosen by whoever loads it. A reader never sees half a file."""
+    model = predictor.model
+    meta = _Meta(
+        FORMAT,
+        model.monotone,
+        model.scale_ns,
+        model.tenants,
+        model.facts,
+        model.margins,
+        model.fingerprint,
+        model.created,
+        model.command,
+        model.digests,
+    )
+    arrays: dict[str, Any] = {f"w_{name}": each for name, each in model.weights.items()}
+    arrays[_META] = np.frombuffer(msgspec.json.encode(meta), dtype=np.uint8)
+    buffer = BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".part")
+    partial.write_bytes(buffer.getvalue())
+    os.replace(partial, path)
+
+
+def read_overlap(path: Path, quantile: float = 0.5) -> OverlapPredictor:
+    """Read what `save_overlap` wrote. Raises OverlapFileError when it is not that, or does not fit together."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            meta = msgspec.json.decode(stored[_META].tobytes(), type=_Meta)
+            weights = {name[2:]: stored[name] for name in stored.files if name.startswith("w_")}
+    except OSError as error:
+        raise OverlapFileError(
+            f"{path}: cannot be read ({error.strerror or error}); make it with 'cotenant profile --groups'"
+        ) from None
+    except (InvalidValueError, msgspec.MsgspecError, KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise OverlapFileError(f"{path}: is no fitted predictor ({error}); fit it anew") from None
+    if meta.format != FORMAT:
+        raise OverlapFileError(f"{path}: format is {meta.format!r}, expected {FORMAT!r}; fit it anew")
+    width = weights["b3"].size if "b3" in weights else 0
+    count = len(meta.tenants) + 1
+    expected = {
+        "w1": (count, WIDTH, width),
+        "b1": (count, width),
+        "w2": (count, width, width),
+        "b2": (count, width),
+        "w3": (3 * width, width),
+        "b3": (width,),
+        "w4": (width, width),
+        "b4": (width,),
+        "w5": (width,),
+        "skip": (3 * width,),
+        "norms": (len(NORMS),),
+        "b5": (1,),
+    }
+    found = {name: each.shape for name, each in weights.items()}
+    if width < 2 or found != expected or not all(np.isfinite(each).all() for each in weights.values()):
+        raise OverlapFileError(f"{path}: weights have the shapes {found}, expected {expected}, all finite")
+    model = OverlapModel(
+        {name: each.astype(np.float32) for name, each in weights.items()},
+        meta.monotone,
+        meta.scale_ns,
+        meta.tenants,
+        meta.facts,
+        meta.margins,
+        meta.fingerprint,
+        meta.created,
+        meta.command,
+        meta.digests,
+    )
+    try:
+        return OverlapPredictor(model, quantile)
+    except (CotenantError, IndexError) as error:
+        raise OverlapFileError(f"{path}: cannot be used ({error})") from None
