@@ -38,10 +38,9 @@ from cotenant.core.events import (
 )
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
 from cotenant.policies import POLICIES, AnyPolicy
-from cotenant.policies.overlap import Overlap
 from cotenant.predict.protocol import Predictor
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
-from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
+from cotenant.types import Outcome, Query, Tenant, priority_rank
 from scenario import CORES, ONE_LANE, TWO_LANES, make_policy, policy_of
 
 TENANTS = {
@@ -67,13 +66,6 @@ def frozen(snapshot: Snapshot) -> tuple[object, ...]:
         [(n, run.launch, tuple(run.batch.queries), run.started_ns) for n, run in snapshot.running.items()],
         snapshot.free_mask,
     )
-
-
-def lanes_used(policy: AnyPolicy) -> tuple[tuple[Partition, ...], ...]:
-    """All partitions that a policy may launch in."""
-    if isinstance(policy, Overlap):
-        return tuple(split for splits in policy.shares.splits for split in splits)
-    return (policy.lanes,)
 
 
 class Watched:
@@ -110,7 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, drop: DropRule, lanes: Any, stretch: float) -> None:
         self.policy = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
-        self.partitions = {lane for split in lanes_used(self.policy) for lane in split}
+        self.partitions = set(self.policy.partitions)
         self.predictor = TablePredictor(MODELS)
         self.tenants = dict(TENANTS)
         self.engine = Engine(TENANTS.values(), Watched(self.policy), self.predictor, CORES)

@@ -112,9 +112,13 @@ class PolicySection(_Section, frozen=True):
 
 
 class PredictSection(_Section, frozen=True):
-    """`[predict]`: the quantile of measured latency that decisions believe, and whether it follows what is observed."""
+    """`[predict]`: the quantile of measured latency that decisions believe, and whether it follows what is observed.
+
+    `group_quantile` is that of the latency of a group under which the policy overlap calls it feasible.
+    """
 
     quantile: Literal["p50", "p90", "p95", "p99"] = "p50"
+    group_quantile: Annotated[float, Meta(ge=0.5, lt=1)] = 0.95
     adapt: bool = True
 
 

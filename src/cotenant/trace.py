@@ -20,7 +20,6 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
-from cotenant.predict.protocol import Predictor
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.types import Tenant
 
@@ -33,9 +32,8 @@ class TraceError(CotenantError):
     """A log cannot be used: names the file, the line and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a replay needs to start."""
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a replay needs to start. `groups`, `quantile` and `factor` are those of a GroupedPredictor."""
 
     format: str
     created: str
@@ -46,6 +44,9 @@ class Header:
     tables: dict[str, LatencyTable]
     scales: dict[str, float]
     about: dict[str, str]
+    groups: str | None = None
+    quantile: float = 0.5
+    factor: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,37 @@ def header(
     options: dict[str, Any] = {}
     if is_dataclass(policy):
         options = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+    plain = _PlainPredictor.of(predictor)
     return Header(
-        FORMAT, created, policy.name, options, tuple(cores), tuple(tenants), predictor.tables, predictor.scales, about
+        FORMAT,
+        created,
+        policy.name,
+        options,
+        tuple(cores),
+        tuple(tenants),
+        plain.tables,
+        plain.scales,
+        about,
+        plain.groups,
+        plain.quantile,
+        plain.factor,
     )
 
 
-class _PlainPredictor(msgspec.Struct):
+class _PlainPredictor(msgspec.Struct, omit_defaults=True):
     tables: dict[str, LatencyTable]
     scales: dict[str, float]
     groups: str | None = None
     quantile: float = 0.5
     factor: float | None = None
+
+    @classmethod
+    def of(cls, predictor: TablePredictor) -> _PlainPredictor:
+        if not isinstance(predictor, GroupedPredictor):
+            return cls(predictor.tables, predictor.scales)
+        fitted = predictor.fitted
+        key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
+        return cls(predictor.tables, predictor.scales, key, quantile, predictor.factor)
 
 
 FindGroups = Callable[[str, float], FittedGroups]
@@ -89,12 +110,8 @@ FindGroups = Callable[[str, float], FittedGroups]
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, GroupedPredictor):
-        fitted = value.fitted
-        key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
-        return _PlainPredictor(value.tables, value.scales, key, quantile, value.factor)
     if isinstance(value, TablePredictor):
-        return {"tables": value.tables, "scales": value.scales}
+        return _PlainPredictor.of(value)
     return type(value).__name__
 
 
@@ -220,7 +237,8 @@ def replay(
     that a change of code changed no decision.
     """
     policy = make_policy(head.policy, head.policy_options)
-    predictor: Predictor = TablePredictor(head.tables, head.scales)
+    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor)
+    predictor = _predictor_of(plain, find_groups)
     engine = Engine(head.tenants, policy, predictor, head.cores)
     for record in records:
         if record.kind == "LogFull":

@@ -36,7 +36,7 @@ def profile(
     from cotenant.profile.sweep import profile_repository
     from cotenant.repository import profile_path
 
-    settings = settings_of(repository, lanes=lanes)
+    settings = settings_of(repository, "overlap" if groups else None, lanes=lanes)
     effort = Effort(budget_s=budget)
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(repository, settings, effort, fresh=fresh, on_step=on_step)

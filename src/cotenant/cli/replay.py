@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,7 @@ def replay(
 ) -> None:
     """Feed the events of a trace to the core again and compare its actions with the recorded ones."""
     from cotenant.config import rebuild_policy
+    from cotenant.predict.overlap_file import find_overlap
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import trace_path
     from cotenant.trace import encode_record, read
@@ -28,7 +30,7 @@ def replay(
     head, records = read(path)
     events = 0
     different: int | None = None
-    for record, line in replay_records(head, records, rebuild_policy):
+    for record, line in replay_records(head, records, rebuild_policy, partial(find_overlap, path.parent)):
         events += 1
         if different is None and line != encode_record(record):
             different = record.time_ns

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from cotenant.cli.options import AsJson, Drop, Lanes, Preempt, Repository, policy_text, print_json, settings_of
+
+if TYPE_CHECKING:
+    from cotenant.predict.overlap import OverlapPredictor
+    from cotenant.profile.table import Profile
 
 
 class World(StrEnum):
@@ -40,7 +45,6 @@ def simulate(
     from cotenant.cli.console import console as make_console
     from cotenant.config import device_cores, lanes_of, make_policy
     from cotenant.metrics import summarise, to_json
-    from cotenant.predict.table import TablePredictor
     from cotenant.profile.table import load_profile
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
@@ -54,6 +58,9 @@ def simulate(
     partitions = lanes_of(settings.device, device_cores(settings.device))
     profile = load_profile(profile_path(repository))
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile)
+    names = policy or [settings.policy.name]
+    if "overlap" in names:
+        scenario = replace(scenario, groups=_fitted(repository, profile, settings.predict.group_quantile))
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
     if world is World.CONTENTION:
@@ -62,14 +69,15 @@ def simulate(
         contention = load_contention(contention_path(repository)).contention()
     console = make_console()
     runs = []
-    for name in policy or [settings.policy.name]:
+    for name in names:
         section = msgspec.structs.replace(settings.policy, name=name)
         for seed in range(spec.seed, spec.seed + seeds):
             writer = None
             if trace is not None:
+                made = make_policy(section, partitions)
                 head = header(
-                    make_policy(section, partitions),
-                    TablePredictor(scenario.tables),
+                    made,
+                    scenario.predictor(made),
                     scenario.tenants,
                     scenario.cores,
                     created="",
@@ -92,3 +100,19 @@ def simulate(
                 console.print(outcome_table(summary, title))
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
+
+
+def _fitted(root: Path, profile: Profile, quantile: float) -> OverlapPredictor | None:
+    """The fitted predictor of groups, kept for replays of the trace; None, with a warning, when there is none."""
+    from cotenant.errors import CotenantError
+    from cotenant.predict.overlap_file import keep_overlap
+    from cotenant.profile.groups import load_overlap
+    from cotenant.repository import STATE_FOLDER
+
+    try:
+        fitted = load_overlap(root, profile, quantile=quantile)
+    except CotenantError as error:
+        typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
+        return None
+    keep_overlap(root / STATE_FOLDER, fitted)
+    return fitted

@@ -52,6 +52,11 @@ class ListPolicy:
         if not 0 <= self.stretch <= 1:
             raise InvalidValueError(f"policy {self.name!r}", "stretch", self.stretch, "a share from 0 to 1")
 
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions that launches may get: the lanes."""
+        return self.lanes
+
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """Order of a waiting query; smallest first, unique."""
         raise TypeError(f"{type(self).__name__} has no order of its own")

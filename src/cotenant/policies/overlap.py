@@ -73,6 +73,11 @@ class Overlap:
             raise InvalidValueError(where, "members", self.members, f"0 (all lanes) to {len(self.lanes)}")
         object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or len(self.lanes)))
 
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions that launches may get, one lane or several."""
+        return tuple(dict.fromkeys(share for ways in self.shares.splits for split in ways for share in split))
+
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, deadline, arrival)."""
         return (query.rank, query.deadline_ns, query.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import chain
 
 import numpy as np
@@ -43,6 +44,14 @@ class OverlapModel:
     created: str = ""
     command: str = ""
     digests: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Digest of all that predictions depend on."""
+        content = sha256(repr((self.monotone, self.scale_ns, self.tenants, self.facts, self.margins)).encode())
+        for name, weights in sorted(self.weights.items()):
+            content.update(name.encode() + np.ascontiguousarray(weights).tobytes())
+        return content.hexdigest()[:16]
 
 
 class OverlapPredictor:
@@ -82,6 +91,11 @@ class OverlapPredictor:
         # A row a member: vector, upper quantile alone, vector times weights, powers of the solo time. Row 0 is nobody.
         self._table = np.zeros((1024, 2 * width + 2 + len(NORMS)))
         self._solo_known: dict[tuple[str, int, int, int, int, int], int] = {}
+
+    @property
+    def key(self) -> str:
+        """Tells one fit from another, whatever quantile and factor."""
+        return self.model.key
 
     def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
         """See Predictor: the profile's latency with the margin of groups of one."""

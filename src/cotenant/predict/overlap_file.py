@@ -53,6 +53,18 @@ def overlap_path(root: Path) -> Path:
     return root / STATE_FOLDER / "overlap.npz"
 
 
+def keep_overlap(folder: Path, predictor: OverlapPredictor) -> None:
+    """Write a predictor under its key, for the replay of traces that were decided with it; what is there stays."""
+    path = folder / f"overlap-{predictor.key}.npz"
+    if not path.exists():
+        save_overlap(path, predictor)
+
+
+def find_overlap(folder: Path, key: str, quantile: float) -> OverlapPredictor:
+    """Read what `keep_overlap` wrote. Raises OverlapFileError when it is not there."""
+    return read_overlap(folder / f"overlap-{key}.npz", quantile)
+
+
 def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
     """Write the fitted model; quantile and factor are chosen by whoever loads it. A reader never sees half a file."""
     model = predictor.model

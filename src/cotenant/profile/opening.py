@@ -44,6 +44,11 @@ class OpenedModel:
         )
 
 
+def covers(profile: ModelProfile, partitions: Sequence[Partition]) -> bool:
+    """Whether a profile has every size of partition."""
+    return {each.size for each in partitions} <= {point.cores for point in profile.points}
+
+
 def open_version(root: Path, found: ModelVersion) -> OpenedModel:
     """Load the graph and check the configuration against it. Raises ModelError or ConfigError."""
     name = found.tenant

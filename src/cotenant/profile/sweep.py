@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cotenant.config import ServerConfig, device_cores, lanes_of
+from cotenant.config import ServerConfig, device_cores, lanes_of, make_policy
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.profile.device import this_device
 from cotenant.profile.measure import Effort, Journal, measure_model
-from cotenant.profile.opening import OpenedModel, open_version
+from cotenant.profile.opening import OpenedModel, covers, open_version
 from cotenant.profile.table import ModelProfile, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import CONFIG_FILE, MODEL_FILE, check_owners, find_versions, model_names, profile_path
 from cotenant.types import Partition
@@ -35,7 +35,7 @@ def profile_repository(
         unfinished.unlink(missing_ok=True)
     journal = Journal(unfinished)
     known = {} if fresh else _known(path, device.fingerprint)
-    lanes = lanes_of(settings.device, device_cores(settings.device))
+    lanes = make_policy(settings.policy, lanes_of(settings.device, device_cores(settings.device))).partitions
     opened, errors = _open_all(root)
     todo = [each for each in opened if not _is_known(known, each, lanes)]
     total = sum(each.sweep(lanes, effort).steps for each in todo)
@@ -98,7 +98,7 @@ def _is_known(known: dict[str, ModelProfile], opened: OpenedModel, lanes: Sequen
     profile = known.get(opened.found.tenant)
     if profile is None or profile.digest != opened.digest or profile.cuts[-1] != opened.runner.unit_count:
         return False
-    return {lane.size for lane in lanes} <= {point.cores for point in profile.points}
+    return covers(profile, lanes)
 
 
 def now_text() -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cotenant.config import NS_PER_MS, DeviceSection, ServerConfig, device_cores, lanes_of, make_policy
+from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
@@ -23,12 +23,11 @@ from cotenant.core.events import (
     TenantRemoved,
 )
 from cotenant.errors import CotenantError
-from cotenant.execute.limits import Limits
-from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
 from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Loaded, Tensors
+from cotenant.predict.overlap import OverlapPredictor
 from cotenant.profile.measure import QUICK, Journal, measure_model
-from cotenant.profile.opening import OpenedModel, is_of, open_version
+from cotenant.profile.opening import OpenedModel, covers, is_of, open_version
 from cotenant.profile.table import ModelProfile, load_profile
 from cotenant.repository import ModelVersion, UnknownModelError, check_owners, find_versions, model_names, profile_path
 from cotenant.serve.accounts import Account, Accounts, Sum
@@ -45,6 +44,8 @@ from cotenant.serve.api import (
 from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.clock import Clock, RealClock
 from cotenant.serve.driver import Driver, Observer
+from cotenant.serve.executors import make_executor
+from cotenant.serve.groups import fitted_groups, knowing
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.models import QueryForm, ServedModel, serve_model
 from cotenant.types import Outcome, Query, Tenant, priority_rank
@@ -74,9 +75,15 @@ class Server:
         self.cores = cores
         self.policy = make_policy(settings.policy, self.lanes)
         self.accounts = Accounts()
-        self.beliefs = Beliefs(max(lane.size for lane in self.lanes), adapt=settings.predict.adapt)
+        self.beliefs = Beliefs(
+            max(share.size for share in self.policy.partitions),
+            adapt=settings.predict.adapt,
+            grouped=self.policy.grouped,
+            quantile=settings.predict.group_quantile,
+        )
+        self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
-        self._executor = _executor(settings.device)
+        self._executor = make_executor(settings.device)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
@@ -92,6 +99,8 @@ class Server:
         self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
         if isinstance(self._executor, ProcessExecutor):
             self._executor.on_event = self._driver.post
+        if self.policy.grouped:
+            self._groups = fitted_groups(self.root, self.settings.predict.group_quantile)
         names = model_names(self.root)
         if not names:
             _log.warning(
@@ -272,7 +281,7 @@ class Server:
     def _load(self, served: ServedModel) -> Loaded:
         """Load the sessions that every lane will need: the whole model, and its segments."""
         cuts = served.tenant.cuts
-        threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in self.lanes)
+        threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in self.policy.partitions)
         sessions = [(each, [(0, cuts[-1]), *pairwise(cuts)]) for each in threads]
         limit_mib = served.opened.found.config.tenant.memory_limit_mib
         memory_bytes = None if limit_mib is None else round(limit_mib * (1 << 20))
@@ -287,7 +296,7 @@ class Server:
                 _log.warning("%s", error)
             else:
                 known = stored.models.get(found.tenant)
-                if known is not None and is_of(known, stored.device, opened):
+                if known is not None and is_of(known, stored.device, opened) and covers(known, self.policy.partitions):
                     return known
         _log.warning(
             "model %r has no profile of this machine, or a stale one: measuring it quickly; 'cotenant profile %s' does "
@@ -295,7 +304,7 @@ class Server:
             found.model,
             self.root.name,
         )
-        return measure_model(opened.runner, opened.sweep(self.lanes, QUICK), Journal(None), lambda _: None)
+        return measure_model(opened.runner, opened.sweep(self.policy.partitions, QUICK), Journal(None), lambda _: None)
 
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         for served in {id(served): served for served in versions.values()}.values():
@@ -320,6 +329,9 @@ class Server:
         """Start to count and to predict for a tenant; between two events, since observers write there too."""
         self.accounts.add(name, served.tenant.slo_ns)
         self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
+        if self._groups is not None:
+            self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))
+            self.beliefs.believe_groups(self._groups)
 
     def _remove(self, model: str, reason: str) -> None:
         versions = self._models.pop(model)
@@ -351,15 +363,6 @@ class Server:
             compute_infer=_duration(account.compute_infer),
             compute_output=_duration(account.compute_output),
         )
-
-
-def _executor(section: DeviceSection) -> OnnxRuntimeExecutor | ProcessExecutor:
-    if section.isolation == "thread":
-        return OnnxRuntimeExecutor(section.lane_nice)
-    limits = Limits(
-        hang_factor=section.hang_factor, hang_floor_s=section.hang_floor_s, load_limit_s=section.load_limit_s
-    )
-    return ProcessExecutor(section.lane_nice, limits)
 
 
 def _query(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int) -> Query:

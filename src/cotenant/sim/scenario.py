@@ -24,6 +24,8 @@ from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.contention import Contention, ContentionWorld
 from cotenant.execute.simulated import TableWorld, World
 from cotenant.metrics import OutcomeLog
+from cotenant.policies import AnyPolicy
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.profile.table import Profile
 from cotenant.repository import find_versions
@@ -41,11 +43,19 @@ class Scenario:
     owners: tuple[Tenant, ...]
     tables: Mapping[str, LatencyTable]
     lanes: tuple[Partition, ...]
+    groups: FittedGroups | None = None
+    """What policies that launch groups believe about them; None believes launches not to slow each other down."""
 
     @property
     def cores(self) -> tuple[int, ...]:
         """All cores of the lanes."""
         return tuple(core for lane in self.lanes for core in lane.cores)
+
+    def predictor(self, policy: AnyPolicy) -> TablePredictor:
+        """What a policy believes at the start."""
+        if policy.grouped and self.groups is not None:
+            return GroupedPredictor(self.tables, None, self.groups)
+        return TablePredictor(self.tables)
 
     @property
     def slo_ns(self) -> dict[str, int]:
@@ -162,7 +172,7 @@ def run_scenario(
     counts as late when the client has its answer after the SLO of its load, as in the load generator.
     """
     made = make_policy(policy, scenario.lanes)
-    predictor = TablePredictor(scenario.tables) if follower is None else follower.predictor
+    predictor = scenario.predictor(made) if follower is None else follower.predictor
     tenants = [
         tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants
     ]  # a policy that never stops inside a model runs it whole, without the cost of cuts
