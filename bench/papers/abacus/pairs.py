@@ -29,8 +29,8 @@ from bench.papers.abacus._a100 import A100, targets_ms
 from bench.papers.abacus._bound import most_in_time, prices_ms
 from bench.papers.abacus._experiment import DECISION_NS, Contender, Setting
 from cotenant.core.snapshot import DropRule
-from cotenant.predict.overlap import OverlapPredictor
-from cotenant.predict.overlap_fit import FitSettings, fit_overlap
+from cotenant.predict.grouped import GroupedPredictor
+from cotenant.predict.overlap_fit import fit_overlap
 
 NAME = "abacus-pairs"
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
@@ -92,11 +92,12 @@ def run(
     return {"summary": summary, "rows": rows, "seeds": list(seeds)}
 
 
-def fitted(world: A100, quick: bool) -> OverlapPredictor:
-    """A predictor fitted to noisy samples, at the quantile that decisions take for feasible."""
+def fitted(world: A100, quick: bool) -> GroupedPredictor:
+    """What a server would believe: latencies alone from a profile, groups as fitted to noisy samples, at QUANTILE."""
     samples, _ = fits.draw(world, fits.tenants_of(world), _QUICK_SAMPLES if quick else _SAMPLES, fits.SEED)
-    settings = FitSettings(steps=2000, hidden_steps=200) if quick else FitSettings()
-    return fit_overlap(samples, fits.facts_of(world), seed=fits.SEED, settings=settings).at(QUANTILE)
+    facts = fits.facts_of(world)
+    groups = fit_overlap(samples, facts, seed=fits.SEED, settings=fits.QUICK if quick else fits.BEST).at(QUANTILE)
+    return GroupedPredictor({each.name: each.table for each in facts}, None, groups)
 
 
 def _pair(models: tuple[str, str]) -> list[dict[str, Any]]:

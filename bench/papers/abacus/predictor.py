@@ -36,8 +36,11 @@ NAME = "abacus-predictor"
 SEED = 1
 NOISE = 0.0453
 """Deviation over average latency of single runs on the A100: section 1 of the paper."""
-RUNS = 5
-"""Runs a group; the paper takes the median of 100, which leaves less noise to learn from."""
+RUNS = 100
+"""Runs a group, of which the median is learnt, as in the paper."""
+BEST = FitSettings(monotone=Monotone.NOTHING, width=64, steps=20_000)
+"""What fits this world best. It is not monotone itself: one more operator lowers its latency in 12 % of the steps."""
+QUICK = FitSettings(monotone=Monotone.NOTHING, steps=2500, hidden_steps=200)
 A_PAIR = 2000
 _TEST = 6000
 _CANDIDATES = 64
@@ -146,9 +149,9 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
             lambda kind=kind: np.maximum(in_scikit_learn(kind).fit(x, goal).predict(x_test), 1e-3) * _MS
         )
         rows.append(_row(kind, predictions[kind], truth, medians, groups, took))
-    settings = FitSettings(steps=2500, hidden_steps=500) if quick else FitSettings()
+    settings = QUICK if quick else BEST
     ours: dict[Monotone, OverlapPredictor] = {}
-    for monotone in (Monotone.ALL,) if quick else tuple(Monotone):
+    for monotone in (Monotone.NOTHING,) if quick else tuple(Monotone):
         fitted, took = _timed(
             lambda monotone=monotone: fit_overlap(
                 samples, facts, seed=SEED, settings=replace(settings, monotone=monotone)
@@ -158,7 +161,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         label = f"ours, monotone in {monotone.value}"
         predictions[label] = np.array(fitted.group_ns(groups), dtype=float)
         rows.append(_row(label, predictions[label], truth, medians, groups, took))
-    main = ours[Monotone.ALL]
+    main = ours[Monotone.NOTHING]
     upper = main.at(0.99).group_ns(groups)
     coverage = _coverage(upper, tests)
     p50_us, p99_us = inference_us(main, groups)
@@ -186,7 +189,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         "mape_linear": errors["linear"],
         "mape_svm": errors["svm"],
         "mape_mlp": errors["mlp"],
-        "mape_ours": errors["ours, monotone in all"],
+        "mape_ours": errors["ours, monotone in nothing"],
         "coverage_p99": coverage,
         "monotone_floor": floor,
         "mape_ours_on_floor_grid": on_grid,
@@ -194,8 +197,10 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         "inference_64_p99_us": p99_us,
     }
     if not quick:
-        summary["mape_ours_units"] = errors["ours, monotone in units"]
-        summary["mape_ours_free"] = errors["ours, monotone in nothing"]
+        summary["mape_ours_monotone"] = errors["ours, monotone in all"]
+        summary["mape_ours_pairs_only"] = next(
+            row["mape_pairs_pct"] for row in rows if row["predictor"] == "ours, monotone in nothing"
+        )
         summary["mape_unseen"] = float(np.mean([row["mape_pct"] for row in unseen]))
     return {"summary": summary, "rows": [*rows, *unseen, *floors], "seeds": [SEED]}
 
@@ -218,8 +223,9 @@ def _row(
     is_long = truth >= np.median(truth)
     return {
         "predictor": label,
-        "mape_pct": mape(predicted[is_pair], truth[is_pair]),
-        "mape_to_median_pct": mape(predicted[is_pair], medians[is_pair]),
+        "mape_pct": mape(predicted, truth),
+        "mape_to_median_pct": mape(predicted, medians),
+        "mape_pairs_pct": mape(predicted[is_pair], truth[is_pair]),
         "mape_long_pct": mape(predicted[is_pair & is_long], truth[is_pair & is_long]),
         "mape_solo_pct": mape(predicted[~is_pair], truth[~is_pair]),
         "mae_ms": float(np.mean(np.abs(predicted - truth)[is_pair]) / _MS),
@@ -272,15 +278,27 @@ def _print(
     groups: Sequence[Group],
     pairs: Sequence[tuple[str, str]],
 ) -> None:
-    table = Table(title="One predictor for all pairs: mean absolute percentage error on groups of two that no fit saw")
-    for column in ("predictor", "paper", "here", "to the median of runs", "longer half", "groups of one", "fit, CPU s"):
+    table = Table(title="One predictor for all pairs: mean absolute percentage error on sampled groups that no fit saw")
+    for column in (
+        "predictor",
+        "paper",
+        "here",
+        "to the median of runs",
+        "groups of two",
+        "longer half of them",
+        "groups of one",
+        "fit, CPU s",
+    ):
         table.add_column(column, justify="left" if column == "predictor" else "right")
     for row in rows:
         said = paper.get((row["predictor"], "all"))
         table.add_row(
             row["predictor"],
             "-" if said is None else f"{said:.1f} %",
-            *(f"{row[key]:.1f} %" for key in ("mape_pct", "mape_to_median_pct", "mape_long_pct", "mape_solo_pct")),
+            *(
+                f"{row[key]:.1f} %"
+                for key in ("mape_pct", "mape_to_median_pct", "mape_pairs_pct", "mape_long_pct", "mape_solo_pct")
+            ),
             f"{row['fit_cpu_s']:.1f}",
         )
     console.print(table)
