@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +35,7 @@ def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float |
 
 def policy_of(name: str, lanes: tuple[Partition, ...], drop: DropRule, preempt: bool, stretch: float) -> AnyPolicy:
     """Any policy from the options that most have in common."""
-    options = {} if name == "overlap" else {"stretch": stretch}
-    return POLICIES[name](lanes, drop, preempt=preempt, **options)  # type: ignore[arg-type]
+    return POLICIES[name](lanes, drop, preempt=preempt, stretch=stretch)
 
 
 def make_policy(name: str, options: Mapping[str, Any]) -> AnyPolicy:
@@ -69,6 +68,7 @@ def play(
     queries: Iterable[Query],
     world: World | None = None,
     decision_ns: int = 0,
+    log: Callable[[int, Event, list[Action]], None] | None = None,
 ) -> Recording:
     """Simulate queries (sorted by arrival) and record everything; checks that each gets exactly one outcome."""
     engine = Engine(tenants, policy, predictor, CORES)
@@ -80,12 +80,14 @@ def play(
         made.reasons[respond.query] = respond.reason
         made.ended_ns[respond.query] = now_ns
 
-    def log(now_ns: int, event: Event, actions: list[Action]) -> None:
+    def note(now_ns: int, event: Event, actions: list[Action]) -> None:
+        if log is not None:
+            log(now_ns, event, actions)
         made.events.append((now_ns, event))
         made.launches.extend((now_ns, action) for action in actions if isinstance(action, Launch))
 
     ordered = sorted(queries, key=lambda query: (query.arrival_ns, query.id))
     world = world or TableWorld(predictor)
-    made.end_ns = simulate(engine, world, ordered, on_respond, decision_ns=decision_ns, log=log)
+    made.end_ns = simulate(engine, world, ordered, on_respond, decision_ns=decision_ns, log=note)
     assert sorted(made.outcomes) == sorted(query.id for query in ordered)
     return made

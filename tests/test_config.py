@@ -145,13 +145,14 @@ def test_lanes_that_do_not_fit_are_named(lanes: object) -> None:
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None:
-    section = PolicySection(name=name, drop=DropRule.EXPIRED, preempt=True, stretch=0.3, ways=3, members=1)
+    section = PolicySection(
+        name=name, drop=DropRule.EXPIRED, preempt=True, stretch=0.3, ways=3, members=1, repeat=False
+    )
     policy = make_policy(section, TWO_LANES)
     assert (policy.name, policy.drop, policy.preempt, policy.lanes) == (name, DropRule.EXPIRED, True, TWO_LANES)
+    assert policy.stretch == 0.3
     if isinstance(policy, Overlap):
-        assert (policy.ways, policy.members) == (3, 1)
-    else:
-        assert policy.stretch == 0.3
+        assert (policy.ways, policy.members, policy.repeat) == (3, 1, False)
     assert make_policy(PolicySection(name=name), ONE_LANE).preempt == POLICIES[name](ONE_LANE).preempt
     head = msgspec.json.decode(
         msgspec.json.encode(header(policy, tables({"a": 1}), (), CORES, created="").policy_options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks are no part of the installed package
@@ -14,7 +13,7 @@ from bench._registry import BenchError
 from bench.papers.abacus import _service, fidelity
 from bench.papers.abacus._service import Meter, Service, front_end_cpu_ns, read_service
 
-from cotenant.config import PolicySection, load_server_config
+from cotenant.config import PolicySection
 from cotenant.core.actions import Action, Launch
 from cotenant.core.events import Event, LaunchEnded
 from cotenant.load import Lag, LiveStats, LoadResult
@@ -169,14 +168,6 @@ def test_summary_takes_the_worst_load_of_medians_over_seeds() -> None:
     assert summary["attainment_error_in_hindsight_points"] == 1.25
     assert summary["attainment_error_points_edf_0_8x"] == 2.0
     assert summary["p99_error_pct_mean"] == pytest.approx(25 / 4)
-
-
-def test_the_settings_of_the_server_can_be_read(tmp_path: Path) -> None:
-    fidelity._write_settings(tmp_path)
-    settings = load_server_config(tmp_path / "cotenant.toml")
-    assert settings.device.lanes == "single"
-    chosen = [value for section in msgspec.structs.astuple(settings) if (value := getattr(section, "isolation", None))]
-    assert all(value == fidelity.ISOLATION for value in chosen)
 
 
 def test_a_service_is_plain_data() -> None:

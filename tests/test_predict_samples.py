@@ -68,10 +68,19 @@ def test_what_cannot_be_sampled_is_said() -> None:
     with pytest.raises(InvalidValueError, match="batch sizes of 'c'"):
         sample_groups(TENANTS, {"a": (1,), "b": (1,)}, (1,), 1, 0)
     member = TENANTS[0].name, 0, 1, 0, 5, 1
-    with pytest.raises(InvalidValueError, match="distinct tenants"):
-        GroupSample((Member(*member), Member(*member)), (5,))
+    with pytest.raises(InvalidValueError, match="at least one"):
+        GroupSample((), (5,))
     with pytest.raises(InvalidValueError, match="positive latencies"):
         GroupSample((Member(*member),), (5, 0))
+
+
+def test_a_tenant_is_drawn_twice_only_where_that_is_asked_for() -> None:
+    def most(repeat: bool) -> int:
+        groups = sample_groups(TENANTS, SIZES, (1, 1), 200, 5, repeat=repeat)
+        return max(len(group) - len({member.tenant for member in group}) for group in groups)
+
+    assert most(repeat=False) == 0
+    assert most(repeat=True) == 1
 
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -100,15 +100,18 @@ class DeviceSection(_Section, frozen=True):
 class PolicySection(_Section, frozen=True):
     """`[policy]`: see `cotenant.policies`. `preempt` defaults to the policy's own.
 
-    `stretch` is of fcfs, sjf, edf and clockwork; `ways` and `members` are of overlap.
+    `ways`, `members`, `repeat` and `barrier` are of overlap. `stretch` defaults to the policy's own, and `barrier` to
+    whether measured groups slow each other down.
     """
 
     name: str = "edf"
     drop: DropRule = DropRule.HOPELESS
     preempt: bool | None = None
-    stretch: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    stretch: Annotated[float, Meta(ge=0, le=1)] | None = None
     ways: Annotated[int, Meta(ge=1, le=64)] = 4
     members: Annotated[int, Meta(ge=0, le=64)] = 0
+    repeat: bool = True
+    barrier: bool | None = None
 
 
 class PredictSection(_Section, frozen=True):
@@ -185,11 +188,20 @@ def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str
     policy: AnyPolicy
     if issubclass(cls, Overlap):
         try:
-            policy = cls(lanes, drop=section.drop, ways=section.ways, members=section.members)
+            policy = cls(
+                lanes,
+                drop=section.drop,
+                ways=section.ways,
+                members=section.members,
+                repeat=section.repeat,
+                barrier=section.barrier is not False,
+            )
         except InvalidValueError as error:
             raise ConfigError(f"{where}: {error}") from None
     else:
-        policy = cls(lanes, drop=section.drop, stretch=section.stretch)
+        policy = cls(lanes, drop=section.drop)
+    if section.stretch is not None:
+        policy = replace(policy, stretch=section.stretch)
     return policy if section.preempt is None else replace(policy, preempt=section.preempt)
 
 
@@ -197,7 +209,7 @@ def rebuild_policy(name: str, options: dict[str, Any]) -> AnyPolicy:
     """Build the policy that a trace's header describes, for a replay. Raises ConfigError for an unknown name."""
     try:
         lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
-        own = {key: options[key] for key in ("stretch", "ways", "members") if key in options}
+        own = {key: options[key] for key in ("stretch", "ways", "members", "repeat", "barrier") if key in options}
         section = PolicySection(name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], **own)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"trace header: policy_options cannot be used ({error!r}): was the file changed?") from None

@@ -39,7 +39,7 @@ class Contender:
         """Groups may have `slots` members; other policies run one launch at a time on the whole device."""
         lanes = tuple(Partition((slot,), "a100") for slot in range(slots))
         if self.policy == Overlap.name:
-            return Overlap(lanes, self.drop)
+            return Overlap(lanes, self.drop, repeat=False)  # the network was made for distinct models
         cls = POLICIES[self.policy]
         assert issubclass(cls, ListPolicy)
         return cls((Partition(tuple(range(slots)), "a100"),), self.drop)

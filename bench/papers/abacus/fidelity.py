@@ -25,10 +25,10 @@ from rich.table import Table
 
 from bench import goodput
 from bench._server import cache_folder, serving
+from bench._tenants import Inputs, ours, prepare, sample_all, saturation, warm_up, workload
 from bench.papers.abacus._service import Meter, Service, model_ns, read_service
 from cotenant.config import ServerConfig, device_cores, lanes_of, load_server_config
 from cotenant.load import LoadResult, run_load_process
-from cotenant.load.http import HttpPool
 from cotenant.metrics import Summary, TenantSummary, summarise
 from cotenant.profile.contention import ContentionProfile, calibrate
 from cotenant.profile.measure import Effort
@@ -39,8 +39,8 @@ from cotenant.sim.scenario import Scenario, run_scenario, scenario_of
 from cotenant.workload import Workload, for_capacity
 
 NAME = "fidelity"
-ISOLATION = "thread"
-"""Where tenants' models run in the server, if it lets one choose."""
+_SERVER = '[device]\nlanes = "single"\nisolation = "thread"\n'
+"""All models in the server's process: the cost of a command to another process is one that `dispatch` measures."""
 POLICIES = ("edf",)
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = (0.8, 1.2, 2.0), (1.2,)
@@ -55,15 +55,12 @@ METRICS = (
     "p99_error_in_hindsight_pct",
 )
 _TICK_S = 0.5
-_WARM_UPS = 3
-_PATIENCE_S = 60.0
 
 
 def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     """Measure. `data_dir` is not used; models are kept in the user's cache folder."""
     console = Console()
-    root, service_ns = goodput._repository(cache_folder() / "fidelity", quick, "single")
-    _write_settings(root)
+    root, service_ns = prepare(cache_folder() / "fidelity", goodput.MODELS, _SERVER, quick)
     settings = load_server_config(root / SERVER_FILE)
     profile = load_profile(profile_path(root))
     if quick:
@@ -71,12 +68,10 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     else:
         contention = calibrate(root, settings, Effort())
     console.print(_contention_text(contention), highlight=False)
-    inputs = goodput._inputs(root)
+    inputs = sample_all(root, goodput.MODELS)
     share = for_capacity(service_ns, 1, 1.0)
     mix = {model: rate / sum(share.values()) for model, rate in share.items()}
-    capacity = goodput._saturation(
-        goodput._ours("fcfs", root, "--policy", "fcfs", "--drop", "none"), mix, inputs, quick
-    )
+    capacity = saturation(ours("fcfs", root, "--policy", "fcfs", "--drop", "none"), mix, inputs, quick)
     console.print(f"capacity: {capacity:.1f} queries/s", highlight=False)
     bench = _Bench(root, settings, profile, contention, mix, inputs, capacity, quick)
     rows = [row for policy in POLICIES for row in bench.compare(policy, console)]
@@ -98,7 +93,7 @@ class _Bench:
         profile: Profile,
         contention: ContentionProfile,
         mix: Mapping[str, float],
-        inputs: goodput.Inputs,
+        inputs: Inputs,
         capacity: float,
         quick: bool,
     ) -> None:
@@ -132,14 +127,15 @@ class _Bench:
     def workload(self, factor: float, seed: int) -> Workload:
         """The arrivals of one run."""
         rates = {model: self.capacity * factor * part for model, part in self.mix.items()}
-        return goodput._workload(self.root, "", rates, seed, self.quick)
+        spans = (goodput.QUICK_SECONDS, goodput.QUICK_WARM_UP_S) if self.quick else (goodput.SECONDS, goodput.WARM_UP_S)
+        return workload(self.root, "", rates, seed, *spans)
 
     def measure(self, policy: str, factor: float, seed: int) -> tuple[LoadResult, Service]:
         """A real server and a real client."""
         options = ("--policy", policy, "--drop", "hopeless")
         with serving(self.root, *options) as server:
             url = server.http_url
-            asyncio.run(_warm_up(url, self.inputs))
+            asyncio.run(warm_up(url, "", self.inputs, strict=False))
             before = model_ns(url)
             meter = Meter(server.pid)
             result = run_load_process(
@@ -190,29 +186,6 @@ class _Bench:
         """Tenants, tables and lanes as the server has them."""
         load = self.workload(factor, seed)
         return scenario_of(self.root, load, self.profile, self.lanes, self.settings.predict.quantile)
-
-
-async def _warm_up(url: str, inputs: goodput.Inputs) -> None:
-    """A few queries of each model. They need not be answered: what the server has learnt of the machine it keeps."""
-    pool = HttpPool(url)
-    try:
-        for client in goodput._clients(pool, "", inputs).values():
-            for _ in range(_WARM_UPS):
-                await client.send(0, _PATIENCE_S)
-    finally:
-        pool.close()
-
-
-def _write_settings(root: Path) -> None:
-    """A lane a core; tenants isolated as ISOLATION says, where the server has such an option."""
-    sections = {"device": {"lanes": "single"}}
-    for field in msgspec.structs.fields(ServerConfig):
-        if "isolation" in field.type.__struct_fields__:
-            sections.setdefault(field.name, {})["isolation"] = ISOLATION
-    lines = [
-        line for name, keys in sections.items() for line in (f"[{name}]", *(f'{k} = "{v}"' for k, v in keys.items()))
-    ]
-    (root / SERVER_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

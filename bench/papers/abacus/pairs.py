@@ -34,7 +34,7 @@ from cotenant.predict.overlap_fit import fit_overlap
 
 NAME = "abacus-pairs"
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
-COUNT, QUICK_COUNT = 4000, 600
+COUNT, QUICK_COUNT = 2000, 600
 RATE, FULL_RATE = 50.0, 100.0
 """Queries a second at which the paper looks at violations, and at throughput."""
 BASELINES = ("fcfs", "sjf", "edf")

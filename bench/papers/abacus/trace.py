@@ -34,7 +34,7 @@ from cotenant.types import Query
 
 NAME = "abacus-trace"
 DEVICES, QUICK_DEVICES = 16, 3
-SECONDS, QUICK_SECONDS = 4.0, 0.5
+SECONDS, QUICK_SECONDS = 2.0, 0.5
 """For which each minute of the trace is replayed."""
 LOADS, QUICK_LOADS = (1.0, 1.25, 1.5), (1.25,)
 MAIN_LOAD = 1.25

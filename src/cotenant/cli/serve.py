@@ -42,6 +42,7 @@ def serve(
     from cotenant.log import log_to_stderr
     from cotenant.repository import model_names, trace_path
     from cotenant.serve.codec import Limits
+    from cotenant.serve.groups import settle_barrier
     from cotenant.serve.grpc_server import GrpcServer
     from cotenant.serve.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
@@ -54,7 +55,7 @@ def serve(
     section = msgspec.structs.replace(
         settings.server, **{key: value for key, value in chosen.items() if value is not None}
     )
-    settings = msgspec.structs.replace(settings, server=section)
+    settings = settle_barrier(repository, msgspec.structs.replace(settings, server=section))
     server = Server(repository, settings)
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
     http = HttpServer(server, section.host, section.http_port, limits)

@@ -23,9 +23,10 @@ _OTHERS = 2
 class Job:
     """A batch that could run next: `batch` is its number if it has begun, else None.
 
-    `remaining_ns` is its latency alone on the whole device from unit `start` on, `worth_ns` what its queries would take
-    one by one. It has to end by `deadline_ns`: the earliest deadline of its queries that can be met. The query behind
-    it in its queue has to start by `next_start_ns`.
+    `remaining_ns` is its latency alone on the whole device from unit `start` on. `worth_ns` is what its queries cost
+    one by one where that is cheapest: on the whole device, or on a share of it while others have the rest. It has to
+    end by `deadline_ns`: the earliest deadline of its queries that can be met. The query behind it in its queue has to
+    start by `next_start_ns`.
     """
 
     tenant: Tenant
@@ -56,11 +57,12 @@ class Candidate:
 
 
 def candidates_of(
-    snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool
+    snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool, heads: int
 ) -> tuple[list[Candidate], tuple[Drop, ...]]:
     """All candidates for a group that starts at `begin_ns`, most urgent first, and the queries beyond help.
 
-    Batches that run now and will stop at a boundary are candidates from that boundary on.
+    Batches that run now and will stop at a boundary are candidates from that boundary on. Each of the first `heads`
+    queries of a queue that can be in time makes it a candidate.
     """
     latency_ns = snapshot.predictor.latency_ns
     drops: list[Drop] = []
@@ -80,6 +82,7 @@ def candidates_of(
         found.append(Candidate((rank, headroom, batch.queries[0].id), name, batch, start, False, remaining))
     for name, queue in snapshot.queues.items():
         units = queue.tenant.cuts[-1]
+        left = heads
         for at, head in enumerate(queue.queries):
             needed = latency_ns(name, head.shape, head.items, 0, units, cores)
             headroom = head.deadline_ns - begin_ns - needed
@@ -87,35 +90,41 @@ def candidates_of(
                 drops.append(_hopeless(needed, begin_ns, head))
                 continue
             found.append(Candidate((head.rank, headroom, head.id), name, queue, at, True, needed))
-            break
+            left -= 1
+            if not left:
+                break
     found.sort(key=_urgency)
     return found, tuple(drops)
 
 
-def jobs_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> tuple[Job, ...]:
-    """The ways in which a candidate can join: the smallest batch first, then the largest, then others."""
+def jobs_of(candidate: Candidate, begin_ns: int, cores: int, narrow: int, predictor: Predictor) -> tuple[Job, ...]:
+    """The ways in which a candidate can join: the smallest batch first, then the largest, then others.
+
+    `cores` is the size of the device, `narrow` that of its smallest share.
+    """
     source = candidate.source
     if candidate.is_queue:
-        return _queued(source, candidate.at, candidate.remaining_ns, begin_ns, cores, predictor)
+        return _queued(source, candidate.at, candidate.remaining_ns, begin_ns, (cores, narrow), predictor)
     tenant, queries = source.tenant, source.queries
     remaining, start = candidate.remaining_ns, candidate.at
     whole = predictor.latency_ns(tenant.name, source.shape, source.items, 0, tenant.cuts[-1], cores)
-    worth = sum([_alone(query, tenant, cores, predictor) for query in queries]) * remaining / max(whole, 1)
+    worth = sum([_worth(query, tenant, (cores, narrow), predictor) for query in queries]) * remaining / max(whole, 1)
     deadline = _meetable(queries, begin_ns + remaining)
     return (Job(tenant, (), source.id, source.items, source.shape, start, remaining, worth, deadline, NEVER_NS),)
 
 
 def _queued(
-    queue: QueueView, at: int, latency: int, begin_ns: int, cores: int, predictor: Predictor
+    queue: QueueView, at: int, latency: int, begin_ns: int, sizes: tuple[int, int], predictor: Predictor
 ) -> tuple[Job, ...]:
     """The head alone, the largest batch that is better than running its queries in turn, and queries of other sizes."""
     tenant, waiting = queue.tenant, queue.queries
-    name, units, largest = tenant.name, tenant.cuts[-1], tenant.max_batch
+    name, units, largest, cores = tenant.name, tenant.cuts[-1], tenant.max_batch, sizes[0]
     head = waiting[at]
+    worth = _worth(head, tenant, sizes, predictor)
     if at + 1 == len(waiting):
-        return (_single(tenant, head, latency, NEVER_NS),)
+        return (_single(tenant, head, latency, worth, NEVER_NS),)
     latency_ns = predictor.latency_ns
-    first, chosen, items, serial, deadline = latency, [head], head.items, latency, head.deadline_ns
+    first, chosen, items, deadline, whole_worth = latency, [head], head.items, head.deadline_ns, worth
     second_start = next_start = NEVER_NS
     is_growing = True
     others: list[tuple[Query, int]] = []
@@ -136,23 +145,24 @@ def _queued(
                 limit = min(deadline, query.deadline_ns)
                 if together <= latency + alone and begin_ns + together <= limit:
                     chosen.append(query)
-                    items, latency, serial, deadline = grown, together, serial + alone, limit
+                    items, latency, deadline = grown, together, limit
+                    whole_worth += worth if is_alike else _worth(query, tenant, sizes, predictor)
                     continue
             is_growing, next_start = False, start
         elif len(others) == _OTHERS:
             break
-    jobs = [_single(tenant, head, first, second_start)]
+    jobs = [_single(tenant, head, first, worth, second_start)]
     if len(chosen) > 1:
-        jobs.append(
-            Job(tenant, tuple(chosen), None, items, head.shape, 0, latency, float(serial), deadline, next_start)
-        )
+        jobs.append(Job(tenant, tuple(chosen), None, items, head.shape, 0, latency, whole_worth, deadline, next_start))
     head_start = head.deadline_ns - first
-    jobs += [_single(tenant, query, alone, head_start) for query, alone in others]
+    jobs += [
+        _single(tenant, query, alone, _worth(query, tenant, sizes, predictor), head_start) for query, alone in others
+    ]
     return tuple(jobs)
 
 
-def _single(tenant: Tenant, query: Query, alone: int, next_start: int) -> Job:
-    return Job(tenant, (query,), None, query.items, query.shape, 0, alone, float(alone), query.deadline_ns, next_start)
+def _single(tenant: Tenant, query: Query, alone: int, worth: float, next_start: int) -> Job:
+    return Job(tenant, (query,), None, query.items, query.shape, 0, alone, worth, query.deadline_ns, next_start)
 
 
 def _is_new_kind(query: Query, others: list[tuple[Query, int]]) -> bool:
@@ -163,8 +173,15 @@ def _urgency(candidate: Candidate) -> tuple[int, int, int]:
     return candidate.urgency
 
 
-def _alone(query: Query, tenant: Tenant, cores: int, predictor: Predictor) -> int:
-    return predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], cores)
+def _worth(query: Query, tenant: Tenant, sizes: tuple[int, int], predictor: Predictor) -> float:
+    """Device time that the query costs alone, at its cheapest: on the whole device or on the smallest share."""
+    whole, narrow = sizes
+    units = tenant.cuts[-1]
+    wide = predictor.latency_ns(tenant.name, query.shape, query.items, 0, units, whole)
+    if narrow == whole:
+        return float(wide)
+    slim = predictor.latency_ns(tenant.name, query.shape, query.items, 0, units, narrow)
+    return min(float(wide), slim * narrow / whole)
 
 
 def _meetable(queries: Sequence[Query], end_ns: int) -> int:

@@ -6,6 +6,7 @@ alone, over the predicted latency of the group. Only groups that the predictor c
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -20,6 +21,8 @@ _PARTNERS = 2
 """Candidates that are tried beside a group: the most urgent ones (the paper adds queries in the order of headroom)."""
 _MOST_TRIALS = 12
 """Groups that are tried before cuts, for each number of members."""
+_NEARLY = 0.9
+"""How much of the best group's rate a short one has to reach."""
 _new = tuple.__new__  # what Member(...) does, in half the time
 _MOST_SPLITS = 8
 """Ways to share the device among a number of members."""
@@ -30,16 +33,17 @@ class Shares:
     """The ways to share the lanes of a device: `splits[m - 1]` are those among m members."""
 
     splits: tuple[tuple[tuple[Partition, ...], ...], ...]
+    widest: int
+    """Cores of the whole device."""
+    narrowest: int
+    """Cores of the smallest share."""
 
     @classmethod
     def of(cls, lanes: tuple[Partition, ...], members: int) -> Shares:
         """Neighbouring lanes go together; of many ways the most even ones are kept."""
-        return cls(tuple(tuple(_splits(lanes, count)) for count in range(1, members + 1)))
-
-    @property
-    def widest(self) -> int:
-        """Cores of the whole device."""
-        return self.splits[0][0][0].size
+        splits = tuple(tuple(_splits(lanes, count)) for count in range(1, members + 1))
+        sizes = [share.size for ways in splits for split in ways for share in split]
+        return cls(splits, max(sizes), min(sizes))
 
 
 def _splits(lanes: tuple[Partition, ...], count: int) -> Iterator[tuple[Partition, ...]]:
@@ -84,6 +88,8 @@ class _Judged(NamedTuple):
     """When it has to end."""
     spares_all: bool
     """Whether those left out can still be in time after it."""
+    is_short: bool
+    """Whether those who might arrive meanwhile could be in time after it, with some of their slack left."""
     rate: float
 
 
@@ -113,21 +119,31 @@ class Choice:
 
 
 def find_group(
-    candidates: Sequence[Candidate], predictor: GroupPredictor, shares: Shares, begin_ns: int, ways: int
+    candidates: Sequence[Candidate],
+    predictor: GroupPredictor,
+    shares: Shares,
+    begin_ns: int,
+    ways: int,
+    short_ns: int,
+    repeat: bool,
 ) -> Choice:
     """The best feasible group led by the first candidate, which comes first in urgency. `ways` 0 forbids cuts.
 
-    Members are added one by one, the best first; then members are tried cut at `ways` places. Where even the leader
+    Members are added one by one, the best first; then members are tried cut at `ways` places, and all of them where
+    they would take longer than `short_ns`. With `repeat` a tenant may have several members. Where even the leader
     alone is not feasible it runs alone, in its smallest batch.
     """
-    search = _Search(candidates, predictor, shares, begin_ns)
+    search = _Search(candidates, predictor, shares, begin_ns, short_ns, repeat)
     bases: list[tuple[_Part, ...]] = [(part,) for part in search.leading()]
     judged = search.judge([trial for base in bases for trial in search.trials(base)])
+    if ways:
+        judged += search.judge(search.trimmed(judged))
     best = search.best(judged, judged[0])
     for count in range(2, min(len(shares.splits), len(candidates)) + 1):
         wider = search.judge(search.with_another(bases))
         if ways and wider:
             wider += search.judge(search.cut(wider, ways))
+            wider += search.judge(search.trimmed([max(wider, key=_by_rate)]))
         better = search.best([best, *wider], best)
         if len(better.trial.parts) < count:
             break
@@ -139,13 +155,21 @@ class _Search:
     """Local state of one search."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], predictor: GroupPredictor, shares: Shares, begin_ns: int
+        self,
+        candidates: Sequence[Candidate],
+        predictor: GroupPredictor,
+        shares: Shares,
+        begin_ns: int,
+        short_ns: int,
+        repeat: bool,
     ) -> None:
         self._candidates = candidates
         self._predictor = predictor
         self._splits = shares.splits
-        self._cores = shares.widest
+        self._cores, self._narrow = shares.widest, shares.narrowest
         self._begin_ns = begin_ns
+        self._short_ns = short_ns
+        self._repeat = repeat
         self._parts: dict[int, list[_Part]] = {}
         # The least headrooms of those who can be in time: a group with m members leaves one of the first m + 1 out.
         self._pressing = sorted([(each.urgency[1], of) for of, each in enumerate(candidates) if each.urgency[1] >= 0])[
@@ -158,7 +182,7 @@ class _Search:
         if found is None:
             found = self._parts[of] = [
                 _Part(of, job, job.tenant.cuts[-1], job.worth_ns * job.tenant.weight, job.deadline_ns)
-                for job in jobs_of(self._candidates[of], self._begin_ns, self._cores, self._predictor)
+                for job in jobs_of(self._candidates[of], self._begin_ns, self._cores, self._narrow, self._predictor)
             ]
         return found
 
@@ -173,13 +197,24 @@ class _Search:
         return [_new(_Trial, (parts, split)) for split in self._splits[len(parts) - 1]]
 
     def with_another(self, bases: Sequence[tuple[_Part, ...]]) -> list[_Trial]:
-        """Groups with one more member, whole, of one of the most urgent tenants that are not in them."""
+        """Groups with one more member, whole: of one of the most urgent tenants, or other queries of one inside."""
         inside = [part.job.tenant.name for part in bases[0]]
-        partners = [of for of, candidate in enumerate(self._candidates) if candidate.tenant not in inside][:_PARTNERS]
+        numbers = [part.of for part in bases[0]]
+        partners: list[int] = []
+        again: list[int] = []
+        for of, candidate in enumerate(self._candidates):
+            if candidate.tenant in inside:
+                if self._repeat and of not in numbers and not again:
+                    again.append(of)
+            elif len(partners) < _PARTNERS:
+                partners.append(of)
+                inside.append(candidate.tenant)
         found: list[_Trial] = []
-        for of in partners:
+        for of in partners + again:
             for part in self.parts(of):
                 for base in reversed(bases):
+                    if of in again and _share_queries(base, part):
+                        continue
                     found += self.trials((*base, part))
         return found[:_MOST_TRIALS]
 
@@ -199,11 +234,40 @@ class _Search:
                     found.append(_new(_Trial, ((*parts[:at], cut, *parts[at + 1 :]), split)))
         return found
 
+    def trimmed(self, judged: Sequence[_Judged]) -> list[_Trial]:
+        """Groups that are too long, with each member cut where it alone would become so."""
+        found: list[_Trial] = []
+        for each in judged:
+            if not each.is_short:
+                parts, split = each.trial
+                made = [self._trim(part, share.size) for part, share in zip(parts, split, strict=True)]
+                if any(cut is not part for cut, part in zip(made, parts, strict=True)):
+                    found.append(_new(_Trial, (tuple(made), split)))
+        return found
+
+    def _trim(self, part: _Part, cores: int) -> _Part:
+        """The part up to the last cut that it reaches within the time of a short group, the first one at least."""
+        job = part.job
+        tenant, cuts = job.tenant, job.tenant.cuts
+        latency_ns = self._predictor.latency_ns
+        low, high = bisect_right(cuts, job.start), len(cuts) - 1
+        if low == high or latency_ns(tenant.name, job.shape, job.items, job.start, part.end, cores) <= self._short_ns:
+            return part
+        while low < high - 1:
+            middle = (low + high) // 2
+            if latency_ns(tenant.name, job.shape, job.items, job.start, cuts[middle], cores) <= self._short_ns:
+                low = middle
+            else:
+                high = middle
+        after = latency_ns(tenant.name, job.shape, job.items, cuts[low], cuts[-1], self._cores)
+        worth = part.worth_ns * (1.0 - after / max(job.remaining_ns, 1))
+        return _Part(part.of, job, cuts[low], worth, job.deadline_ns - after) if worth > 0.0 else part
+
     def judge(self, trials: list[_Trial]) -> list[_Judged]:
         """Predict groups, all at once, and say how they would do."""
         if not trials:
             return []
-        begin, pressing = self._begin_ns, self._pressing
+        begin, pressing, short_ns = self._begin_ns, self._pressing, self._short_ns
         judged: list[_Judged] = []
         latencies = self._predictor.group_ns([_group(trial) for trial in trials])
         for trial, latency in zip(trials, latencies, strict=True):
@@ -222,18 +286,28 @@ class _Search:
                     if headroom < latency:
                         spares_all = False
                     break
-            judged.append(_new(_Judged, (trial, latency, latest, spares_all, worth / max(latency, 1))))
+            rate = worth / max(latency, 1)
+            judged.append(_new(_Judged, (trial, latency, latest, spares_all, latency <= short_ns, rate)))
         return judged
 
     def best(self, judged: Sequence[_Judged], fallback: _Judged) -> _Judged:
-        """The feasible group that gets most done in its time, of those that spare the others if there are any."""
+        """The feasible group that gets most done in its time; those that spare the others go before.
+
+        A short one is preferred where it does nearly as well: cuts are not free, but nor is what arrives meanwhile.
+        """
         best: _Judged | None = None
+        short: _Judged | None = None
         for each in judged:
-            if self._begin_ns + each.latency_ns <= each.latest_ns and (
-                best is None or (each.spares_all, each.rate) > (best.spares_all, best.rate)
-            ):
-                best = each
-        return fallback if best is None else best
+            if self._begin_ns + each.latency_ns <= each.latest_ns:
+                rank = (each.spares_all, each.rate)
+                if best is None or rank > (best.spares_all, best.rate):
+                    best = each
+                if each.is_short and (short is None or rank > (short.spares_all, short.rate)):
+                    short = each
+        if best is None:
+            return fallback
+        is_good = short is not None and short.spares_all == best.spares_all and short.rate >= _NEARLY * best.rate
+        return short if short is not None and is_good else best
 
     def choice(self, chosen: _Judged) -> Choice:
         """What the engine is told of the group."""
@@ -254,6 +328,11 @@ def _group(trial: _Trial) -> Group:
     for (_, job, end, _, _), share in zip(trial.parts, trial.split, strict=True):
         members.append(_new(Member, (job.tenant.name, job.shape, job.items, job.start, end, share.size)))
     return tuple(members)
+
+
+def _share_queries(base: tuple[_Part, ...], part: _Part) -> bool:
+    taken = [query.id for each in base for query in each.job.queries]
+    return any(query.id in taken for query in part.job.queries)
 
 
 def _by_rate(judged: _Judged) -> float:

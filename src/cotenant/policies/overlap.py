@@ -15,6 +15,7 @@ from typing import ClassVar, cast
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
 from cotenant.errors import InvalidValueError
 from cotenant.policies.candidates import Key
+from cotenant.policies.edf import Edf
 from cotenant.policies.group_jobs import candidates_of
 from cotenant.policies.group_search import Choice, Shares, find_group
 from cotenant.predict.protocol import GroupPredictor, Predictor
@@ -47,6 +48,12 @@ class Overlap:
     `preempt`: cut members inside their models; else every batch runs to its end in one group.
     `ways`: cuts of a member that are predicted at once in the search for the best one (the paper's m).
     `members`: largest number of launches in a group; 0 stands for one per lane.
+    `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
+    where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
+    last launch of a group only costs.
+    `repeat`: whether a tenant may have several launches in a group, each of other queries.
+    `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
+    as far as cuts allow it.
 
     Raises InvalidValueError for a value out of its range.
     """
@@ -56,10 +63,14 @@ class Overlap:
     preempt: bool = True
     ways: int = 4
     members: int = 0
+    stretch: float = 1.0
+    repeat: bool = True
+    barrier: bool = True
     shares: Shares = field(init=False, repr=False, compare=False)
 
+    lanewise: Edf = field(init=False, repr=False, compare=False)
+
     name: ClassVar[str] = "overlap"
-    grouped: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         where = f"policy {self.name!r}"
@@ -71,11 +82,21 @@ class Overlap:
             raise InvalidValueError(where, "ways", self.ways, "at least 1")
         if not 0 <= self.members <= len(self.lanes):
             raise InvalidValueError(where, "members", self.members, f"0 (all lanes) to {len(self.lanes)}")
+        if not 0 <= self.stretch <= 1:
+            raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
+        object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt))
         object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or len(self.lanes)))
+
+    @property
+    def grouped(self) -> bool:
+        """See Policy."""
+        return self.barrier
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
         """All partitions that launches may get, one lane or several."""
+        if not self.barrier:
+            return self.lanes
         return tuple(dict.fromkeys(share for ways in self.shares.splits for split in ways for share in split))
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
@@ -84,6 +105,8 @@ class Overlap:
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a group, or choose the next one while a group runs."""
+        if not self.barrier:
+            return self.lanewise.decide(snapshot, memory)
         predictor = cast(GroupPredictor, snapshot.predictor)
         if snapshot.running:
             ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
@@ -101,7 +124,21 @@ class Overlap:
         self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int
     ) -> tuple[Choice | None, tuple[Drop, ...]]:
         """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
-        candidates, hopeless = candidates_of(snapshot, begin_ns, self.shares.widest, self.drop is DropRule.HOPELESS)
+        heads = len(self.shares.splits) if self.repeat else 1
+        drops = self.drop is DropRule.HOPELESS
+        candidates, hopeless = candidates_of(snapshot, begin_ns, self.shares.widest, drops, heads)
         if not candidates:
             return None, hopeless
-        return find_group(candidates, predictor, self.shares, begin_ns, self.ways if self.preempt else 0), hopeless
+        ways = self.ways if self.preempt else 0
+        return find_group(
+            candidates, predictor, self.shares, begin_ns, ways, self._short_ns(snapshot), self.repeat
+        ), hopeless
+
+    def _short_ns(self, snapshot: Snapshot) -> int:
+        """Latency of a group that leaves all tenants, whether they wait or not, enough of their slack."""
+        latency_ns, cores = snapshot.predictor.latency_ns, self.shares.widest
+        slack = [
+            queue.tenant.slo_ns - latency_ns(name, 0, 1, 0, queue.tenant.cuts[-1], cores)
+            for name, queue in snapshot.queues.items()
+        ]
+        return int(max(0, min(slack, default=0)) * self.stretch)

@@ -16,7 +16,7 @@ from cotenant.predict.overlap_net import NORMS, UNKNOWN, Batch, Monotone, Net, W
 from cotenant.predict.protocol import Group
 from cotenant.predict.samples import GroupSample
 
-FEWEST_SAMPLES = 20
+FEWEST_SAMPLES = 10
 _TENANT_WEIGHTS = ("w1", "b1", "w2", "b2")
 
 

@@ -31,7 +31,7 @@ class SamplesError(CotenantError):
 class GroupSample:
     """What one group took: `runs_ns` are latencies from its common start to the end of its last member.
 
-    Raises InvalidValueError for a group without members, with a tenant twice, or without runs that took time.
+    Raises InvalidValueError for a group without members, or without runs that took time.
     """
 
     members: Group
@@ -39,8 +39,8 @@ class GroupSample:
 
     def __post_init__(self) -> None:
         names = [member.tenant for member in self.members]
-        if not names or len(set(names)) != len(names):
-            raise InvalidValueError("group sample", "members", names, "members of distinct tenants, at least one")
+        if not names:
+            raise InvalidValueError("group sample", "members", names, "at least one")
         if not self.runs_ns or min(self.runs_ns) <= 0:
             raise InvalidValueError("group sample", "runs_ns", self.runs_ns, "positive latencies, at least one")
 
@@ -103,13 +103,14 @@ def sample_groups(
     *,
     shapes: Mapping[str, int] | None = None,
     slots: int = 0,
+    repeat: bool = False,
 ) -> list[Group]:
     """Draw `count` groups that the scheduler can form (Abacus, SC'21, section 5.4: instance-based sampling).
 
-    A group has 1 to `slots` members (0: one a lane) of distinct tenants, ordered by tenant. One member runs to its last
-    unit; the others are any stretch between cuts, since a scheduler cuts only what runs beside the query that it wants
-    to finish. Batches come from `sizes`, shapes are numbers below `shapes` (1 by default). All lanes, given by
-    their cores, are shared out: each member gets one or several neighbouring ones.
+    A group has 1 to `slots` members (0: one a lane) of distinct tenants, or with `repeat` of any, ordered by tenant.
+    One member runs to its last unit; the others are any stretch between cuts, since a scheduler cuts only what runs
+    beside the query that it wants to finish. Batches come from `sizes`, shapes are numbers below `shapes` (1 by
+    default). All lanes, given by their cores, are shared out: each member gets one or several neighbouring ones.
 
     Raises InvalidValueError when there is no tenant, lane or batch size, or a tenant is there twice.
     """
@@ -122,12 +123,12 @@ def sample_groups(
         if not sizes.get(name):
             raise InvalidValueError("sampling of groups", "sizes", sizes.get(name), f"batch sizes of {name!r}")
     random = Random(seed)
-    most = min(slots or len(lanes), len(lanes), len(tenants))
+    most = min(slots or len(lanes), len(lanes), len(lanes) if repeat else len(tenants))
     order = sorted(range(len(tenants)), key=names.__getitem__)
     groups: list[Group] = []
     for _ in range(count):
         size = 1 if most == 1 or random.random() < SOLO_SHARE else random.randint(2, most)
-        chosen = sorted(random.sample(order, size), key=order.index)
+        chosen = sorted(random.choices(order, k=size) if repeat else random.sample(order, size), key=order.index)
         cores = _share_out(lanes, size, random)
         leader = random.randrange(size)
         groups.append(

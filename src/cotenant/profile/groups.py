@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from cotenant.predict.samples import (
     sample_groups,
     save_samples,
 )
+from cotenant.predict.table import interpolate
 from cotenant.profile.device import this_device
 from cotenant.profile.inputs import make_inputs
 from cotenant.profile.measure import Journal
@@ -143,6 +144,21 @@ def load_overlap(root: Path, profile: Profile, *, quantile: float = 0.5) -> Over
     return predictor.with_unseen([TenantFacts(name, profile.models[name].table("p50")) for name in changed])
 
 
+def slowdowns(predictor: OverlapPredictor, profile: Profile, cores: int) -> dict[tuple[str, str], float]:
+    """For each pair of tenants: the predicted latency of both models at once, whole, over that of the slower one alone.
+
+    One row each at the first shape, each on `cores` cores of its own. 1 means that they do not touch each other.
+    """
+    median = predictor.at(0.5)
+    found: dict[tuple[str, str], float] = {}
+    for pair in combinations_with_replacement(sorted(profile.models), 2):
+        members = tuple(Member(name, 0, 1, 0, profile.models[name].cuts[-1], cores) for name in pair)
+        tables = {name: profile.models[name].table("p50") for name in pair}
+        alone = max(interpolate(tables[member.tenant].rows, 0, 1, cores) for member in members)
+        found[pair] = median.group_ns([members])[0] / alone
+    return found
+
+
 def facts_of(profile: Profile) -> list[TenantFacts]:
     """What the predictor is told of each tenant of a profile."""
     return [TenantFacts(name, model.table("p50")) for name, model in sorted(profile.models.items())]
@@ -171,7 +187,7 @@ def _drawn(profile: Profile, opened: dict[str, OpenedModel], lanes: Sequence[Par
     tenants = [Tenant(name, 1, cuts=profile.models[name].cuts) for name in sorted(opened)]
     sizes = {name: sorted({point.items for point in profile.models[name].points}) for name in opened}
     shapes = {name: len(each.shapes) for name, each in opened.items()}
-    drawn = sample_groups(tenants, sizes, [lane.size for lane in lanes], count, _SEED, shapes=shapes)
+    drawn = sample_groups(tenants, sizes, [lane.size for lane in lanes], count, _SEED, shapes=shapes, repeat=True)
     return list(dict.fromkeys(drawn))
 
 

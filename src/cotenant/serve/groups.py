@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
+import msgspec
+
+from cotenant.config import ServerConfig, device_cores, lanes_of
 from cotenant.errors import CotenantError
+from cotenant.policies.overlap import Overlap
 from cotenant.predict.overlap import OverlapPredictor
 from cotenant.predict.overlap_features import TenantFacts
 from cotenant.predict.overlap_file import keep_overlap
 from cotenant.predict.table import LatencyTable
-from cotenant.profile.groups import load_overlap
+from cotenant.profile.groups import load_overlap, slowdowns
 from cotenant.profile.table import load_profile
 from cotenant.repository import STATE_FOLDER, profile_path
+from cotenant.types import Partition
+
+_NO_INTERFERENCE = 1.15
+"""Median slowdown up to which lanes count as independent. Chosen by hand: a barrier, too, costs lanes time."""
 
 _log = logging.getLogger("cotenant.groups")
 
@@ -24,6 +34,29 @@ def fitted_groups(root: Path, quantile: float) -> OverlapPredictor | None:
     except CotenantError as error:
         _log.warning("%s; until then launches on disjoint cores are believed not to slow each other down", error)
         return None
+
+
+def settle_barrier(root: Path, settings: ServerConfig) -> ServerConfig:
+    """The settings with `policy.barrier` as the repository's measured groups ask for it, where it was left open."""
+    section = settings.policy
+    if section.name != Overlap.name or section.barrier is not None:
+        return settings
+    lanes = lanes_of(settings.device, device_cores(settings.device))
+    fitted = fitted_groups(root, settings.predict.group_quantile)
+    barrier = fitted is not None and len(lanes) > 1 and _interfere(root, fitted, lanes)
+    return msgspec.structs.replace(settings, policy=msgspec.structs.replace(section, barrier=barrier))
+
+
+def _interfere(root: Path, fitted: OverlapPredictor, lanes: Sequence[Partition]) -> bool:
+    """Whether launches on different lanes slow each other down so much that groups have to be predicted as a whole."""
+    found = slowdowns(fitted, load_profile(profile_path(root)), min(lane.size for lane in lanes))
+    typical = median(found.values())
+    needed = typical > _NO_INTERFERENCE
+    _log.info(
+        "models side by side take %.2f times as long as the slower one alone (median of %d pairs): %s",
+        *(typical, len(found), "groups start and end together" if needed else "every lane is served on its own"),
+    )
+    return needed
 
 
 def knowing(fitted: OverlapPredictor, root: Path, tenant: str, table: LatencyTable) -> OverlapPredictor:

@@ -1,0 +1,181 @@
+"""Tenants under load for benchmarks: models prepared and sampled, servers to send to, and what they can do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+
+from bench._registry import BenchError
+from bench._server import serving
+from cotenant.config import NS_PER_MS, load_model_config, load_server_config
+from cotenant.load.clients import HttpClient
+from cotenant.load.encode import http_request
+from cotenant.load.http import HttpPool
+from cotenant.profile.measure import Effort
+from cotenant.profile.sweep import profile_repository
+from cotenant.repository import SERVER_FILE
+from cotenant.types import Outcome
+from cotenant.workload import Poisson, TenantLoad, Workload
+from cotenant.zoo import build_repository, sample_inputs
+
+SATURATE_S, QUICK_SATURATE_S = 10.0, 2.0
+SATURATIONS, QUICK_SATURATIONS = 3, 2
+INSIDE = 16
+"""Queries always inside while capacity is measured: enough that no core waits for the client."""
+SAMPLES = 4
+"""Different inputs per tenant."""
+_SAMPLE_TRIES = 64
+_PATIENCE_S = 60.0
+
+Inputs = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way of serving. `start` gives the URL of a fresh server; `prefix` stands before its models' names."""
+
+    name: str
+    about: str
+    start: Callable[[], AbstractContextManager[str]]
+    prefix: str = ""
+
+
+def prepare(root: Path, models: Sequence[str], server: str, quick: bool) -> tuple[Path, dict[str, float]]:
+    """Quick-start models profiled at the one shape that is sent, afresh in a full run; the core time of one query.
+
+    `server` is the configuration of the server.
+    """
+    build_repository(root, models=models)
+    for model in models:
+        path = root / model / "config.toml"
+        lines = path.read_text(encoding="utf-8").split("[[model.shapes]]")
+        if len(lines) > 2:  # the first declared shape and what follows the last one
+            tail = "\n[segments]" + lines[-1].split("[segments]")[1]
+            path.write_text("[[model.shapes]]".join(lines[:2]) + tail, encoding="utf-8")
+    (root / SERVER_FILE).write_text(server, encoding="utf-8")
+    settings = load_server_config(root / SERVER_FILE)
+    effort = Effort(budget_s=0.05, min_runs=3) if quick else Effort()
+    profile, errors = profile_repository(root, settings, effort, fresh=not quick, on_step=lambda *_: None)
+    if errors:
+        raise BenchError(f"cannot be profiled: {errors}")
+    service = {}
+    for model in models:
+        points = [point for point in profile.models[model].points if point.items == 1]
+        service[model] = float(min(point.p50_ns * point.cores for point in points))
+    return root, service
+
+
+def sample_all(root: Path, models: Sequence[str]) -> Inputs:
+    """Samples of the declared shape, the same for every contender."""
+    found: Inputs = {}
+    for model in models:
+        rng = np.random.default_rng((1, *model.encode()))
+        shape = load_model_config(root / model / "config.toml").model.shapes[0]
+        samples = []
+        for _ in range(_SAMPLE_TRIES * SAMPLES):
+            sample = sample_inputs(model, rng)
+            if all(sample[name].shape == dims for name, dims in shape.items()):
+                samples.append(sample)
+            if len(samples) == SAMPLES:
+                break
+        else:
+            raise BenchError(f"the zoo gave too few samples of {model} at shape {shape}")
+        found[model] = samples
+    return found
+
+
+def workload(
+    root: Path, prefix: str, rates: Mapping[str, float], seed: int, seconds: float, warm_up_s: float
+) -> Workload:
+    """Poisson arrivals at `rates`, with the SLOs of the repository, for `seconds` after warming up."""
+    tenants = []
+    for model, rate in rates.items():
+        slo_ms = load_model_config(root / model / "config.toml").tenant.slo_ms
+        tenants.append(TenantLoad(model, prefix + model, Poisson(rate), slo_ns=round(slo_ms * NS_PER_MS)))
+    duration_ns = round((seconds + warm_up_s) * 1e9)
+    return Workload(tuple(tenants), duration_ns, seed=seed, warmup_ns=round(warm_up_s * 1e9))
+
+
+def ours(name: str, root: Path, *options: str) -> Contender:
+    """A fresh `cotenant serve` with these options."""
+
+    @contextmanager
+    def start() -> Iterator[str]:
+        with serving(root, *options) as server:
+            yield server.http_url
+
+    return Contender(name, " ".join(options), start)
+
+
+def saturation(contender: Contender, mix: Mapping[str, float], inputs: Inputs, quick: bool) -> float:
+    """Queries/s of the mix in a closed loop: the most of several windows, since others can only lower it."""
+    seconds = QUICK_SATURATE_S if quick else SATURATE_S
+    with contender.start() as url:
+        asyncio.run(warm_up(url, contender.prefix, inputs))
+        windows = [
+            uvloop.run(closed_loop(url, contender.prefix, mix, inputs, seconds))
+            for _ in range(QUICK_SATURATIONS if quick else SATURATIONS)
+        ]
+    return max(windows)
+
+
+async def warm_up(url: str, prefix: str, inputs: Inputs, *, strict: bool = True) -> None:
+    """Send a few queries of each model, one after the other.
+
+    Raises BenchError when one is not answered, unless `strict` is off: a server that drops may drop one here.
+    """
+    pool = HttpPool(url)
+    try:
+        for client in clients(pool, prefix, inputs).values():
+            for _ in range(3):
+                reply = await client.send(0, _PATIENCE_S)
+                if strict:
+                    _expect(reply)
+    finally:
+        pool.close()
+
+
+async def closed_loop(url: str, prefix: str, mix: Mapping[str, float], inputs: Inputs, seconds: float) -> float:
+    """Queries a second that are answered while INSIDE queries, drawn from the mix, are always inside."""
+    rng = np.random.default_rng(0)
+    names = list(mix)
+    pool = HttpPool(url)
+    by_model = clients(pool, prefix, inputs)
+    began = time.monotonic()
+    answered = 0
+
+    async def caller() -> None:
+        nonlocal answered
+        while time.monotonic() - began < seconds:
+            model = names[rng.choice(len(names), p=list(mix.values()))]
+            _expect(await by_model[model].send(int(rng.integers(SAMPLES)), _PATIENCE_S))
+            if time.monotonic() - began < seconds:
+                answered += 1
+
+    try:
+        await asyncio.gather(*(caller() for _ in range(INSIDE)))
+    finally:
+        pool.close()
+    return answered / seconds
+
+
+def clients(pool: HttpPool, prefix: str, inputs: Inputs) -> dict[str, HttpClient]:
+    """One client a model, over the connections of the pool."""
+    return {
+        model: HttpClient(pool, prefix + model, [http_request(sample, {}) for sample in samples])
+        for model, samples in inputs.items()
+    }
+
+
+def _expect(reply: tuple[Outcome | None, str]) -> None:
+    outcome, reason = reply
+    if outcome is not None:
+        raise BenchError(f"a query had no answer while nothing was at its limit: {reason}")
