@@ -54,6 +54,23 @@ def prices_ms(world: A100, models: Sequence[str], overlap: bool = True) -> tuple
     return {kind: float(price) for kind, price in zip(flat, worth.x, strict=True)}, 1000.0 / -float(worth.fun)
 
 
+def merging_gain(world: A100, models: Sequence[str]) -> float:
+    """Rate of a device that overlaps over that of one that does not, if rows of a model can be merged at will.
+
+    Every model gets the same number of rows; sequence lengths are those of the third shape, the mean one.
+    """
+    known = {model.name: model for model in world.models}
+    options = [[(name, min(2, max(0, len(known[name].lengths) - 1)), batch) for batch in BATCHES] for name in models]
+    groups = [(kind,) for each in options for kind in each] + list(product(*options))
+    latencies = world.latencies_ms([tuple(_member(world, kind) for kind in group) for group in groups])
+    rows = np.array([[sum(kind[2] for kind in group if kind[0] == name) for group in groups] for name in models], float)
+    alone = len(models) * len(BATCHES)
+    serial = linprog(latencies[:alone], A_eq=rows[:, :alone], b_eq=np.ones(len(models)), method="highs")
+    overlapped = linprog(latencies, A_eq=rows, b_eq=np.ones(len(models)), method="highs")
+    assert serial.status == overlapped.status == 0
+    return float(serial.fun / overlapped.fun)
+
+
 def most_in_time(queries: Sequence[Query], prices: dict[Kind, float]) -> float:
     """The largest share of the queries that any such schedule could answer in time."""
     times = np.unique([time for query in queries for time in (query.arrival_ns, query.deadline_ns)]) / NS_PER_MS

@@ -23,10 +23,11 @@ from cotenant.core.actions import Action, Launch
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived
 from cotenant.policies.overlap import Overlap
-from cotenant.predict.overlap import OverlapPredictor
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.overlap_features import TenantFacts
 from cotenant.predict.overlap_fit import FitSettings, fit_overlap
 from cotenant.predict.samples import GroupSample, sample_groups
+from cotenant.predict.table import TablePredictor
 from cotenant.types import Partition, Query, Tenant
 
 NAME = "decision-overlap"
@@ -62,7 +63,7 @@ def measure(case: str, largest: int, count: int) -> dict[str, Any]:
     """Time `count` choices in steady state: for each query that left one arrives, while a group runs."""
     policy = Overlap(_LANES)
     tenants, tables = setting(policy, largest)
-    engine = Engine(tenants, policy, _predictor(tenants, tables.tables, largest), (0, 1))
+    engine = Engine(tenants, policy, _predictor(tenants, tables, largest), (0, 1))
     random = Random(SEED)
     now, number = 0, 0
     running: list[Launch] = []
@@ -114,24 +115,13 @@ def measure(case: str, largest: int, count: int) -> dict[str, Any]:
     }
 
 
-def _predictor(tenants: list[Tenant], tables: dict[str, Any], largest: int) -> OverlapPredictor:
-    facts = [TenantFacts(name, table) for name, table in tables.items()]
-    solo = OverlapSource(tables)
+def _predictor(tenants: list[Tenant], tables: TablePredictor, largest: int) -> GroupedPredictor:
+    """What a server would believe. On the made-up device a group takes its longest member and a third of the others."""
+    facts = [TenantFacts(name, table) for name, table in tables.tables.items()]
     sizes = {tenant.name: tuple(sorted({1, largest})) for tenant in tenants}
-    groups = sample_groups(tenants, sizes, (1, 1), 1500, SEED)
-    samples = [GroupSample(group, (solo.group_ns(group),)) for group in groups]
-    return fit_overlap(samples, facts, seed=SEED, settings=FitSettings(steps=400, hidden_steps=50)).at(0.95)
-
-
-class OverlapSource:
-    """A made-up device: a group takes its longest member and a third of the others."""
-
-    def __init__(self, tables: dict[str, Any]) -> None:
-        from cotenant.predict.table import TablePredictor
-
-        self._table = TablePredictor(tables)
-
-    def group_ns(self, group: Any) -> int:
-        """Latency of one group in ns."""
-        alone = [self._table.latency_ns(*member) for member in group]
-        return max(alone) + (sum(alone) - max(alone)) // 3
+    samples = []
+    for group in sample_groups(tenants, sizes, (1, 1), 1500, SEED, repeat=True):
+        alone = [tables.latency_ns(*member) for member in group]
+        samples.append(GroupSample(group, (max(alone) + (sum(alone) - max(alone)) // 3,)))
+    fitted = fit_overlap(samples, facts, seed=SEED, settings=FitSettings(steps=400, hidden_steps=50)).at(0.95)
+    return GroupedPredictor(tables.tables, None, fitted)

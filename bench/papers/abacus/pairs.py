@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.papers.abacus import predictor as fits
 from bench.papers.abacus._a100 import A100, targets_ms
-from bench.papers.abacus._bound import most_in_time, prices_ms
+from bench.papers.abacus._bound import merging_gain, most_in_time, prices_ms
 from bench.papers.abacus._experiment import DECISION_NS, Contender, Setting
 from cotenant.core.snapshot import DropRule
 from cotenant.predict.grouped import GroupedPredictor
@@ -124,6 +124,7 @@ def _pair(models: tuple[str, str]) -> list[dict[str, Any]]:
         if contender.drop is DropRule.HOPELESS:
             row["max_rate"] = setting.max_rate(contender, count, seeds, 1.03 if quick else 1.01)
         row["capacity_gain_bound"] = capacity / serial
+        row["capacity_gain_bound_merging"] = merging_gain(setting.world, models)
         rows.append(row)
     return rows
 
@@ -158,9 +159,8 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         each = gains(ours, suffix)
         found[f"max_rate_gain_strong{key}"] = statistics.geometric_mean(each)
         found[f"worst_pair_strong{key}"] = min(each)
-    found["capacity_gain_bound"] = statistics.geometric_mean(
-        [row["capacity_gain_bound"] for row in rows if row["contender"] == "overlap"]
-    )
+    for key in ("capacity_gain_bound", "capacity_gain_bound_merging"):
+        found[key] = statistics.geometric_mean([row[key] for row in rows if row["contender"] == "overlap"])
     return found
 
 

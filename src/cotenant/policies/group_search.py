@@ -18,8 +18,8 @@ from cotenant.predict.protocol import Group, GroupPredictor, Member
 from cotenant.types import Partition
 
 _PARTNERS = 2
-"""Candidates that are tried beside a group: the most urgent ones (the paper adds queries in the order of headroom)."""
-_MOST_TRIALS = 12
+"""Candidates that are tried beside a group: the most urgent ones, since the paper, too, adds in that order."""
+_MOST_TRIALS = 8
 """Groups that are tried before cuts, for each number of members."""
 _NEARLY = 0.9
 """How much of the best group's rate a short one has to reach."""
@@ -200,22 +200,19 @@ class _Search:
         """Groups with one more member, whole: of one of the most urgent tenants, or other queries of one inside."""
         inside = [part.job.tenant.name for part in bases[0]]
         numbers = [part.of for part in bases[0]]
-        partners: list[int] = []
-        again: list[int] = []
-        for of, candidate in enumerate(self._candidates):
-            if candidate.tenant in inside:
-                if self._repeat and of not in numbers and not again:
-                    again.append(of)
-            elif len(partners) < _PARTNERS:
-                partners.append(of)
-                inside.append(candidate.tenant)
         found: list[_Trial] = []
-        for of in partners + again:
+        tried = 0
+        for of, candidate in enumerate(self._candidates):
+            is_again = candidate.tenant in inside
+            if of in numbers or (is_again and not self._repeat):
+                continue
             for part in self.parts(of):
                 for base in reversed(bases):
-                    if of in again and _share_queries(base, part):
-                        continue
-                    found += self.trials((*base, part))
+                    if not (is_again and _share_queries(base, part)):
+                        found += self.trials((*base, part))
+            tried += 1
+            if tried == _PARTNERS or len(found) >= _MOST_TRIALS:
+                break
         return found[:_MOST_TRIALS]
 
     def cut(self, judged: Sequence[_Judged], ways: int) -> list[_Trial]:
