@@ -7,10 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.cli import main
-from cotenant.config import DeviceSection, ServerConfig
+from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.predict.overlap_features import TenantFacts
 from cotenant.predict.overlap_file import OverlapFileError, groups_path, overlap_path
@@ -19,11 +20,13 @@ from cotenant.predict.overlap_report import LEVELS, cross_validate
 from cotenant.predict.protocol import Member
 from cotenant.predict.samples import SamplesError, load_samples
 from cotenant.profile import groups as groups_module
-from cotenant.profile.groups import GroupEffort, facts_of, fit_groups, load_overlap, measure_groups
+from cotenant.profile.groups import GroupEffort, facts_of, fit_groups, load_overlap, measure_groups, slowdowns
 from cotenant.profile.measure import Effort
 from cotenant.profile.sweep import profile_repository
 from cotenant.profile.table import Profile
 from cotenant.report.predictor import write_predictor_report
+from cotenant.serve import groups as serve_groups
+from cotenant.serve.groups import settle_barrier
 from onnx_samples import residual_cnn
 from repositories import config, write_good, write_model
 
@@ -192,3 +195,36 @@ def test_the_command_measures_fits_and_reports(
     assert found["report"] is None
     assert overlap_path(root).exists()
     assert isinstance(facts_of(profiled(root))[0], TenantFacts)
+
+
+def test_pairs_side_by_side_are_set_against_the_slower_one_alone(root: Path) -> None:
+    profile = profiled(root)
+    measure(root, profile)
+    fitted = fit_groups(root, profile)
+    found = slowdowns(fitted, profile, 1)
+    assert list(found) == [
+        *(("add_sub", other) for other in ("add_sub", "cnn", "encoder")),
+        *(("cnn", other) for other in ("cnn", "encoder")),
+        ("encoder", "encoder"),
+    ]
+    pair = tuple(Member(name, 0, 1, 0, profile.models[name].cuts[-1], 1) for name in ("cnn", "encoder"))
+    alone = max(
+        next(p.p50_ns for p in profile.models[m.tenant].points if (p.shape, p.items, p.cores) == (0, 1, 1))
+        for m in pair
+    )
+    assert found["cnn", "encoder"] == fitted.at(0.5).group_ns([pair])[0] / alone
+
+
+@pytest.mark.skipif(SLOTS < 2, reason="one core only")
+def test_measured_groups_say_whether_lanes_need_a_barrier(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overlap = msgspec.structs.replace(SETTINGS, policy=PolicySection(name="overlap"))
+    assert settle_barrier(root, SETTINGS) == SETTINGS, "other policies have no barrier"
+    assert settle_barrier(root, overlap).policy.barrier is False, "nothing was measured"
+    profile = profiled(root)
+    measure(root, profile)
+    fit_groups(root, profile)
+    for typical, needed in ((1.1, False), (1.4, True)):
+        monkeypatch.setattr(serve_groups, "slowdowns", lambda *_, typical=typical: {("a", "b"): typical})
+        assert settle_barrier(root, overlap).policy.barrier is needed
+    chosen = msgspec.structs.replace(overlap, policy=PolicySection(name="overlap", barrier=False))
+    assert settle_barrier(root, chosen) == chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import (
     Event,
     LaunchEnded,
+    PlanDue,
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
@@ -726,6 +728,40 @@ def test_without_adaptation_belief_stays(tmp_path: Path) -> None:
     assert len(watch.events(PredictorChanged)) == 1
     assert len(watch.events(LaunchEnded)) == len(watch.actions(Launch))
     assert {action.outcome for action in watch.actions(Respond)} == {Outcome.ANSWERED}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str) -> None:
+    """Under overlap with its barrier, before any group was measured: right answers, and one group at a time."""
+    root = write_good(tmp_path / "models", "cnn", "two", "encoder")
+    watch = Watch()
+    server = started(
+        root,
+        watch,
+        policy=PolicySection(name="overlap", drop=DropRule.NONE, barrier=True),
+        device=DeviceSection(isolation=isolation),
+    )
+    try:
+        client = Client(server)
+        asked = [(model, feeds(model, seed)) for seed in range(10) for model in ("cnn", "two", "encoder")]
+        results = client.wait(*[client.submit(model, inputs) for model, inputs in asked])
+        for (model, inputs), result in zip(asked, results, strict=True):
+            assert result.outcome in (Outcome.ANSWERED, Outcome.LATE), result.reason
+            for name, expected in run(root, model, inputs, 2 if model == "two" else 1).items():
+                np.testing.assert_allclose(result.outputs[name], expected, rtol=1e-4, atol=1e-5)
+        assert client.twice == 0
+    finally:
+        server.stop()
+    running: dict[int, int] = {}
+    for _, event, actions in watch.seen:
+        if isinstance(event, LaunchEnded):
+            del running[event.launch]
+        started_now = [action for action in actions if isinstance(action, Launch)]
+        assert not (running and started_now), "a group starts before the last one has ended"
+        running.update({launch.id: launch.group for launch in started_now})
+    assert len(watch.events(PlanDue)) > 0
+    if len(server.lanes) > 1:
+        assert max(Counter(launch.group for launch in watch.actions(Launch)).values()) > 1
 
 
 def test_a_launch_of_a_model_that_was_reloaded_teaches_nothing_of_the_new_one(server: Server) -> None:

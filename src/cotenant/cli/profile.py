@@ -11,6 +11,8 @@ import typer
 from cotenant.cli.options import AsJson, Lanes, Repository, print_json, settings_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from cotenant.config import ServerConfig
     from cotenant.profile.table import Profile
 
@@ -52,6 +54,7 @@ def profile(
         console.print(f"Saved to {profile_path(repository)}")
         if overlap:
             console.print(f"{overlap['groups']} groups measured; predictor saved to {overlap['predictor']}")
+            console.print(slowdown_table(overlap["slowdown"]))
         if judged:
             console.print(f"Report written to {judged['page']}")
         for model, error in errors.items():
@@ -70,8 +73,9 @@ def _measure_groups(
     errors: dict[str, str],
 ) -> dict[str, Any]:
     """Measure groups and fit their predictor; adds to `errors` what was left out."""
+    from cotenant.config import device_cores, lanes_of
     from cotenant.predict.overlap_file import overlap_path
-    from cotenant.profile.groups import GroupEffort, fit_groups, measure_groups
+    from cotenant.profile.groups import GroupEffort, fit_groups, measure_groups, slowdowns
 
     effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
     with progress_bar(quiet=quiet) as on_step:
@@ -79,8 +83,22 @@ def _measure_groups(
     for name, text in found.items():
         errors.setdefault(name, text)
     with progress_bar(quiet=quiet) as on_step:
-        fit_groups(root, profile, on_step=lambda done, total: on_step(done, total, "fitting the predictor"))
-    return {"groups": len(samples), "predictor": str(overlap_path(root))}
+        fitted = fit_groups(root, profile, on_step=lambda done, total: on_step(done, total, "fitting the predictor"))
+    narrow = min(lane.size for lane in lanes_of(settings.device, device_cores(settings.device)))
+    beside = {" + ".join(pair): factor for pair, factor in slowdowns(fitted, profile, narrow).items()}
+    return {"groups": len(samples), "predictor": str(overlap_path(root)), "slowdown": beside}
+
+
+def slowdown_table(slowdown: dict[str, float]) -> Table:
+    """What models cost each other, the worst pairs first."""
+    from rich.table import Table
+
+    table = Table(title="Side by side on cores of their own: predicted latency over that of the slower one alone")
+    table.add_column("pair")
+    table.add_column("times", justify="right")
+    for pair, factor in sorted(slowdown.items(), key=lambda entry: -entry[1]):
+        table.add_row(pair, f"{factor:.2f}")
+    return table
 
 
 def _judge(root: Path, profile: Profile, quiet: bool) -> dict[str, Any]:
