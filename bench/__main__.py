@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import shlex
 import sys
 from pathlib import Path
 
-from bench._registry import benchmarks, find
+from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
 
 REPORT = "report"
@@ -52,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of the papers' figures (default: the variable COTENANT_DATA)",
     )
+    parser.add_argument(
+        "--predictor-file", type=Path, metavar="FILE", help="abacus-pairs: other weights of the same form as the world"
+    )
+    parser.add_argument("--models", type=int, metavar="N", help="abacus-pairs: the first N models of the data")
     return parser
 
 
@@ -65,14 +70,20 @@ def _list() -> int:
 
 def _run(chosen: argparse.Namespace) -> int:
     benchmark = find(chosen.name)
-    result = benchmark.load()(chosen.quick, chosen.data)
+    run = benchmark.load()
+    own = {key: getattr(chosen, key) for key in ("predictor_file", "models") if getattr(chosen, key) is not None}
+    unknown = [key for key in own if key not in inspect.signature(run).parameters]
+    if unknown:
+        raise BenchError(f"{benchmark.name} has no option --{unknown[0].replace('_', '-')}")
+    result = run(chosen.quick, chosen.data, **own)
     if not chosen.json:
         return 0
     from bench._record import make_record, save, to_line
 
-    options = [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in own.items()]
+    options += [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
     record = make_record(benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result)
-    if not chosen.quick:
+    if not chosen.quick and not own:
         save(record)
     sys.stdout.flush()
     print(to_line(record), flush=True)

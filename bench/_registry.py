@@ -12,7 +12,7 @@ from typing import Any
 from cotenant.errors import CotenantError
 
 FOLDER = Path(__file__).resolve().parent
-Run = Callable[[bool, Path | None], dict[str, Any]]
+Run = Callable[..., dict[str, Any]]
 
 
 class BenchError(CotenantError):

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
-from bench.overhead import _awake
+from bench._server import awake
 from cotenant.core.actions import Launch
 from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
 from cotenant.execute.processes import ProcessExecutor
@@ -142,7 +142,7 @@ def _measure(kind: str, mode: str, executor: AnyExecutor, core: int) -> dict[str
     rows = LARGE_ROWS if mode == "large" else 1
     chain = Chain(executor, core, {"x": np.ones((rows, COLUMNS), np.float32)})
     chain.run(WARM_UP)
-    with _awake(sorted(os.sched_getaffinity(0)) if mode == "awake" else ()):
+    with awake(sorted(os.sched_getaffinity(0)) if mode == "awake" else ()):
         latencies = chain.run_paused(launches) if mode == "paused" else chain.run(launches)
     p50, p90, p99, worst = np.percentile(latencies, (50, 90, 99, 100)) / 1e3
     figures = {"p50_us": p50, "p90_us": p90, "p99_us": p99, "max_us": worst}

@@ -14,10 +14,8 @@ from __future__ import annotations
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench._server import Running, serving, tiny_repository
+from bench._server import Running, awake, serving, tiny_repository
 
 MODEL = "tiny"
 ROUNDS, QUICK_ROUNDS = 15, 5
@@ -49,7 +47,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         for setting, (client_cores, server_cores) in settings.items():
             os.sched_setaffinity(0, client_cores)
             try:
-                with _awake(cores if setting == "awake" else ()), serving(repository, cores=server_cores) as server:
+                with awake(cores if setting == "awake" else ()), serving(repository, cores=server_cores) as server:
                     rows += _measure(setting, repository, server, rounds, calls)
             finally:
                 os.sched_setaffinity(0, cores)
@@ -104,20 +102,6 @@ def _timed(call: Call, calls: int) -> tuple[float, float]:
         spans.append(time.perf_counter_ns() - began)
     spans.sort()
     return spans[calls // 2] / 1e6, spans[calls * 99 // 100] / 1e6
-
-
-@contextmanager
-def _awake(cores: Sequence[int]) -> Iterator[None]:
-    """Keep cores from sleeping: a loop on each, of a priority below all else, so that it takes no time from others."""
-    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\n"
-    code += "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile os.getppid() == int(sys.argv[2]): pass"
-    loops = [subprocess.Popen([sys.executable, "-c", code, str(core), str(os.getpid())]) for core in cores]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 @contextmanager
