@@ -17,7 +17,10 @@ from cotenant import __version__
 from cotenant.profile.device import this_device
 
 RESULTS = FOLDER / "results"
-_PACKAGES = ("numpy", "onnx", "onnxruntime", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools", "msgspec")
+_PACKAGES = (
+    *("numpy", "onnx", "onnxruntime", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools", "msgspec"),
+    *("scipy", "scikit-learn"),
+)
 
 
 def make_record(name: str, command: str, result: Mapping[str, Any]) -> dict[str, Any]:
