@@ -23,9 +23,9 @@ _MOST_TRIALS = 8
 """Groups that are tried before cuts, for each number of members."""
 _NEARLY = 0.9
 """How much of the best group's rate a short one has to reach."""
-_new = tuple.__new__  # what Member(...) does, in half the time
 _MOST_SPLITS = 8
 """Ways to share the device among a number of members."""
+_new = tuple.__new__  # what Member(...) does, in half the time
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ from cotenant.predict.protocol import GroupPredictor, Predictor
 from cotenant.types import Partition, Query, Tenant
 
 
+MOST_MEMBERS = 4
+"""As many as the paper overlaps. The ways to share a device grow quickly with them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """A group chosen while another one ran, to begin at `begin_ns`, and the queries that are beyond help by then."""
@@ -47,7 +51,7 @@ class Overlap:
     `drop`: when waiting queries are given up.
     `preempt`: cut members inside their models; else every batch runs to its end in one group.
     `ways`: cuts of a member that are predicted at once in the search for the best one (the paper's m).
-    `members`: largest number of launches in a group; 0 stands for one per lane.
+    `members`: largest number of launches in a group; 0 stands for one per lane, and no more than MOST_MEMBERS.
     `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
     where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
     last launch of a group only costs.
@@ -81,11 +85,11 @@ class Overlap:
         if self.ways < 1:
             raise InvalidValueError(where, "ways", self.ways, "at least 1")
         if not 0 <= self.members <= len(self.lanes):
-            raise InvalidValueError(where, "members", self.members, f"0 (all lanes) to {len(self.lanes)}")
+            raise InvalidValueError(where, "members", self.members, f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}")
         if not 0 <= self.stretch <= 1:
             raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt))
-        object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or len(self.lanes)))
+        object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
 
     @property
     def grouped(self) -> bool:
