@@ -163,7 +163,8 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
 def test_unknown_policies_and_damaged_headers_are_named() -> None:
     with pytest.raises(ConfigError, match=r"name is 'zzz', expected one of clockwork, edf, fcfs, overlap, sjf"):
         make_policy(PolicySection(name="zzz"), ONE_LANE)
-    with pytest.raises(ConfigError, match=r"\[policy\]: policy 'overlap': members is 3, expected 0 \(one per lane, 4 at most\) to 2"):
+    expected = r"\[policy\]: policy 'overlap': members is 3, expected 0 \(one per lane, 4 at most\) to 2"
+    with pytest.raises(ConfigError, match=expected):
         make_policy(PolicySection(name="overlap", members=3), TWO_LANES)
     good = {"lanes": [{"cores": [0], "device": "cpu"}], "drop": "none", "preempt": False, "stretch": 0.1}
     for damage in ({"drop": "zzz"}, {"lanes": [{}]}, {"lanes": None}, {"lanes": [{"cores": [], "device": "cpu"}]}):

@@ -21,7 +21,6 @@ from cotenant.policies.group_search import Choice, Shares, find_group
 from cotenant.predict.protocol import GroupPredictor, Predictor
 from cotenant.types import Partition, Query, Tenant
 
-
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
 
@@ -85,7 +84,8 @@ class Overlap:
         if self.ways < 1:
             raise InvalidValueError(where, "ways", self.ways, "at least 1")
         if not 0 <= self.members <= len(self.lanes):
-            raise InvalidValueError(where, "members", self.members, f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}")
+            expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
+            raise InvalidValueError(where, "members", self.members, expected)
         if not 0 <= self.stretch <= 1:
             raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt))
