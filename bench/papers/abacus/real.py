@@ -39,12 +39,12 @@ NAME = "abacus-real"
 MODELS = ("resnet50", "minilm", "ocr_recognition", "magika", "silero_vad")
 QUICK_MODELS = ("minilm", "magika")
 FACTORS, QUICK_FACTORS = (0.8, 1.2, 2.0), (1.2,)
-SECONDS, QUICK_SECONDS = 4.0, 2.0
+SECONDS, QUICK_SECONDS = 3.0, 2.0
 WARM_UP_S = 1.0
 SEED = 1
 _SATURATE_S, _QUICK_SATURATE_S = 3.0, 1.0
 _SERVER = '[device]\nlanes = "single"\n\n[policy]\nname = "overlap"\n'
-_GROUPS = GroupEffort(count=700, runs=5, budget_s=360.0)
+_GROUPS = GroupEffort(count=700, runs=5, budget_s=150.0)
 _QUICK_GROUPS = GroupEffort(count=120, runs=3, budget_s=12.0)
 BARRIER = "overlap grouped"
 """Groups that start and end together, whatever was measured; overlap itself asks the measured groups."""
