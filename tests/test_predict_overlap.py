@@ -216,6 +216,17 @@ def test_many_groups_at_once_are_predicted_like_each_alone(groups: list[Group]) 
     assert all(abs(a - b) <= 1 for a, b in zip(together, alone, strict=True))
 
 
+@pytest.mark.parametrize("astray", [-200.0, 200.0])
+def test_a_fit_gone_astray_stays_within_reason(astray: float) -> None:
+    """However wrong the weights are: not beyond 20 times the members in turn, nor below a 20th of the longest alone."""
+    model = fitted().model
+    wrong = OverlapPredictor(replace(model, weights={**model.weights, "b5": np.full(1, astray, np.float32)}))
+    for sample in draw("abc", 30, 9):
+        alone = [FEATURES.solo_ns(member) for member in sample.members]
+        (predicted,) = wrong.group_ns([sample.members])
+        assert max(alone) / 21 <= predicted <= 21 * sum(alone)
+
+
 def test_a_margin_multiplies_everything() -> None:
     groups = [sample.members for sample in draw("abc", 10, 8)]
     plain, raised = fitted().at(0.95), fitted().at(0.95).with_margin(1.5)

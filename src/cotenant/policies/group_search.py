@@ -135,19 +135,21 @@ def find_group(
     """
     search = _Search(candidates, predictor, shares, begin_ns, short_ns, repeat)
     bases: list[tuple[_Part, ...]] = [(part,) for part in search.leading()]
-    judged = search.judge([trial for base in bases for trial in search.trials(base)])
-    if ways:
-        judged += search.judge(search.trimmed(judged))
+    most = min(len(shares.splits), len(candidates))
+    alone = [trial for base in bases for trial in search.trials(base)]
+    # A call of the predictor costs more than a few groups in it: leaders and pairs are predicted at once.
+    judged = search.judge(alone + search.with_another(bases) if most > 1 else alone)
+    wider = judged[len(alone) :]
     best = search.best(judged, judged[0])
-    for count in range(2, min(len(shares.splits), len(candidates)) + 1):
-        wider = search.judge(search.with_another(bases))
-        if ways and wider:
-            wider += search.judge(search.cut(wider, ways))
-            wider += search.judge(search.trimmed([max(wider, key=_by_rate)]))
-        better = search.best([best, *wider], best)
-        if len(better.trial.parts) < count:
+    if ways:
+        best = search.best([best, *search.judge(search.narrowed(judged[: len(alone)], wider, ways))], best)
+    for count in range(3, most + 1):
+        if len(best.trial.parts) < count - 1:
             break
-        best, bases = better, [better.trial.parts]
+        wider = search.judge(search.with_another([best.trial.parts]))
+        if ways:
+            wider += search.judge(search.narrowed([], wider, ways))
+        best = search.best([best, *wider], best)
     return search.choice(best)
 
 
@@ -214,6 +216,13 @@ class _Search:
             if tried == _PARTNERS or len(found) >= _MOST_TRIALS:
                 break
         return found[:_MOST_TRIALS]
+
+    def narrowed(self, alone: Sequence[_Judged], wider: Sequence[_Judged], ways: int) -> list[_Trial]:
+        """Variants with cuts: of leaders alone that are too long, and of the most promising one of the wider groups."""
+        found = self.trimmed(alone)
+        if wider:
+            found += self.cut(wider, ways) + self.trimmed([max(wider, key=_by_rate)])
+        return found
 
     def cut(self, judged: Sequence[_Judged], ways: int) -> list[_Trial]:
         """The most promising group, with one member or another cut at places spread over its units."""

@@ -24,7 +24,9 @@ from cotenant.predict.table import TablePredictor
 _MEMORY = 1 << 15
 """Members whose vectors are kept at most; some 15 MB."""
 _MEDIAN = 0.5
-_LOG_LIMIT = 30.0
+_FURTHEST = 3.0
+"""Logarithm of how far a median may be above what the members take in turn, or below what the longest takes alone. A
+fit to few groups can go astray by many orders for a member that is much shorter than the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,9 @@ class OverlapPredictor:
         first = _sorted_halves(both[:, :-1] + used["b3"])
         second = _sorted_halves(first @ used["w4"] + used["b4"])
         output = second @ used["w5"] + both[:, -1] + norms @ used["norms"] + used["b5"][0]
-        medians: npt.NDArray[np.float64] = np.exp(np.minimum(output, _LOG_LIMIT)) * self.model.scale_ns
+        # Both bounds grow with every unit, row and member, as the output does.
+        bounded = np.clip(output, norms[:, -1] - _FURTHEST, norms[:, 0] + _FURTHEST)
+        medians: npt.NDArray[np.float64] = np.exp(bounded) * self.model.scale_ns
         return medians
 
     def _learn(self, groups: Sequence[Group]) -> None:
