@@ -61,6 +61,11 @@ def prepare(root: Path, models: Sequence[str], server: str, quick: bool) -> tupl
             tail = "\n[segments]" + lines[-1].split("[segments]")[1]
             path.write_text("[[model.shapes]]".join(lines[:2]) + tail, encoding="utf-8")
     (root / SERVER_FILE).write_text(server, encoding="utf-8")
+    return root, core_times(root, models, quick)
+
+
+def core_times(root: Path, models: Sequence[str], quick: bool) -> dict[str, float]:
+    """Profile a repository, afresh in a full run; the core time in ns of one query of each model at its first shape."""
     settings = load_server_config(root / SERVER_FILE)
     effort = Effort(budget_s=0.05, min_runs=3) if quick else Effort()
     profile, errors = profile_repository(root, settings, effort, fresh=not quick, on_step=lambda *_: None)
@@ -68,9 +73,9 @@ def prepare(root: Path, models: Sequence[str], server: str, quick: bool) -> tupl
         raise BenchError(f"cannot be profiled: {errors}")
     service = {}
     for model in models:
-        points = [point for point in profile.models[model].points if point.items == 1]
+        points = [point for point in profile.models[model].points if point.items == 1 and point.shape == 0]
         service[model] = float(min(point.p50_ns * point.cores for point in points))
-    return root, service
+    return service
 
 
 def sample_all(root: Path, models: Sequence[str]) -> Inputs:

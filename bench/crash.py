@@ -28,16 +28,11 @@ from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import Running, cache_folder, rss_mb, serving
-from cotenant.config import NS_PER_MS, load_model_config, load_server_config
+from bench._tenants import core_times, warm_up, workload
+from cotenant.config import load_model_config
 from cotenant.load import LiveStats, LoadResult, run_load_process
-from cotenant.load.clients import HttpClient
-from cotenant.load.encode import http_request
-from cotenant.load.http import HttpPool
-from cotenant.profile.measure import Effort
-from cotenant.profile.sweep import profile_repository
-from cotenant.repository import SERVER_FILE
 from cotenant.types import Outcome
-from cotenant.workload import Poisson, TenantLoad, Workload, for_capacity
+from cotenant.workload import for_capacity
 from cotenant.zoo import build_repository, sample_inputs
 
 MODELS = ("magika", "minilm", "resnet50")
@@ -62,10 +57,10 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     rng = np.random.default_rng(SEED)
     inputs = {model: [_sample(root, model, rng) for _ in range(SAMPLES)] for model in MODELS}
     with serving(root) as server:
-        asyncio.run(_warm_up(server.http_url, inputs))
+        asyncio.run(warm_up(server.http_url, "", inputs, strict=False))
         killer = Killer(server, kills)
-        workload = _workload(root, rates, kills)
-        result = run_load_process(workload, http_url=server.http_url, inputs=inputs, on_tick=killer.tick, tick_s=0.05)
+        load = workload(root, "", rates, SEED, PERIOD_S * kills, WARM_UP_S)
+        result = run_load_process(load, http_url=server.http_url, inputs=inputs, on_tick=killer.tick, tick_s=0.05)
         time.sleep(0.5)
         killer.note_recovery()
         page = _page(server)
@@ -114,15 +109,7 @@ class Killer:
 def _repository(root: Path, quick: bool) -> tuple[Path, dict[str, float]]:
     """The models, profiled; the rates at which each takes the same share of LOAD of the machine."""
     build_repository(root, models=MODELS)
-    settings = load_server_config(root / SERVER_FILE)
-    effort = Effort(budget_s=0.05, min_runs=3) if quick else Effort()
-    profile, errors = profile_repository(root, settings, effort, fresh=not quick, on_step=lambda *_: None)
-    if errors:
-        raise BenchError(f"cannot be profiled: {errors}")
-    service = {}
-    for model in MODELS:
-        points = [point for point in profile.models[model].points if point.items == 1 and point.shape == 0]
-        service[model] = float(min(point.p50_ns * point.cores for point in points))
+    service = core_times(root, MODELS, quick)
     return root, dict(for_capacity(service, len(os.sched_getaffinity(0)), LOAD))
 
 
@@ -134,26 +121,6 @@ def _sample(root: Path, model: str, rng: np.random.Generator) -> dict[str, Any]:
         if all(sample[name].shape == dims for name, dims in shape.items()):
             return sample
     raise BenchError(f"the zoo gave no sample of {model} at shape {shape}")
-
-
-def _workload(root: Path, rates: dict[str, float], kills: int) -> Workload:
-    tenants = []
-    for model in MODELS:
-        slo_ms = load_model_config(root / model / "config.toml").tenant.slo_ms
-        tenants.append(TenantLoad(model, model, Poisson(rates[model]), slo_ns=round(slo_ms * NS_PER_MS)))
-    duration_ns = round((WARM_UP_S + PERIOD_S * kills) * 1e9)
-    return Workload(tuple(tenants), duration_ns, seed=SEED, warmup_ns=round(WARM_UP_S * 1e9))
-
-
-async def _warm_up(url: str, inputs: dict[str, list[dict[str, Any]]]) -> None:
-    pool = HttpPool(url)
-    try:
-        for model, samples in inputs.items():
-            client = HttpClient(pool, model, [http_request(sample, {}) for sample in samples])
-            for index in range(len(samples)):
-                await client.send(index, 30.0)
-    finally:
-        pool.close()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
