@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from math import exp, log, sqrt
 from multiprocessing import active_children
@@ -78,6 +78,15 @@ class Service:
             response_noise=self.wire_noise,
             inflation={name: slow * (1.0 - own_share) for name, slow in self.slowness.items()},
         )
+
+
+def between(one: Service, other: Service) -> Service:
+    """What to assume between two runs: a machine drifts. The means."""
+    first, second = asdict(one), asdict(other)
+    slowness = {name: (slow + other.slowness[name]) / 2 for name, slow in one.slowness.items()}
+    return Service(
+        **{name: (first[name] + second[name]) / 2 for name in first if name != "slowness"}, slowness=slowness
+    )
 
 
 class Meter:

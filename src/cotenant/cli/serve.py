@@ -47,8 +47,10 @@ def serve(
     from cotenant.serve.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
     from cotenant.serve.server import Server
+    from cotenant.slices import SHORT_NS, set_slice
 
     log_to_stderr()
+    set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
     model_names(repository)  # says what is wrong with the path before anything is written there
     settings = settings_of(repository, policy, drop, preempt, lanes, isolation)
     chosen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}

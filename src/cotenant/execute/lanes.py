@@ -8,6 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
 
+from cotenant.slices import DEFAULT, set_slice
 from cotenant.types import Partition
 
 Work = Callable[[], None]
@@ -53,8 +54,10 @@ def settle(cores: tuple[int, ...], nice: int) -> None:
 def be_nice(nice: int) -> None:
     """Give the calling thread, and those that it will start, at least this nice value.
 
-    What is nicer already, with its process, stays so: only the superuser may take that back.
+    What is nicer already, with its process, stays so: only the superuser may take that back. It gets the time slice
+    that all have, too, if the thread that started it has a short one.
     """
+    set_slice(DEFAULT)
     if hasattr(os, "setpriority"):
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), nice))

@@ -16,6 +16,7 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from cotenant.execute.errors import ModelError
+from cotenant.slices import default_slice
 
 Threads = int | tuple[int, ...]
 """How many threads a session computes with, or the cores they run on: the caller on the first, its pool on the rest."""
@@ -95,7 +96,8 @@ def load_session(path: Path, model: Path | bytes, options: ort.SessionOptions) -
     """
     try:
         source = model if isinstance(model, bytes) else str(model)
-        return ort.InferenceSession(source, options, providers=_PROVIDERS)
+        with default_slice():  # its pool computes
+            return ort.InferenceSession(source, options, providers=_PROVIDERS)
     except Exception as error:  # onnxruntime's own classes share no base
         reason = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error).strip())
         reason = re.sub(r"^Load model from .*? failed: ?", "", reason)

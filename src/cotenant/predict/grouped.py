@@ -45,16 +45,16 @@ class GroupedPredictor(TablePredictor):
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor; answers are memorised."""
         known = self._answers
-        try:
-            return [known[group] for group in groups]
-        except KeyError:
-            pass
+        answers = [known.get(group, 0) for group in groups]
+        if 0 not in answers:
+            return answers
         if len(known) > _MEMORY:
             known.clear()
-        new = [group for group in groups if group not in known]
+        new = [group for group, answer in zip(groups, answers, strict=True) if not answer]
         found = super().group_ns(new) if self.fitted is None else self.fitted.group_ns(new)
-        known.update(zip(new, [max(1, round(each * self.factor)) for each in found], strict=True))
-        return [known[group] for group in groups]
+        for group, latency in zip(new, found, strict=True):
+            known[group] = max(1, round(latency * self.factor))
+        return [answer or known[group] for group, answer in zip(groups, answers, strict=True)]
 
     def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
         """The same beliefs about groups, with other factors of single launches."""

@@ -72,26 +72,31 @@ class OverlapPredictor:
         self.model = model
         self.quantile = quantile
         self.factor = factor
-        self._shares = model.margins.shares(quantile)
-        self._share_of = np.array([self._shares[0], *self._shares])
-        self._floor_ns = model.margins.floor_ns
+        floor_ns = model.margins.floor_ns
+        shares = model.margins.shares(quantile)
+        self._raised_by = np.array([(1.0 + share, share * floor_ns) for share in (shares[0], *shares)]).T
+        """Rows: what a median is multiplied by, and what is added, to get the quantile; columns: members, from 0."""
         self._features = Features(model.facts, model.scale_ns)
         self._solo = TablePredictor({each.name: each.table for each in model.facts})
         self._number = {name: number for number, name in enumerate(model.tenants, 1)}
         self._used = {name: value.astype(np.float64) for name, value in _effective(model).items()}
         self._width = width = self._used["b3"].size
-        # Pairs to be sorted lie in two halves here, not beside each other: that is quicker.
-        halves = np.r_[0:width:2, 1:width:2]
-        for name, axis in (("w3", 1), ("b3", 0), ("w4", 0), ("w4", 1), ("b4", 0), ("w5", 0)):
-            self._used[name] = np.ascontiguousarray(self._used[name].take(halves, axis))
-        into = np.column_stack([self._used["w3"], self._used["skip"]])
-        # The trunk takes sum, maximum and sum less maximum. The part of the sum is multiplied once a member.
+        # A layer sorts pairs of its values (a, b) and multiplies: max(a, b) and min(a, b) are (a + b +- |a - b|) / 2,
+        # so weights that make sums and differences of pairs leave one magnitude to be taken.
+        w4, b4 = _of_pairs(_to_pairs(self._used["w4"]), self._used["b4"])
+        self._w4, self._b4, self._w5 = w4, b4, _to_pairs(self._used["w5"])
+        into, bias = _of_pairs(self._used["w3"], self._used["b3"])
+        into = np.column_stack([into, self._used["skip"]])
+        # The trunk takes sum, maximum and sum less maximum. The part of the sum is multiplied once a member; the
+        # biases are what the largest of the ones that follow the vectors is multiplied with.
         self._from_sum = into[:width] + into[2 * width :]
-        self._from_largest = into[width : 2 * width] - into[2 * width :]
+        self._from_largest = np.vstack([into[width : 2 * width] - into[2 * width :], [*bias, self._used["b5"][0]]])
         self._powers = np.array(NORMS)
+        self._from_logs = self._used["norms"] / self._powers
         self._rows: dict[Member, int] = {}
-        # A row a member: vector, upper quantile alone, vector times weights, powers of the solo time. Row 0 is nobody.
-        self._table = np.zeros((1024, 2 * width + 2 + len(NORMS)))
+        # A row a member: vector, one, upper quantile alone, vector times weights, powers of the solo time. Row 0 is
+        # nobody.
+        self._table = np.zeros((1024, 2 * width + 3 + len(NORMS)))
         self._solo_known: dict[tuple[str, int, int, int, int, int], int] = {}
 
     @property
@@ -105,7 +110,7 @@ class OverlapPredictor:
         found = self._solo_known.get(key)
         if found is None:
             plain = self._solo.latency_ns(*key)
-            found = self._solo_known[key] = max(1, round(self._raised(plain, self._shares[0])))
+            found = self._solo_known[key] = max(1, round(self._raised(plain, 1) * self.factor))
             if len(self._solo_known) > _MEMORY:
                 self._solo_known.clear()
         return found
@@ -114,35 +119,31 @@ class OverlapPredictor:
         """See GroupPredictor. Raises CotenantError for a tenant without facts, InvalidValueError for an empty group."""
         if not groups:
             return []
+        sizes = list(map(len, groups))
+        most, count = max(sizes), len(sizes)
+        if not min(sizes):
+            raise InvalidValueError("overlap predictor", "group", (), "at least one member")
         try:
-            rows = list(map(self._rows.__getitem__, chain.from_iterable(groups)))
+            rows = self._rows_of(groups, most)
         except KeyError:
             self._learn(groups)
-            rows = list(map(self._rows.__getitem__, chain.from_iterable(groups)))
-        sizes = list(map(len, groups))
-        most, least, count = max(sizes), min(sizes), len(sizes)
-        if not least:
-            raise InvalidValueError("overlap predictor", "group", (), "at least one member")
-        share: npt.NDArray[np.float64] | float
-        if least == most:
-            found = self._table.take(rows, 0).reshape(count, most, -1)
-            share = self._share_of[min(most, len(self._shares))]
-        else:
-            lengths = np.array(sizes)
-            padded = np.zeros((count, most), np.intp)
-            padded[np.arange(most) < lengths[:, None]] = rows
-            found = self._table[padded]
-            share = self._share_of[np.minimum(lengths, len(self._shares))]
-        width = self._width
-        total, largest = found[:, 0, width + 1 :], found[:, 0, : width + 1]
-        for slot in range(1, most):  # quicker than sums and maxima along an axis
-            total = total + found[:, slot, width + 1 :]
-            largest = np.maximum(largest, found[:, slot, : width + 1])
-        norms = np.log(total[:, width + 1 :]) / self._powers
-        plain = self._plain(total[:, : width + 1], largest[:, :width], norms)
-        raised = np.maximum(plain + share * (plain + self._floor_ns), largest[:, width]) * self.factor
-        answer: list[int] = np.maximum(np.rint(raised), 1).astype(np.int64).tolist()
-        return answer
+            rows = self._rows_of(groups, most)
+        found = self._table.take(rows, 0).reshape(most, count, -1)
+        edge = self._width + 2
+        largest, total = found[0, :, :edge], found[0, :, edge:]
+        for slot in found[1:]:  # quicker than sums and maxima along an axis
+            largest, total = np.maximum(largest, slot[:, :edge]), total + slot[:, edge:]
+        times, more = self._raised_by[:, np.minimum(sizes, self._raised_by.shape[1] - 1)]
+        raised = self._plain(largest[:, :-1], total) * times + more
+        return [round(each) or 1 for each in (np.maximum(raised, largest[:, -1]) * self.factor).tolist()]
+
+    def _rows_of(self, groups: Sequence[Group], most: int) -> list[int]:
+        """Rows of the members: the first one of every group, then the second ones, and so on; 0 where there is none."""
+        known = self._rows
+        rows = [known[group[0]] for group in groups]
+        for slot in range(1, most):
+            rows += [known[group[slot]] if slot < len(group) else 0 for group in groups]
+        return rows
 
     def with_margin(self, factor: float) -> OverlapPredictor:
         """The same predictor with all predictions times `factor`, for example that of AdaptiveConformal."""
@@ -167,21 +168,23 @@ class OverlapPredictor:
         """Number of units of a tenant's model."""
         return self._features.unit_count(tenant)
 
-    def _raised(self, plain: float, share: float) -> float:
-        return (plain + share * (plain + self._floor_ns)) * self.factor
+    def _raised(self, plain: float, members: int) -> float:
+        times, more = self._raised_by[:, members].tolist()
+        return float(plain * times + more)
 
-    def _plain(
-        self, summed: npt.NDArray[np.float64], largest: npt.NDArray[np.float64], norms: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        """Medians in ns from what the members add up to, their largest vectors and the norms of their solo times."""
-        used = self._used
-        both = summed + largest @ self._from_largest
-        first = _sorted_halves(both[:, :-1] + used["b3"])
-        second = _sorted_halves(first @ used["w4"] + used["b4"])
-        output = second @ used["w5"] + both[:, -1] + norms @ used["norms"] + used["b5"][0]
+    def _plain(self, largest: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Medians in ns from the largest vectors with their one, and the sums of vectors times weights and powers."""
+        width, half = self._width, self._width // 2
+        first = total[:, : width + 1] + largest @ self._from_largest
+        np.abs(first[:, half:width], out=first[:, half:width])
+        second = first[:, :width] @ self._w4 + self._b4
+        np.abs(second[:, half:], out=second[:, half:])
+        logs = np.log(total[:, width + 1 :])
+        output = second @ self._w5 + first[:, width] + logs @ self._from_logs
         # Both bounds grow with every unit, row and member, as the output does.
-        bounded = np.clip(output, norms[:, -1] - _FURTHEST, norms[:, 0] + _FURTHEST)
-        medians: npt.NDArray[np.float64] = np.exp(bounded) * self.model.scale_ns
+        np.maximum(output, logs[:, -1] * (1 / NORMS[-1]) - _FURTHEST, out=output)
+        np.minimum(output, logs[:, 0] + _FURTHEST, out=output)
+        medians: npt.NDArray[np.float64] = np.exp(output) * self.model.scale_ns
         return medians
 
     def _learn(self, groups: Sequence[Group]) -> None:
@@ -201,30 +204,31 @@ class OverlapPredictor:
         for at, member in enumerate(new):
             number = self._number.get(member.tenant, UNKNOWN)
             # One row at a time: products of other shapes may round otherwise, and equal members need equal vectors.
-            self._table[begin + at] = self._row_of(number, x[at : at + 1], np.array([solo[at]]))
+            self._table[begin + at] = self._row_of(number, x[at : at + 1], solo[at])
         for at, member in enumerate(new, begin):
             self._rows[member] = at
 
-    def _row_of(
-        self, number: int, x: npt.NDArray[np.float64], solo: npt.NDArray[np.float64]
-    ) -> npt.NDArray[np.float64]:
-        vector = member_vectors(self._used, number, x).astype(np.float64)
-        summed = vector @ self._from_sum
-        powers = solo[:, None] ** self._powers
+    def _row_of(self, number: int, x: npt.NDArray[np.float64], solo: float) -> npt.NDArray[np.float64]:
+        vector = np.append(member_vectors(self._used, number, x)[0], 1.0)
+        total = np.append(vector[:-1] @ self._from_sum, solo**self._powers)
         alone = 0.0
         if self.quantile > _MEDIAN and self.model.monotone is not Monotone.NOTHING:
             # A group is not faster than any of its members alone, also where groups of one need the wider margin.
-            plain = float(self._plain(summed, vector, np.log(powers) / self._powers)[0])
-            alone = plain + self._shares[0] * (plain + self._floor_ns)
-        return np.concatenate([vector[0], [alone], summed[0], powers[0]])
+            alone = self._raised(float(self._plain(vector[None], total[None])[0]), 1)
+        return np.concatenate([vector, [alone], total])
 
 
-def _sorted_halves(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    half = values.shape[1] // 2
-    made = np.empty_like(values)
-    np.maximum(values[:, :half], values[:, half:], out=made[:, :half])
-    np.minimum(values[:, :half], values[:, half:], out=made[:, half:])
-    return made
+def _of_pairs(
+    weights: npt.NDArray[np.float64], biases: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Weights and biases of the sums of neighbouring outputs, then of their differences."""
+    even, odd, b_even, b_odd = weights[:, ::2], weights[:, 1::2], biases[::2], biases[1::2]
+    return np.hstack([even + odd, even - odd]), np.concatenate([b_even + b_odd, b_even - b_odd])
+
+
+def _to_pairs(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Weights for sums and magnitudes of differences of pairs, from those for larger and smaller ones."""
+    return np.concatenate([weights[::2] + weights[1::2], weights[::2] - weights[1::2]]) / 2
 
 
 def _effective(model: OverlapModel) -> Weights:
