@@ -25,8 +25,10 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 	$(INSTALL) --no-build-isolation --editable .
 	touch $@
 
-.venv/dev.stamp: requirements/dev.lock .venv/run.stamp
+# torch comes without a hash and with what it needs: its builds differ from machine to machine.
+.venv/dev.stamp: requirements/dev.lock requirements/torch.txt .venv/run.stamp
 	$(INSTALL) --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/torch.txt
 	touch $@
 
 demo: setup
