@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CotenantError(Exception):
-    """Base of every error raised on purpose. Its text is meant for the user."""
+    """Base of every error raised on purpose. Its text is meant for the user, in whatever process it was raised."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[CotenantError], arguments: tuple[object, ...], fields: dict[str, object]) -> CotenantError:
+    """An error as it was, without its constructor, which may ask for something else than the text it made."""
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(fields)
+    return error
 
 
 class InvalidValueError(CotenantError, ValueError):
