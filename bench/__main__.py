@@ -13,6 +13,8 @@ from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
 
 REPORT = "report"
+_OWN = ("predictor_file", "models", "profile", "util", "constants", "rates", "test")
+"""Options that only some benchmarks have."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,6 +59,16 @@ def _parser() -> argparse.ArgumentParser:
         "--predictor-file", type=Path, metavar="FILE", help="abacus-pairs: other weights of the same form as the world"
     )
     parser.add_argument("--models", type=int, metavar="N", help="abacus-pairs: the first N models of the data")
+    for option, about in (
+        ("--profile", "latency over partition and batch"),
+        ("--util", "utilisation alone"),
+        ("--constants", "constants of the linear interference model"),
+    ):
+        text = f"gpulet-*, planner: {about}, in a file of the form of the one in the data folder"
+        parser.add_argument(option, type=Path, metavar="FILE.csv", help=text)
+    about = "gpulet-interference: co-runs to test on, after a fit to all of the data folder's"
+    parser.add_argument("--test", type=Path, metavar="FILE.csv", help=about)
+    parser.add_argument("--rates", metavar="R,R,R", help="gpulet-scenarios: rates a second that a model may have")
     return parser
 
 
@@ -71,7 +83,7 @@ def _list() -> int:
 def _run(chosen: argparse.Namespace) -> int:
     benchmark = find(chosen.name)
     run = benchmark.load()
-    own = {key: getattr(chosen, key) for key in ("predictor_file", "models") if getattr(chosen, key) is not None}
+    own = {key: getattr(chosen, key) for key in _OWN if getattr(chosen, key) is not None}
     unknown = [key for key in own if key not in inspect.signature(run).parameters]
     if unknown:
         raise BenchError(f"{benchmark.name} has no option --{unknown[0].replace('_', '-')}")
@@ -83,7 +95,7 @@ def _run(chosen: argparse.Namespace) -> int:
     options = [f"--{key.replace('_', '-')}={value}" for key, value in own.items()]
     options += [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
     record = make_record(benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result)
-    if not chosen.quick and not own:
+    if record["summary"] and not chosen.quick and not own:
         save(record)
     sys.stdout.flush()
     print(to_line(record), flush=True)

@@ -18,10 +18,12 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 
 from cotenant.core.actions import Launch
 from cotenant.execute import segment_session
 from cotenant.execute.contention import Contention, ContentionWorld, Traffic
+from cotenant.execute.cuda_streams import CudaStreams
 from cotenant.execute.lanes import Lane, pin
 from cotenant.execute.limits import Limits
 from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
@@ -29,10 +31,15 @@ from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.execute.segments import SegmentedModel
 from cotenant.execute.simulated import SimulatedExecutor, TableWorld, World
+from cotenant.execute.sm_streams import PlainShares
+from cotenant.execute.streams import CpuStreams, StreamDevice
+from cotenant.execute.torch import TorchExecutor
+from cotenant.execute.torch_model import TorchModel
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.serve.clock import RealClock
 from cotenant.types import Partition
 from onnx_samples import Sketch, info, residual_cnn
+from torch_small import save_small, small_cnn
 
 WAIT_S = 20.0
 CORES = tuple(sorted(os.sched_getaffinity(0)))
@@ -75,6 +82,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield made
     if made in SHARED:
         SHARED.pop(made).close()
+    for place in [place for place in TORCH if place[0] == made]:
+        for model in TORCH.pop(place):
+            model.close()
 
 
 def session(path: Path) -> ort.InferenceSession:
@@ -181,15 +191,72 @@ def contention_case(folder: Path) -> Iterator[Case]:
         yield made
 
 
+TORCH: dict[tuple[Path, str], tuple[TorchModel, TorchModel]] = {}
+"""Exporting and opening takes seconds: the models of a folder serve all tests, each with its own executor."""
+
+
+@contextmanager
+def torch_case(folder: Path, device: StreamDevice, bad: Tensors) -> Iterator[Case]:
+    if not (folder / "cnn.pt2").exists():
+        save_small(folder)
+    if (folder, device.name) not in TORCH:
+        cnn, one = (TorchModel.open(folder / f"{name}.pt2", device=device.name) for name in ("cnn", "picky"))
+        TORCH[folder, device.name] = cnn, one
+    cnn, one = TORCH[folder, device.name]
+    executor = TorchExecutor(device)
+    executor.add_model("cnn", cnn)
+    executor.add_model("picky", one)
+    reference = small_cnn()
+
+    def expected(inputs: Tensors) -> Tensors:
+        with torch.inference_mode():
+            return {cnn.outputs[0].name: reference(torch.from_numpy(inputs["x"])).numpy()}
+
+    good = {"index": np.array([3])}
+    yield Case(executor, cnn.unit_count, image, expected, (good, bad), kept=lambda: executor.kept)
+    executor.close()
+
+
+@contextmanager
+def torch_cpu_case(folder: Path) -> Iterator[Case]:
+    with torch_case(folder, CpuStreams(nice=3), {"index": np.array([99])}) as made:
+        yield made
+
+
+class CoresAsShares(PlainShares):
+    """Streams of a GPU for partitions that name cores, each made when it is first asked for."""
+
+    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+        slots = Partition(tuple(range(partition.size)), "cuda:0")
+        if slots not in self.granted:
+            self.split([*self.granted, slots])
+        return super().stream(slots, urgent)
+
+
+@contextmanager
+def torch_cuda_case(folder: Path) -> Iterator[Case]:
+    if not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} sees no CUDA device")
+    torch.backends.cudnn.allow_tf32 = False  # answers are compared with those of a CPU
+    device = CudaStreams(0, CoresAsShares.open(0))
+    with torch_case(folder, device, {"index": np.array([3.0])}) as made:  # a kernel that fails would end the device
+        yield made
+
+
 CASES = {
     "onnxruntime": onnxruntime_case,
     "processes": shared_process_case,
     "simulated": simulated_case,
     "contention": contention_case,
+    "torch-cpu": torch_cpu_case,
+    "torch-cuda": torch_cuda_case,
 }
+ON_DEVICE = {"torch-cuda"}
 
 
-@pytest.fixture(params=sorted(CASES))
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.device if name in ON_DEVICE else ()) for name in sorted(CASES)]
+)
 def case(request: pytest.FixtureRequest, folder: Path) -> Iterator[Case]:
     with CASES[request.param](folder) as made:
         yield made
@@ -330,7 +397,9 @@ def test_release_frees_a_paused_batch_and_discard_its_query(case: Case, runner: 
 def test_a_query_that_ends_while_it_runs_leaves_nothing_behind(case: Case, runner: Runner) -> None:
     """Cancelled in its last segment: its outputs come when nobody will take them."""
     held = threading.Event()
-    if isinstance(case.executor, OnnxRuntimeExecutor):  # hold the lane, so that the discard surely comes first
+    if isinstance(
+        case.executor, OnnxRuntimeExecutor | TorchExecutor
+    ):  # hold the lane, so that the discard surely comes first
         launch = Launch(99, 99, "nobody", (), 0, 0, 1, 2, True, ONE, 1, 1)
         case.executor.start(launch, lambda *_: held.wait(WAIT_S) and None)
     for query in (0, 1):
@@ -353,8 +422,13 @@ def test_launches_of_one_partition_run_in_order(case: Case, runner: Runner) -> N
     assert list(runner.ends) == launches
 
 
-def test_close_waits_for_what_runs(folder: Path) -> None:
-    with onnxruntime_case(folder) as case:
+IN_THREADS = pytest.mark.parametrize("make", [onnxruntime_case, torch_cpu_case], ids=["onnxruntime", "torch-cpu"])
+"""Executors whose threads are this process's own."""
+
+
+@IN_THREADS
+def test_close_waits_for_what_runs(folder: Path, make: Any) -> None:
+    with make(folder) as case:
         runner = Runner(case)
         for query in range(4):
             case.executor.put(query, case.inputs(query, 8))
@@ -366,9 +440,10 @@ def test_close_waits_for_what_runs(folder: Path) -> None:
         assert not any(thread.is_alive() for thread in lanes)
 
 
-def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path) -> None:
-    with onnxruntime_case(folder) as case:
-        assert isinstance(case.executor, OnnxRuntimeExecutor)
+@IN_THREADS
+def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path, make: Any) -> None:
+    with make(folder) as case:
+        assert isinstance(case.executor, OnnxRuntimeExecutor | TorchExecutor)
         runner = Runner(case)
         for query in (0, 1):
             case.executor.put(query, case.inputs(query, 1))
@@ -378,8 +453,9 @@ def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path) -> 
         assert errors == ["model of 'cnn' is not loaded any more"] * 2
 
 
-def test_timing_says_where_the_time_went(folder: Path) -> None:
-    with onnxruntime_case(folder) as case:
+@IN_THREADS
+def test_timing_says_where_the_time_went(folder: Path, make: Any) -> None:
+    with make(folder) as case:
         runner = Runner(case)
         for query in (0, 1):
             case.executor.put(query, case.inputs(query, 1))

@@ -164,7 +164,7 @@ def test_what_another_device_left_unfinished_is_not_believed(
 
     other = replace(this_device(), fingerprint="0123456789ab")
     with monkeypatch.context() as patch:
-        patch.setattr(sweep, "this_device", lambda: other)
+        patch.setattr(sweep, "this_device", lambda *_: other)
         with pytest.raises(KeyboardInterrupt):
             profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
     assert counting.points == 3

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from cotenant.core.snapshot import DropRule
-from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.errors import ConfigError, CotenantError, InvalidValueError
+from cotenant.execute.sm_ladder import SmGrid, shares_of, whole
 from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.policies.overlap import Overlap
 from cotenant.types import Partition
@@ -83,6 +84,9 @@ class DeviceSection(_Section, frozen=True):
     `lanes` is "single" (one core each), "all" (one lane of all cores), or a list of lists of core numbers. `lane_nice`
     is the nice value of the lanes' threads: front-ends share the cores with them, and go first.
 
+    `kind` "cuda" runs models on the GPU number `index`. Its lanes are `shares`, in percent of its SMs (none: one lane
+    of the whole GPU), and `sharing` says by what means: "green" contexts, plain "streams", or "mps".
+
     `isolation` "process" gives every tenant a worker process, "thread" runs all models in the server. A worker hangs
     when a launch has not ended after `hang_factor` times its predicted latency, and `hang_floor_s` at least; it may
     take `load_limit_s` to load its model.
@@ -90,6 +94,10 @@ class DeviceSection(_Section, frozen=True):
 
     cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
     lanes: str | tuple[tuple[Annotated[int, Meta(ge=0)], ...], ...] = "single"
+    kind: Literal["cpu", "cuda"] = "cpu"
+    index: Annotated[int, Meta(ge=0, le=1023)] = 0
+    sharing: Literal["green", "streams", "mps"] = "green"
+    shares: tuple[Annotated[float, Meta(gt=0, le=100)], ...] = ()
     lane_nice: Annotated[int, Meta(ge=0, le=19)] = 5
     isolation: Literal["process", "thread"] = "process"
     hang_factor: Annotated[float, Meta(ge=1, le=1e6)] = 20.0
@@ -162,8 +170,17 @@ def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, 
     return section.cores or available
 
 
-def lanes_of(section: DeviceSection, cores: tuple[int, ...], where: str = "[device]") -> tuple[Partition, ...]:
-    """The partitions that the cores are divided into. Raises ConfigError."""
+def lanes_of(
+    section: DeviceSection, cores: tuple[int, ...], where: str = "[device]", grid: SmGrid | None = None
+) -> tuple[Partition, ...]:
+    """The partitions that the cores, or the SMs of the GPU, are divided into. Raises ConfigError.
+
+    `grid` says how the SMs of the GPU can be divided; left out, its driver is asked.
+    """
+    if section.kind == "cuda":
+        return _gpu_lanes(section, where, grid)
+    if section.shares:
+        raise ConfigError(f"{where}: shares divides a GPU; set kind = 'cuda', or name cores in lanes")
     if section.lanes == "single":
         return tuple(Partition((core,)) for core in cores)
     if section.lanes == "all":
@@ -178,6 +195,35 @@ def lanes_of(section: DeviceSection, cores: tuple[int, ...], where: str = "[devi
     if not lanes or len(set(used)) != len(used) or not set(used) <= set(cores):
         raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected disjoint lists of the cores {list(cores)}")
     return lanes
+
+
+def _gpu_lanes(section: DeviceSection, where: str, grid: SmGrid | None) -> tuple[Partition, ...]:
+    if section.lanes not in ("single", "all"):
+        raise ConfigError(f"{where}: lanes is {section.lanes!r}: lists of cores divide a CPU, shares = [50, 50] a GPU")
+    if section.lanes == "all" and section.shares:
+        raise ConfigError(f"{where}: lanes is 'all' and shares is {list(section.shares)}, expected one of them")
+    if section.sharing == "mps" and section.isolation != "process":
+        raise ConfigError(f"{where}: sharing is 'mps', which divides a GPU among processes; set isolation = 'process'")
+    if section.sharing == "mps" and len(set(section.shares)) > 1:
+        text = "sharing is 'mps', where a worker has the same share in every lane"
+        raise ConfigError(f"{where}: shares is {list(section.shares)}, expected equal ones: {text}")
+    if grid is None:
+        grid = _ask_driver(section, where)
+    try:
+        if section.shares:
+            return shares_of(section.shares, grid, section.index, where)
+    except InvalidValueError as error:
+        raise ConfigError(str(error)) from None
+    return (whole(grid, section.index),)
+
+
+def _ask_driver(section: DeviceSection, where: str) -> SmGrid:
+    from cotenant.execute.sm_groups import ask_grid
+
+    try:
+        return ask_grid(section.index, section.sharing)
+    except CotenantError as error:
+        raise ConfigError(f"{where}: kind is 'cuda', but {error}") from None
 
 
 def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str = "[policy]") -> AnyPolicy:

@@ -1,4 +1,7 @@
-"""The model repository on disk: directories with `config.toml` and `VERSION/model.onnx`. Finds, opens nothing."""
+"""The model repository on disk: directories with `config.toml` and `VERSION/model.onnx`, or `model.pt2`.
+
+Finds models, opens none.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from cotenant.config import ModelConfig, load_model_config
 from cotenant.errors import ConfigError
 
 MODEL_FILE = "model.onnx"
+TORCH_FILE = "model.pt2"
 CONFIG_FILE = "config.toml"
 STATE_FOLDER = ".cotenant"
 """Beside the models: the profile, optimised graphs and the trace. May be removed at any time."""
@@ -72,11 +76,24 @@ def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
         raise ConfigError(f"{folder}: has no version, expected a directory '1' with {MODEL_FILE} in it")
     versions = []
     for number in numbers:
-        path = folder / str(number) / MODEL_FILE
-        if not path.is_file():
-            raise ConfigError(f"{path}: is missing; put the ONNX file there or remove the directory")
+        path = _model_file(folder / str(number))
         versions.append(ModelVersion(model, number, number == numbers[-1], path, config))
     return tuple(versions)
+
+
+def _model_file(folder: Path) -> Path:
+    """The one model file of a version: two formats might not answer alike, so none of them wins."""
+    onnx, torch = folder / MODEL_FILE, folder / TORCH_FILE
+    if onnx.is_file() and torch.is_file():
+        raise ConfigError(f"{folder}: holds {MODEL_FILE} and {TORCH_FILE}, expected one of them; remove the other")
+    if torch.is_file():
+        return torch
+    if not onnx.is_file():
+        raise ConfigError(
+            f"{onnx}: is missing; put the ONNX file there, or a torch.export archive as {TORCH_FILE}, or remove the "
+            "directory"
+        )
+    return onnx
 
 
 def check_owners(found: Iterable[ModelVersion], owners: Mapping[str, str]) -> None:

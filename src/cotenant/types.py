@@ -16,6 +16,9 @@ DEFAULT_PRIORITY = 0
 
 _UNSET_RANK = 1 << 16
 
+CPU = "cpu"
+"""The device of partitions that are cores."""
+
 
 class Outcome(StrEnum):
     """How a query ended. Every query ends in exactly one."""
@@ -102,20 +105,26 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Spatial share of a device: here, a set of cores of the CPU.
+    """Spatial share of a device: cores of the CPU, or streaming multiprocessors (SMs) of a GPU.
 
-    Raises InvalidValueError when no core is named or one is named twice.
+    `device` is "cpu", "cuda:N", or what a simulated device is called. On the CPU `cores` are the numbers of the cores.
+    On a GPU they are slots, numbered from 0 to the number of its SMs: a share has as many as it has SMs, and disjoint
+    shares have different ones. Which SMs those are, the driver chooses; see `execute.sm_ladder`.
+
+    Raises InvalidValueError when no core is named, one is named twice, or no device.
     """
 
     cores: tuple[int, ...]
-    device: str = "cpu"
+    device: str = CPU
     mask: int = field(init=False, repr=False, compare=False)
-    """The cores as bits of an integer."""
+    """The cores, or slots, as bits of an integer."""
     size: int = field(init=False, repr=False, compare=False)
-    """Number of cores."""
+    """Number of cores, or of SMs."""
 
     def __post_init__(self) -> None:
         if not self.cores or len(set(self.cores)) != len(self.cores) or min(self.cores) < 0:
             raise InvalidValueError("partition", "cores", self.cores, "distinct core numbers from 0, at least one")
+        if not self.device:
+            raise InvalidValueError("partition", "device", self.device, "the name of a device, such as cpu or cuda:0")
         object.__setattr__(self, "mask", sum(1 << core for core in self.cores))
         object.__setattr__(self, "size", len(self.cores))

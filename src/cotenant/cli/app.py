@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cotenant import __version__
-from cotenant.cli import demo, explain, load, models, profile, replay, serve, simulate
+from cotenant.cli import demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
 
 app = typer.Typer(
     name="cotenant",
@@ -36,6 +36,7 @@ def _main(
 
 
 app.command("demo")(demo.demo)
+app.command("devices")(devices.devices)
 app.command("models")(models.models)
 app.command("profile")(profile.profile)
 app.command("serve")(serve.serve)
@@ -43,3 +44,4 @@ app.command("load")(load.load)
 app.command("simulate")(simulate.simulate)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.add_typer(zoo.zoo)

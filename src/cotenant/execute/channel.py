@@ -24,7 +24,10 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """To a worker, first: the model to load. `graph` names the optimised graph that it must turn out to have."""
+    """To a worker, first: the model to load. `graph` names the optimised graph that it must turn out to have.
+
+    `device` is "cpu", or "cuda:N": the model then runs on that GPU, and the cores of lanes are slots of its SMs.
+    """
 
     tenant: str
     path: str
@@ -32,6 +35,7 @@ class Open(_Message, frozen=True):
     graph: str
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     lane_nice: int
+    device: str = "cpu"
 
 
 class AddLane(_Message, frozen=True):

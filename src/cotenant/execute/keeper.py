@@ -11,9 +11,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
@@ -24,6 +25,7 @@ from cotenant.execute.lane_link import LaneLink, Pending
 from cotenant.execute.limits import Limits, Loss, LossKind, overdue
 from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
 from cotenant.execute.worker_process import WorkerProcess
+from cotenant.types import CPU
 
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
@@ -40,8 +42,16 @@ class _State(StrEnum):
 class Keeper:
     """Holds one tenant's worker. Implements `Loaded`."""
 
-    def __init__(self, model: Open, limits: Limits, queries: QueryTensors, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        model: Open,
+        limits: Limits,
+        queries: QueryTensors,
+        on_event: Callable[[Event], None],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.tenant = model.tenant
+        self._environment = environment
         self._model = model
         self._limits = limits
         self._queries = queries
@@ -172,7 +182,7 @@ class Keeper:
             self._near = self._all_cores
             os.sched_setaffinity(0, self._all_cores)  # the worker inherits it
         try:
-            process = WorkerProcess(self.tenant, self._model.lane_nice)
+            process = WorkerProcess(self.tenant, self._model.lane_nice, self._environment)
         except OSError as error:
             return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
         with self._lock:
@@ -352,6 +362,8 @@ class Keeper:
         A completion then finds it on a core that is awake and has just become free; waking another core takes a
         virtual machine longer than all the rest of a dispatch.
         """
+        if self._model.device != CPU:
+            return
         cores = {pending.launch.partition.cores[0] for pending in self._pending.values()}
         if threading.current_thread() is self._thread:
             cores |= self._near  # to be moved in the middle of its work would cost more than it brings

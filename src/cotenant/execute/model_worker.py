@@ -13,9 +13,11 @@ from typing import Any
 from cotenant.execute.batches import ModelGoneError, for_client, for_engine, reason_of
 from cotenant.execute.channel import AddLane, Channel, Ended, Open, Ready, Refused, Release, Run, Started
 from cotenant.execute.errors import ModelError
-from cotenant.execute.lanes import run_gently, settle
-from cotenant.execute.segments import SegmentedModel, to_numpy
+from cotenant.execute.lanes import run_gently
+from cotenant.execute.runner import Runner, open_model, to_numpy
 from cotenant.execute.shared_tensors import Layout, SharedBuffer, copied
+from cotenant.execute.worker_place import Place, place_of
+from cotenant.types import CPU
 
 
 class Worker:
@@ -42,31 +44,32 @@ class Worker:
         try:
             model = run_gently(partial(_open, message), self._load_nice)
             for threads, ranges in message.sessions:
-                model.prepare(ranges, threads)  # a pool of threads is as nice as the thread that makes it
+                model.prepare(
+                    ranges, threads if message.device == CPU else 1
+                )  # a pool of threads is as nice as the thread that makes it
         except ModelError as error:
             self._channel.send(Refused(error.reason, error.mend))
             return
         except Exception as error:  # whatever a library makes of a strange file: the server has to know
             self._channel.send(Refused(f"{type(error).__name__}: {reason_of(error)}", "Look at the model's file"))
             return
-        nice = message.lane_nice
+        nice, device = message.lane_nice, message.device
         with model:
             self._channel.send(Ready())
             while message is not None:
                 message, descriptors = self._channel.receive_with()
                 if isinstance(message, AddLane):
-                    self._add_lane(model, message.cores, nice, descriptors)
+                    self._add_lane(model, message.cores, place_of(device, message.cores, nice), descriptors)
                 elif isinstance(message, Release):
                     self._batches.pop(message.batch, None)
             for thread in self._lanes:
                 thread.join()
 
-    def _add_lane(self, model: SegmentedModel, cores: tuple[int, ...], nice: int, descriptors: list[int]) -> None:
+    def _add_lane(self, model: Runner, cores: tuple[int, ...], place: Place, descriptors: list[int]) -> None:
         end, inputs, outputs = descriptors
         arguments = (
             model,
-            cores,
-            nice,
+            place,
             Channel(socket.socket(fileno=end)),
             SharedBuffer(inputs),
             SharedBuffer(outputs),
@@ -78,24 +81,21 @@ class Worker:
 
     def _run_lane(
         self,
-        model: SegmentedModel,
-        cores: tuple[int, ...],
-        nice: int,
+        model: Runner,
+        place: Place,
         lane: Channel,
         inputs: SharedBuffer,
         outputs: SharedBuffer,
     ) -> None:
-        settle(cores, nice)
-        while isinstance(run := lane.receive(), Run):
-            ended = self._run(model, cores, run, inputs, outputs)
-            try:
-                self._channel.send(ended)
-            except OSError as error:
-                self._channel.send(Ended(run.launch, reason_of(error), 0, 0, 0))
+        with place.settle():
+            while isinstance(run := lane.receive(), Run):
+                ended = self._run(model, place, run, inputs, outputs)
+                try:
+                    self._channel.send(ended)
+                except OSError as error:
+                    self._channel.send(Ended(run.launch, reason_of(error), 0, 0, 0))
 
-    def _run(
-        self, model: SegmentedModel, cores: tuple[int, ...], run: Run, inputs: SharedBuffer, outputs: SharedBuffer
-    ) -> Ended:
+    def _run(self, model: Runner, place: Place, run: Run, inputs: SharedBuffer, outputs: SharedBuffer) -> Ended:
         began = started = ran = time.perf_counter_ns()
         error: str | None = None
         layouts: tuple[Layout, ...] = ()
@@ -110,7 +110,8 @@ class Worker:
             else:
                 raise ModelGoneError(model.name)
             started = ran = time.perf_counter_ns()
-            tensors = model.run(run.start, run.end, tensors, cores if len(cores) > 1 else 1)
+            tensors = model.run(run.start, run.end, tensors, place.threads)
+            place.finish()
             ran = time.perf_counter_ns()
             if run.last:
                 self._batches.pop(run.batch, None)
@@ -124,10 +125,10 @@ class Worker:
         return Ended(run.launch, error, started - began, ran - started, time.perf_counter_ns() - ran, layouts)
 
 
-def _open(message: Open) -> SegmentedModel:
+def _open(message: Open) -> Runner:
     """Open the model with its sessions. Raises ModelError, also when the file is not the one it was."""
     path = Path(message.path)
-    model = SegmentedModel.open(path, cache_dir=Path(message.cache_dir), name=message.tenant)
+    model = open_model(path, cache_dir=Path(message.cache_dir), name=message.tenant, device=message.device)
     try:
         if model.graph_path.parent.name != message.graph:
             raise ModelError(path, "its file has changed since it was loaded", "Load the model again")

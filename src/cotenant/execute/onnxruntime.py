@@ -1,4 +1,4 @@
-"""The executor that runs launches with onnxruntime on CPU cores, on threads of this process."""
+"""The executor that runs launches on CPU cores, on threads of this process: with onnxruntime, or torch for `.pt2`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import (
@@ -22,7 +22,7 @@ from cotenant.execute.batches import (
 )
 from cotenant.execute.lanes import Lane
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Tensors, Timing, WorkerStatus
-from cotenant.execute.segments import SegmentedModel, to_numpy
+from cotenant.execute.runner import Runner, to_numpy
 from cotenant.types import Partition
 
 
@@ -43,7 +43,7 @@ class OnnxRuntimeExecutor:
 
     def __init__(self, lane_nice: int = 0) -> None:
         self._lane_nice = lane_nice
-        self._models: dict[str, SegmentedModel] = {}
+        self._models: dict[str, Runner] = {}
         self._lanes: dict[Partition, Lane] = {}
         self._queries = QueryTensors()
         self._batches: dict[int, _BatchTensors] = {}
@@ -57,17 +57,16 @@ class OnnxRuntimeExecutor:
         """How many queries and batches tensors are kept of."""
         return len(self._queries) + len(self._batches)
 
-    def load(self, tenant: str, model: SegmentedModel, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """Load the sessions that launches of the tenant will need. Raises ModelError. Memory is not limited here."""
         for threads, ranges in sessions:
             model.prepare(ranges, threads)
         return model
 
-    def add_model(self, tenant: str, model: Loaded) -> None:
-        """Launches of this tenant run this model from now on."""
-        assert isinstance(model, SegmentedModel)
+    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+        """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
         with self._lock:
-            self._models[tenant] = model
+            self._models[tenant] = cast(Runner, model)  # what `load` gave
 
     def announce(self, tenant: str) -> None:
         """The core knows the tenant now. Threads do not die: there is nothing to say."""
@@ -109,7 +108,7 @@ class OnnxRuntimeExecutor:
         for lane in lanes:
             lane.close()
 
-    def _run_first(self, launch: Launch, model: SegmentedModel | None, inputs: list[Tensors], on_end: OnEnd) -> None:
+    def _run_first(self, launch: Launch, model: Runner | None, inputs: list[Tensors], on_end: OnEnd) -> None:
         began = time.perf_counter_ns()
         try:
             pieces, rows = pieces_of(inputs)
@@ -121,7 +120,7 @@ class OnnxRuntimeExecutor:
         self._run(launch, model, batch, time.perf_counter_ns() - began, on_end)
 
     def _run(
-        self, launch: Launch, model: SegmentedModel | None, batch: _BatchTensors | None, input_ns: int, on_end: OnEnd
+        self, launch: Launch, model: Runner | None, batch: _BatchTensors | None, input_ns: int, on_end: OnEnd
     ) -> None:
         began = time.perf_counter_ns()
         ran = began

@@ -7,9 +7,10 @@ reason, its queue waits for the next worker, and other tenants notice nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
@@ -18,7 +19,8 @@ from cotenant.execute.channel import Open
 from cotenant.execute.keeper import Keeper
 from cotenant.execute.limits import Limits
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Timing, WorkerStatus
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.runner import Runner
+from cotenant.types import CPU
 
 
 class ProcessExecutor:
@@ -26,10 +28,21 @@ class ProcessExecutor:
 
     `on_event` is told when a tenant is suspended and resumed; set it before models are added. It is called, like the
     ends of launches, from threads of this executor that hold no lock which other methods need.
+
+    `environment` gives, by tenant, what its workers have in their environment beside the server's: which share of a GPU
+    they get from MPS, for example. `device` is what they open models on.
     """
 
-    def __init__(self, lane_nice: int = 0, limits: Limits = Limits()) -> None:
+    def __init__(
+        self,
+        lane_nice: int = 0,
+        limits: Limits = Limits(),
+        environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
+        device: str = CPU,
+    ) -> None:
+        self._device = device
         self._lane_nice = lane_nice
+        self._environment = environment
         self._limits = limits
         self.on_event: Callable[[Event], None] = lambda _: None
         self._keepers: dict[str, Keeper] = {}
@@ -49,7 +62,7 @@ class ProcessExecutor:
         with self._lock:
             return len(self._queries) + len(self._batches) + sum(keeper.kept for keeper in self._all)
 
-    def load(self, tenant: str, model: SegmentedModel, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """Start a worker for the tenant and wait until it has loaded the model with these sessions.
 
         `model` lends its path and its graph; its own sessions are closed. `memory_bytes` bounds the resident memory of
@@ -57,17 +70,18 @@ class ProcessExecutor:
         """
         graph = model.graph_path.parent
         wanted = tuple((threads, tuple(ranges)) for threads, ranges in sessions)
-        message = Open(tenant, str(model.path), str(graph.parent), graph.name, wanted, self._lane_nice)
+        message = Open(tenant, str(model.path), str(graph.parent), graph.name, wanted, self._lane_nice, self._device)
         model.close()
-        keeper = Keeper(message, replace(self._limits, memory_bytes=memory_bytes), self._queries, self._tell)
+        limits = replace(self._limits, memory_bytes=memory_bytes)
+        keeper = Keeper(message, limits, self._queries, self._tell, self._environment(tenant))
         keeper.load()
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
             self._all.append(keeper)
         return keeper
 
-    def add_model(self, tenant: str, model: Loaded) -> None:
-        """Launches of this tenant run this model from now on."""
+    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+        """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
         assert isinstance(model, Keeper)
         with self._lock:
             self._keepers[tenant] = model

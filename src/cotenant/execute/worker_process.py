@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from cotenant.execute.channel import Channel
 
@@ -12,14 +14,18 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class WorkerProcess:
-    """A worker that has been started. The thread that makes it must live as long as it: the kernel ends it then."""
+    """A worker that has been started. The thread that makes it must live as long as it: the kernel ends it then.
 
-    def __init__(self, tenant: str, nice: int) -> None:
+    `environment` is added to that of the server.
+    """
+
+    def __init__(self, tenant: str, nice: int, environment: Mapping[str, str] = MappingProxyType({})) -> None:
         self.channel, theirs = Channel.pair()
         module = [sys.executable, "-P", "-m", "cotenant.execute.worker"]
         try:
             self._popen = subprocess.Popen(
                 [*module, tenant.replace("\0", " "), str(theirs.fileno()), str(os.getpid()), str(nice)],
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the server's own may be read by a program
                 pass_fds=(theirs.fileno(),),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cotenant.config import ServerConfig, device_cores, lanes_of
-from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.contention import Contention, Phase, Traffic, max_min, phase_time_ns
 from cotenant.execute.lanes import pin
 from cotenant.graph.dfg import Dfg
@@ -39,9 +39,10 @@ from cotenant.profile.antagonist import (
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.table import Profile, ProfileError, load_profile
 from cotenant.repository import STATE_FOLDER, find_versions, model_names, profile_path
+from cotenant.types import CPU
 
 if TYPE_CHECKING:
-    from cotenant.execute.segments import SegmentedModel
+    from cotenant.execute.runner import Runner
     from cotenant.profile.measure import Effort
 
 FORMAT = "cotenant-contention/1"
@@ -136,7 +137,7 @@ def traffic_of(dfgs: Sequence[Dfg]) -> Traffic:
 
 
 def measure_sensitivity(
-    model: SegmentedModel, inputs: Mapping[str, Any], core: int, others: Sequence[Antagonist], effort: Effort
+    model: Runner, inputs: Mapping[str, Any], core: int, others: Sequence[Antagonist], effort: Effort
 ) -> Sensitivity:
     """Run the whole model on one core, in turns alone and beside antagonists on other cores.
 
@@ -241,6 +242,8 @@ def calibrate(
     from cotenant.profile.inputs import make_inputs
     from cotenant.profile.opening import open_version
 
+    if settings.device.kind != CPU:
+        raise ConfigError(f"{root}: contention is measured on the CPU alone")
     cores = device_cores(settings.device)
     if len(cores) < 2:
         raise CotenantError(f"contention needs two cores at least to be measured, there is {len(cores)}")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from cotenant.types import CPU
+
 _PACKAGES = ("cotenant", "onnxruntime", "numpy", "onnx")
+_OPTIONAL = ("torch",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,25 @@ class Device:
     fingerprint: str
 
 
-def this_device() -> Device:
-    """Describe the machine that this process runs on."""
+def this_device(device: str = CPU) -> Device:
+    """Describe the machine that this process runs on, or its GPU "cuda:N"."""
+    return _this_cpu() if device == CPU else _this_gpu(device)
+
+
+def _this_gpu(device: str) -> Device:
+    """Cores are the GPU's SMs. What torch was built for counts, too: other kernels are another device."""
+    import torch
+
+    host = _this_cpu()
+    facts = torch.cuda.get_device_properties(device)
+    name, sms = str(facts.name), int(facts.multi_processor_count)
+    versions = {**host.versions, "cuda": str(torch.version.cuda)}
+    identity = "|".join((name, str(sms), str(facts.total_memory), versions["torch"], versions["cuda"]))
+    digest = sha256(identity.encode()).hexdigest()[:12]
+    return Device(name, sms, int(facts.total_memory), host.system, versions, digest)
+
+
+def _this_cpu() -> Device:
     model, flags = _cpuinfo()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     versions = {"python": platform.python_version()}
@@ -34,6 +55,9 @@ def this_device() -> Device:
             versions[package] = version(package)
         except PackageNotFoundError:
             versions[package] = "unknown"
+    for package in _OPTIONAL:
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     identity = "|".join((model, flags, str(cores), versions["onnxruntime"]))
     return Device(
         processor=model,

@@ -38,7 +38,7 @@ from cotenant.profile.opening import OpenedModel, is_of, open_version
 from cotenant.profile.sweep import OnStep, now_text, this_command
 from cotenant.profile.table import Profile
 from cotenant.repository import find_versions, model_names
-from cotenant.types import Partition, Tenant
+from cotenant.types import CPU, Partition, Tenant
 
 _PATIENCE_S = 60.0
 """How long members wait for each other before a run counts as failed."""
@@ -64,6 +64,8 @@ def measure_groups(
     What was measured before is kept as long as device and models are the same; a sweep that is interrupted goes on
     where it stopped. Raises ConfigError when no model of the repository has a profile that holds here.
     """
+    if settings.device.kind != CPU:
+        raise ConfigError(f"{root}: groups are measured on the CPU alone; for a GPU there is bench/gpu/run.sh")
     path, device = groups_path(root), this_device()
     unfinished = path.with_name(f"groups-{device.fingerprint}.journal")
     if fresh:

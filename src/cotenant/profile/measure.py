@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.execute.lanes import pin
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.runner import Runner, to_numpy
 from cotenant.profile.inputs import DeclaredShape, make_inputs
+from cotenant.profile.place import CorePlace, Place
 from cotenant.profile.table import ModelProfile, Point
 from cotenant.profile.units import measure_units
 
 Progress = Callable[[str], None]
 """Told what has been measured after each step."""
+CORES = CorePlace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +103,21 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
 
-def measure_model(model: SegmentedModel, sweep: Sweep, journal: Journal, progress: Progress) -> ModelProfile:
-    """Measure all of a sweep that the journal does not hold. Pins the calling thread while it measures.
+def measure_model(
+    model: Runner, sweep: Sweep, journal: Journal, progress: Progress, place: Place = CORES
+) -> ModelProfile:
+    """Measure all of a sweep that the journal does not hold, on the calling thread, at a place.
 
     Raises ModelError when the model cannot be run at a declared shape or batch.
     """
-    affinity = os.sched_getaffinity(0)
-    try:
-        points = []
-        for index, shape in enumerate(sweep.shapes):
-            for cores in sweep.core_sets:
-                for items in sweep.batches:
-                    points.append(_point(model, sweep, journal, index, shape, items, cores))
-                    progress(f"{model.name}: {items} row{'s' if items > 1 else ''} on {len(cores)} core(s)")
-        inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1)
-        pin(sweep.core_sets[0][:1])
+    points = []
+    for index, shape in enumerate(sweep.shapes):
+        for cores in sweep.core_sets:
+            for items in sweep.batches:
+                points.append(_point(model, sweep, journal, place, index, shape, items, cores))
+                progress(f"{model.name}: {items} row{'s' if items > 1 else ''} on {len(cores)} {place.unit}(s)")
+    inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1)
+    with place.at(sweep.core_sets[0]):
         units = _remembered(journal, f"{sweep.digest}/units", lambda: list(measure_units(model, inputs)))
         progress(f"{model.name}: {model.unit_count} units")
         cuts = model.suggest_cuts(units, float(sweep.max_segment_ns))
@@ -126,15 +127,14 @@ def measure_model(model: SegmentedModel, sweep: Sweep, journal: Journal, progres
             lambda: _segment_ratio(model, cuts, inputs, sweep.effort),
         )
         progress(f"{model.name}: {len(cuts) - 1} segments")
-    finally:
-        os.sched_setaffinity(0, affinity)
     return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio))
 
 
 def _point(
-    model: SegmentedModel,
+    model: Runner,
     sweep: Sweep,
     journal: Journal,
+    place: Place,
     index: int,
     shape: DeclaredShape,
     items: int,
@@ -145,18 +145,18 @@ def _point(
     if found is not None:
         return Point(**found)
     inputs = make_inputs(model.inputs, shape, items, sweep.max_batch > 1)
-    threads = cores if len(cores) > 1 else 1
+    threads = place.threads(cores)
     whole = (0, model.unit_count)
     model.prepare([whole], threads)
-    pin(cores[:1])
-    samples = _sample(lambda: model.run(*whole, inputs, threads), sweep.effort)
+    with place.at(cores):
+        samples = _sample(lambda: to_numpy(model.run(*whole, inputs, threads)), sweep.effort)
     p50, p90, p95, p99 = (max(1, round(value)) for value in np.percentile(samples, (50, 90, 95, 99)))
     point = Point(index, items, len(cores), len(samples), p50, p90, p95, p99)
     journal.put(key, asdict(point))
     return point
 
 
-def _segment_ratio(model: SegmentedModel, cuts: Sequence[int], inputs: dict[str, Any], effort: Effort) -> float:
+def _segment_ratio(model: Runner, cuts: Sequence[int], inputs: dict[str, Any], effort: Effort) -> float:
     """Latency of running segment by segment over that of one run; medians of interleaved runs."""
     if len(cuts) == 2:
         return 1.0
@@ -168,9 +168,10 @@ def _segment_ratio(model: SegmentedModel, cuts: Sequence[int], inputs: dict[str,
         tensors: Any = inputs
         for start, end in ranges:
             tensors = model.run(start, end, tensors)
+        to_numpy(tensors)  # which waits, where others than this thread run it
 
     def run_whole() -> None:
-        model.run(*whole, inputs)
+        to_numpy(model.run(*whole, inputs))
 
     samples: dict[Callable[[], None], list[int]] = {run_whole: [], run_segments: []}
     for _ in range(effort.warm_up):

@@ -11,13 +11,13 @@ import msgspec
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.runner import Runner, engine_of, open_model
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.inputs import DeclaredShape, check_shapes
 from cotenant.profile.measure import Effort, Sweep
 from cotenant.profile.table import ModelProfile
 from cotenant.repository import STATE_FOLDER, ModelVersion
-from cotenant.types import Partition
+from cotenant.types import CPU, Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,16 @@ class OpenedModel:
     """A model version that can run, with the shapes at which it is profiled and what identifies it."""
 
     found: ModelVersion
-    runner: SegmentedModel
+    runner: Runner
     shapes: tuple[DeclaredShape, ...]
     digest: str
+    device: str = CPU
 
     def sweep(self, lanes: Sequence[Partition], effort: Effort) -> Sweep:
-        """What to measure of it: each size of partition that the lanes have, and one core."""
+        """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
         sets = {lane.size: lane.cores for lane in reversed(lanes)}
-        sets.setdefault(1, lanes[0].cores[:1])
+        if lanes[0].device == CPU:
+            sets.setdefault(1, lanes[0].cores[:1])
         config = self.found.config
         return Sweep(
             self.digest,
@@ -49,10 +51,10 @@ def covers(profile: ModelProfile, partitions: Sequence[Partition]) -> bool:
     return {each.size for each in partitions} <= {point.cores for point in profile.points}
 
 
-def open_version(root: Path, found: ModelVersion) -> OpenedModel:
-    """Load the graph and check the configuration against it. Raises ModelError or ConfigError."""
+def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedModel:
+    """Load the graph onto a device and check the configuration against it. Raises ModelError or ConfigError."""
     name = found.tenant
-    runner = SegmentedModel.open(found.path, cache_dir=root / STATE_FOLDER / "graphs", name=name)
+    runner = open_model(found.path, cache_dir=root / STATE_FOLDER / "graphs", name=name, device=device)
     try:
         shapes = check_shapes(name, runner.inputs, found.config.model.shapes)
         _check_batch(found, runner)
@@ -62,10 +64,13 @@ def open_version(root: Path, found: ModelVersion) -> OpenedModel:
     with found.path.open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
     content.update(msgspec.json.encode((shapes, found.config.model.max_batch, found.config.segments.max_ms)))
-    return OpenedModel(found, runner, shapes, content.hexdigest()[:16])
+    package = engine_of(found.path).package
+    if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
+        content.update(this_device().versions.get(package, "").encode())
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device)
 
 
-def _check_batch(found: ModelVersion, runner: SegmentedModel) -> None:
+def _check_batch(found: ModelVersion, runner: Runner) -> None:
     """A model whose queries are merged must leave the first dimension of every input and output open."""
     if found.config.model.max_batch == 1:
         return
@@ -83,10 +88,11 @@ def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
 
     The number of cores is left out: a process that may use fewer of them still finds each as fast.
     """
-    here = this_device()
+    here = this_device(opened.device)
+    package = engine_of(opened.found.path).package
     return (
         profile.digest == opened.digest
         and profile.cuts[-1] == len(profile.unit_ns) == opened.runner.unit_count
         and device.processor == here.processor
-        and device.versions.get("onnxruntime") == here.versions["onnxruntime"]
+        and device.versions.get(package) == here.versions[package]
     )

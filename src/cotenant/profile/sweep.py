@@ -12,6 +12,7 @@ from cotenant.errors import ConfigError, CotenantError
 from cotenant.profile.device import this_device
 from cotenant.profile.measure import Effort, Journal, measure_model
 from cotenant.profile.opening import OpenedModel, covers, open_version
+from cotenant.profile.place import Place, open_place
 from cotenant.profile.table import ModelProfile, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import CONFIG_FILE, MODEL_FILE, check_owners, find_versions, model_names, profile_path
 from cotenant.types import Partition
@@ -28,15 +29,25 @@ def profile_repository(
     `fresh` forgets what is known. A sweep that is interrupted goes on where it stopped: each point is on disk as soon
     as it is measured. A profile of another device is replaced.
     """
+    lanes = make_policy(settings.policy, lanes_of(settings.device, device_cores(settings.device))).partitions
+    place = open_place(settings.device, lanes)
+    try:
+        return _profile(root, place, lanes, effort, fresh=fresh, on_step=on_step)
+    finally:
+        place.close()
+
+
+def _profile(
+    root: Path, place: Place, lanes: Sequence[Partition], effort: Effort, *, fresh: bool, on_step: OnStep
+) -> tuple[Profile, dict[str, str]]:
     path = profile_path(root)
-    device = this_device()
+    device = this_device(place.device)
     unfinished = path.with_name(f"profile-{device.fingerprint}.journal")
     if fresh:
         unfinished.unlink(missing_ok=True)
     journal = Journal(unfinished)
     known = {} if fresh else _known(path, device.fingerprint)
-    lanes = make_policy(settings.policy, lanes_of(settings.device, device_cores(settings.device))).partitions
-    opened, errors = _open_all(root)
+    opened, errors = _open_all(root, place.device)
     todo = [each for each in opened if not _is_known(known, each, lanes)]
     total = sum(each.sweep(lanes, effort).steps for each in todo)
     done = 0
@@ -51,7 +62,7 @@ def profile_repository(
     profile = Profile(device, now_text(), this_command(), profiles)
     for each in todo:
         try:
-            profiles[each.found.tenant] = measure_model(each.runner, each.sweep(lanes, effort), journal, step)
+            profiles[each.found.tenant] = measure_model(each.runner, each.sweep(lanes, effort), journal, step, place)
         except CotenantError as error:
             errors[each.found.model] = str(error)
         finally:
@@ -63,20 +74,21 @@ def profile_repository(
     return profile, errors
 
 
-def _open_all(root: Path) -> tuple[list[OpenedModel], dict[str, str]]:
+def _open_all(root: Path, device: str) -> tuple[list[OpenedModel], dict[str, str]]:
     opened: list[OpenedModel] = []
     errors: dict[str, str] = {}
     names = model_names(root)
     if not names:
         raise ConfigError(
-            f"{root}: holds no models to profile, expected directories with {CONFIG_FILE} and 1/{MODEL_FILE}"
+            f"{root}: holds no models to profile, expected directories with {CONFIG_FILE} and 1/{MODEL_FILE} "
+            "(or model.pt2)"
         )
     owners: dict[str, str] = {}
     for name in names:
         try:
             versions = find_versions(root, name)
             check_owners(versions, owners)
-            opened += [open_version(root, found) for found in versions]
+            opened += [open_version(root, found, device) for found in versions]
             owners.update({found.tenant: name for found in versions})
         except CotenantError as error:
             errors[name] = str(error)

@@ -11,19 +11,22 @@ from typing import Any
 
 import onnxruntime as ort
 
+from cotenant.execute.runner import Runner, TimesUnits
 from cotenant.execute.segment_session import session_options
-from cotenant.execute.segments import SegmentedModel
 
 _RUNS = 6
 _WARM_UP = 2
 _KERNEL = "_kernel_time"
 
 
-def measure_units(model: SegmentedModel, inputs: dict[str, Any]) -> tuple[int, ...]:
+def measure_units(model: Runner, inputs: dict[str, Any]) -> tuple[int, ...]:
     """Median latency of each unit in ns, one thread. Units that the engine does not time get what their MACs suggest.
 
-    The optimised graph is run with the engine's profiler on; operators are matched by their place in that graph.
+    The optimised graph is run with the engine's profiler on; operators are matched by their place in that graph. Other
+    engines than onnxruntime time their units themselves.
     """
+    if isinstance(model, TimesUnits):
+        return model.unit_ns(inputs)
     operators = _operator_ns(model, inputs)
     latencies = [sum(operators.get(index, 0.0) for index in unit.operators) for unit in model.dfg.units]
     timed = sum(latencies)
@@ -32,7 +35,7 @@ def measure_units(model: SegmentedModel, inputs: dict[str, Any]) -> tuple[int, .
     return tuple(max(1, round(ns)) for ns in latencies)
 
 
-def _operator_ns(model: SegmentedModel, inputs: dict[str, Any]) -> dict[int, float]:
+def _operator_ns(model: Runner, inputs: dict[str, Any]) -> dict[int, float]:
     with tempfile.TemporaryDirectory(prefix="cotenant-profile-") as folder:
         options = session_options(1, optimise=False)
         options.enable_profiling = True

@@ -1,18 +1,74 @@
-"""The executor that a configuration asks for."""
+"""The executor that a configuration asks for.
+
+The kind of the device decides. On the CPU, `isolation` chooses threads of the server or a worker process for each
+tenant, and both run `.onnx` and `.pt2` alike. On a GPU, models are `.pt2` and run in the server on streams, or under
+MPS in a worker process for each tenant.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
 from cotenant.config import DeviceSection
+from cotenant.errors import ConfigError
+from cotenant.execute.cuda_driver import GpuError
+from cotenant.execute.gpu import open_streams
 from cotenant.execute.limits import Limits
 from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
 from cotenant.execute.processes import ProcessExecutor
+from cotenant.profile.place import Place, StreamPlace, open_place
+from cotenant.types import Partition
+
+if TYPE_CHECKING:
+    from cotenant.execute.torch import TorchExecutor
 
 
-def make_executor(section: DeviceSection) -> OnnxRuntimeExecutor | ProcessExecutor:
-    """Threads of this process, or a worker process for each tenant."""
-    if section.isolation == "thread":
-        return OnnxRuntimeExecutor(section.lane_nice)
+def make_executor(
+    section: DeviceSection, partitions: Sequence[Partition] = ()
+) -> OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor:
+    """Threads of this process, a worker process for each tenant, or streams of a GPU that is divided into `partitions`.
+
+    Without partitions a GPU is divided as the section says. Raises ConfigError when there is no such GPU.
+    """
     limits = Limits(
         hang_factor=section.hang_factor, hang_floor_s=section.hang_floor_s, load_limit_s=section.load_limit_s
     )
+    if section.kind == "cuda":
+        if section.sharing == "mps":
+            return _under_mps(section, limits)
+        streams = open_streams(section, partitions)
+        from cotenant.execute.torch import TorchExecutor
+
+        return TorchExecutor(streams)
+    if section.isolation == "thread":
+        return OnnxRuntimeExecutor(section.lane_nice)
     return ProcessExecutor(section.lane_nice, limits)
+
+
+def _under_mps(section: DeviceSection, limits: Limits) -> ProcessExecutor:
+    from cotenant.execute.mps import MpsDaemon
+    from cotenant.execute.mps_executor import MpsExecutor
+
+    try:
+        daemon = MpsDaemon.start()
+    except GpuError as error:
+        raise ConfigError(f"[device]: sharing is 'mps', but {error}") from None
+    percentage = section.shares[0] if section.shares else 100.0  # shares are equal: see `lanes_of`
+    return MpsExecutor(daemon, section.index, percentage, section.lane_nice, limits)
+
+
+def measuring_place(
+    executor: OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor,
+    section: DeviceSection,
+    partitions: Sequence[Partition],
+) -> Place:
+    """Where the server itself measures a model that has no profile.
+
+    Under MPS that is the whole GPU, which only a worker sees less of: beliefs have to follow what is observed.
+    """
+    if isinstance(executor, OnnxRuntimeExecutor | ProcessExecutor):
+        return open_place(msgspec.structs.replace(section, sharing="streams"), partitions)
+    return StreamPlace(executor.device)

@@ -13,6 +13,7 @@ from typing import Any
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError
 from cotenant.execute.protocol import Loaded
+from cotenant.execute.runner import engine_of
 from cotenant.execute.segments import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.profile.inputs import DeclaredShape
@@ -22,8 +23,6 @@ from cotenant.serve.api import Array, InferRequest, ModelMetadata, ServeError, S
 from cotenant.serve.codec import DATATYPE_OF, validate
 from cotenant.types import Tenant
 
-PLATFORM = "onnxruntime_onnx"
-BACKEND = "onnxruntime"
 _MOST_MERGE_KEYS = 4096
 """Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
 
@@ -91,7 +90,7 @@ class ServedModel:
         config: dict[str, Any] = {
             "name": meta.name,
             "platform": meta.platform,
-            "backend": BACKEND,
+            "backend": engine_of(self.opened.found.path).backend,
             "max_batch_size": meta.max_batch_size,
             "version_policy": {"latest": {"num_versions": len(meta.versions)}},
             "input": [self._config_tensor(spec) for spec in meta.inputs],
@@ -136,7 +135,7 @@ def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str,
     metadata = ModelMetadata(
         name=name,
         versions=versions,
-        platform=PLATFORM,
+        platform=engine_of(opened.found.path).platform,
         inputs=tuple(_spec(name, tensor) for tensor in opened.runner.inputs),
         outputs=tuple(_spec(name, tensor) for tensor in opened.runner.outputs),
         max_batch_size=config.model.max_batch if batched else 0,

@@ -44,7 +44,7 @@ from cotenant.serve.api import (
 from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.clock import Clock, RealClock
 from cotenant.serve.driver import Driver, Observer
-from cotenant.serve.executors import make_executor
+from cotenant.serve.executors import make_executor, measuring_place
 from cotenant.serve.groups import fitted_groups, knowing
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.models import QueryForm, ServedModel, serve_model
@@ -70,9 +70,10 @@ class Server:
     def __init__(self, root: Path, settings: ServerConfig, *, clock: Clock | None = None) -> None:
         self.root = root.resolve()
         self.settings = settings
-        cores = device_cores(settings.device)
-        self.lanes = lanes_of(settings.device, cores)
-        self.cores = cores
+        self.lanes = lanes_of(settings.device, device_cores(settings.device))
+        self.cores = device_cores(settings.device)
+        if settings.device.kind == "cuda":
+            self.cores = tuple(slot for lane in self.lanes for slot in lane.cores)
         self.policy = make_policy(settings.policy, self.lanes)
         self.accounts = Accounts()
         self.beliefs = Beliefs(
@@ -83,7 +84,8 @@ class Server:
         )
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
-        self._executor = make_executor(settings.device)
+        self._executor = make_executor(settings.device, self.policy.partitions)
+        self._place = measuring_place(self._executor, settings.device, self.policy.partitions)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
@@ -104,7 +106,8 @@ class Server:
         names = model_names(self.root)
         if not names:
             _log.warning(
-                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx, then load MODEL through the API",
+                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL "
+                "through the API",
                 self.root.name,
             )
         for name in names:
@@ -266,7 +269,7 @@ class Server:
         versions: dict[str, ServedModel] = {}
         with contextlib.ExitStack() as if_one_fails:
             for each in found:
-                opened = open_version(self.root, each)
+                opened = open_version(self.root, each, self._place.device)
                 if_one_fails.callback(opened.runner.close)
                 profile = self._profile(each, opened)
                 served = serve_model(opened, profile, names, preempt=self.policy.preempt)
@@ -304,12 +307,13 @@ class Server:
             found.model,
             self.root.name,
         )
-        return measure_model(opened.runner, opened.sweep(self.policy.partitions, QUICK), Journal(None), lambda _: None)
+        sweep = opened.sweep(self.policy.partitions, QUICK)
+        return measure_model(opened.runner, sweep, Journal(None), lambda _: None, self._place)
 
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         for served in {id(served): served for served in versions.values()}.values():
             name = served.tenant.name
-            self._executor.add_model(name, served.loaded)
+            self._executor.add_model(name, served.loaded, urgent=served.tenant.priority > 0)
             self.driver.read(partial(self._open_books, name, served))
         self.driver.post(PredictorChanged(self.beliefs.predictor))
         for served in {id(served): served for served in versions.values()}.values():

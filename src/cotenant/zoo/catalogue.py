@@ -115,7 +115,11 @@ def entry(model: str) -> Entry:
 
 def config_text(model: str) -> str:
     """Return the model's `config.toml`."""
-    spec = entry(model)
+    return entry_text(model, entry(model))
+
+
+def entry_text(model: str, spec: Entry) -> str:
+    """Return the `config.toml` of a model that `spec` describes."""
     note = f"; {spec.batch_note}" if spec.batch_note else ""
     lines = [
         f"# {spec.about}",

@@ -1,0 +1,120 @@
+"""What survives an interruption: finished points as JSON lines, and the time that is left.
+
+`cotenant.profile.measure` has a journal too, but importing it brings in onnxruntime, which a GPU machine need not have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cotenant.errors import CotenantError
+
+Row = dict[str, Any]
+"""One line of a table: plain numbers and texts by column. Names of columns end in their unit."""
+
+
+class MeasureError(CotenantError):
+    """A point could not be measured: says which, and why."""
+
+
+class Journal:
+    """Rows of finished points by step and key, on disk as soon as they are measured.
+
+    A point that failed is noted with its reason and tried again by the next run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._done: dict[tuple[str, str], list[Row]] = {}
+        self._failed: dict[tuple[str, str], str] = {}
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    entry = json.loads(line)
+                    self._take(entry)
+                except (ValueError, KeyError, TypeError):
+                    continue  # the line that an interruption cut short
+        self._old_failures = frozenset(self._failed)
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        at = (str(entry["step"]), str(entry["key"]))
+        if "error" in entry:
+            self._failed[at] = str(entry["error"])
+        else:
+            self._done[at] = [dict(row) for row in entry["rows"]]
+            self._failed.pop(at, None)
+
+    def has(self, step: str, key: str) -> bool:
+        """Whether the point needs no measuring in this run: it is there, or it has failed in this run."""
+        at = (step, key)
+        return at in self._done or (at in self._failed and at not in self._old_failures)
+
+    def is_retry(self, step: str, key: str) -> bool:
+        """Whether the point failed in an earlier run, and has not been tried in this one."""
+        return (step, key) in self._old_failures and (step, key) not in self._done
+
+    def get(self, step: str, key: str) -> list[Row] | None:
+        """The rows of a point, None when it is not there."""
+        return self._done.get((step, key))
+
+    def rows(self, step: str) -> list[Row]:
+        """All rows of a step, in the order in which they were measured."""
+        return [row for (name, _), rows in self._done.items() if name == step for row in rows]
+
+    def count(self, step: str) -> int:
+        """Finished points of a step."""
+        return sum(name == step for name, _ in self._done)
+
+    @property
+    def failures(self) -> list[Row]:
+        """Points without figures, and why."""
+        return [{"step": step, "point": key, "reason": why} for (step, key), why in self._failed.items()]
+
+    def put(self, step: str, key: str, rows: Sequence[Row], seconds: float) -> None:
+        """Keep the rows of a point, which took `seconds` to measure; they are on disk when this returns."""
+        self._write({"step": step, "key": key, "seconds": round(seconds, 3), "rows": list(rows)})
+
+    def fail(self, step: str, key: str, reason: str) -> None:
+        """Note why a point has no rows."""
+        self._write({"step": step, "key": key, "error": reason})
+        self._old_failures -= {(step, key)}
+
+    def _write(self, entry: Row) -> None:
+        self._take(entry)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+class Budget:
+    """Seconds that may be spent, from now on. `clock` gives seconds."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._start = clock()
+        self._end = self._start + seconds
+
+    @property
+    def left_s(self) -> float:
+        """What is left; never below 0."""
+        return max(0.0, self._end - self._clock())
+
+    @property
+    def spent_s(self) -> float:
+        """Time since the start."""
+        return self._clock() - self._start
+
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s <= 0
+
+    def part(self, seconds: float) -> Budget:
+        """A budget of that much, or of what is left if that is less."""
+        return Budget(min(seconds, self.left_s), self._clock)

@@ -1,0 +1,111 @@
+"""The GPU of the paper as tables, with the constants of its artifact, and the planners that are compared."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench._registry import BenchError
+from cotenant.plan.elastic import Elastic
+from cotenant.plan.greedy import greedy
+from cotenant.plan.nexus import SquishyBinPacking
+from cotenant.plan.tables import TableCosts
+from cotenant.plan.tables_csv import (
+    NS_PER_MS,
+    ModelFacts,
+    read_assembly,
+    read_latencies,
+    read_models,
+)
+from cotenant.plan.types import DeviceType, Load, Planner
+from cotenant.predict.interference_file import read_constants, read_utilisation
+from cotenant.predict.interference_linear import LinearInterference
+
+GPU = "2080ti"
+SPLITS = ((100,), (20, 80), (40, 60), (50, 50))
+_BYTES_PER_MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One kind of device with its costs, and facts by model in the order of the file of models."""
+
+    device: DeviceType
+    costs: TableCosts
+    models: Mapping[str, ModelFacts]
+
+    def load(self, model: str, rate: float, tenant: str = "") -> Load:
+        """What a tenant asks for, at the SLO of the paper's Table 4."""
+        return Load(tenant or model, model, rate, self.models[model].slo_ns)
+
+
+def read_gpu(
+    data_dir: Path | None,
+    profile: Path | None = None,
+    util: Path | None = None,
+    constants: Path | None = None,
+    *,
+    padded: bool = True,
+) -> Gpu:
+    """The GPU of the data folder, or of other files of the same forms, with the models that the paper gives an SLO.
+
+    `padded` plans with the artifact's latency ratio and with its measured time to assemble a batch, as the artifact
+    does; otherwise with the latencies of the profile alone. Raises BenchError without a data folder, PlanError for a
+    file that cannot be used.
+    """
+    if data_dir is None:
+        raise BenchError("the papers' data is needed: give --data DIR, or set COTENANT_DATA")
+    folder = data_dir / "glet"
+    models = read_models(folder / "models.csv")
+    latencies = read_latencies(profile or folder / "latency_reconstructed_2080ti.csv")
+    utilisation = read_utilisation(util or folder / "util_2080ti.csv")
+    known = {model: facts for model, facts in models.items() if model in latencies}
+    if not known:
+        raise BenchError(f"{profile}: has none of the models of {folder / 'models.csv'}: {', '.join(models)}")
+    unseen = [model for model in known if model not in utilisation.table.models]
+    if unseen:
+        raise BenchError(f"{util or folder / 'util_2080ti.csv'}: has no utilisation of model {unseen[0]!r}")
+    fixed = read_fixed(folder / "artifact_constants.csv")
+    line = read_constants(constants or folder / "interference_constants_2080ti.csv")
+    costs = TableCosts(
+        {GPU: {model: _capped(latencies[model], facts.max_batch) for model, facts in known.items()}},
+        {model: facts.memory_bytes for model, facts in known.items()},
+        {GPU: LinearInterference(line, utilisation)},
+        latency_ratio=fixed["latency_ratio"] if padded else 1.0,
+        overhead_ns=_assembly(known, folder, fixed) if padded else None,
+    )
+    memory = int(fixed["gpu_memory_2080ti"] * fixed["memory_usable"]) * _BYTES_PER_MB
+    device = DeviceType(GPU, SPLITS, memory, partition_bytes=int(fixed["memory_per_partition"]) * _BYTES_PER_MB)
+    return Gpu(device, costs, known)
+
+
+def baselines() -> tuple[Planner, ...]:
+    """The planners of the paper, the weakest first."""
+    return (SquishyBinPacking(), greedy(), Elastic(), Elastic(with_interference=True))
+
+
+def read_fixed(path: Path) -> dict[str, float]:
+    """The constants of the artifact that are numbers, by name."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+
+
+def _capped(sizes: Mapping[int, Mapping[int, int]], most: int) -> dict[int, dict[int, int]]:
+    return {size: {batch: ns for batch, ns in points.items() if batch <= most} for size, points in sizes.items()}
+
+
+def _assembly(models: Mapping[str, ModelFacts], folder: Path, fixed: Mapping[str, float]) -> dict[str, dict[int, int]]:
+    """Time to assemble a batch by model and batch, with the multipliers and constants of the artifact."""
+    measured = read_assembly(folder / "batching_overhead.csv")
+    found = {}
+    for model, facts in models.items():
+        shape = facts.input.split()[0]
+        constant = fixed.get(f"batching_overhead_{model}")
+        ratio = fixed.get(f"batching_multiplier_{shape}")
+        ms = dict.fromkeys(range(1, facts.max_batch + 1), constant or 0.0)
+        if constant is None and ratio is not None:
+            ms = {batch: ratio * overhead for batch, overhead in measured[shape].items()}
+        found[model] = {batch: round(each * NS_PER_MS) for batch, each in ms.items()}
+    return found

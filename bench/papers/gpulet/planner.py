@@ -1,0 +1,148 @@
+"""How long a plan takes: 20 models on eight GPUs, tables of costs seen for the first time.
+
+The models are those of the paper, each several times with its latency and SLO scaled by a seeded factor, so that no two
+are alike. Their rates are seeded shares of what the GPUs can do; `load` is the sum of those shares over the GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.papers.gpulet._data import Gpu, baselines, read_gpu
+from cotenant.plan.check import check_plan
+from cotenant.plan.rounds import Book
+from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.types import CoRunner, Costs, Load, Plan, Planner
+
+NAME = "planner"
+MODELS = 20
+DEVICES = 8
+LOADS = (0.5, 0.7, 0.9)
+MAIN_LOAD = 0.7
+SEEDS = tuple(range(1, 11))
+QUICK_SEEDS = (1, 2)
+GOAL_ELASTIC_MS = 100.0
+BLIND = ("sbp", "greedy", "elastic")
+_SCALES = (0.5, 2.0)
+_MARK = "#"
+
+
+class Scaled:
+    """Costs of models `name#n`: those of `name`, with latencies times a factor of its own."""
+
+    def __init__(self, costs: Costs, scales: dict[str, float]) -> None:
+        self._costs = costs
+        self._scales = scales
+
+    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
+        return math.ceil(self._costs.latency_ns(_base(model), batch, size, device) * self._scales[model])
+
+    def batches(self, model: str) -> Sequence[int]:
+        return self._costs.batches(_base(model))
+
+    def memory_bytes(self, model: str) -> int:
+        return self._costs.memory_bytes(_base(model))
+
+    def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
+        beside = [(_base(other), rows, part) for other, rows, part in others]
+        return self._costs.factor(_base(model), batch, size, beside, device)
+
+
+def contenders() -> tuple[Planner, ...]:
+    """The planners that are timed, in the order of the table."""
+    return baselines()
+
+
+def run(
+    quick: bool,
+    data_dir: Path | None,
+    profile: Path | None = None,
+    util: Path | None = None,
+    constants: Path | None = None,
+) -> dict[str, Any]:
+    """Measure, print the table, return figures."""
+    gpu = read_gpu(data_dir, profile, util, constants)
+    seeds = QUICK_SEEDS if quick else SEEDS
+    rows = [measure(planner, gpu, load, seeds) for planner in contenders() for load in LOADS]
+    table = Table(title=f"One plan: {MODELS} models, {DEVICES} GPUs, {len(seeds)} seeds")
+    for head in ("planner", "load", "plans", "GPUs", "median ms", "longest ms", "refuted"):
+        table.add_column(head, justify="left" if head == "planner" else "right")
+    for row in rows:
+        table.add_row(
+            row["planner"],
+            f"{row['load']:g}",
+            f"{row['plans']} of {len(seeds)}",
+            f"{row['mean_devices']:.2f}" if row["plans"] else "-",
+            f"{row['median_ms']:.1f}",
+            f"{row['longest_ms']:.1f}",
+            str(row["checked_violations"]),
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"goal: elastic below {GOAL_ELASTIC_MS:.0f} ms")
+    if quick:
+        console.print(f"quick: {len(QUICK_SEEDS)} of {len(SEEDS)} seeds")
+    found = {"checked_violations": sum(row["checked_violations"] for row in rows)}
+    for row in rows:
+        if row["load"] == MAIN_LOAD:
+            found[f"{row['planner']}_{MODELS}x{DEVICES}_ms"] = row["median_ms"]
+    found[f"elastic_{MODELS}x{DEVICES}_longest_ms"] = max(
+        row["longest_ms"] for row in rows if row["planner"] == "elastic"
+    )
+    return {"summary": found, "rows": rows, "seeds": list(seeds)}
+
+
+def measure(planner: Planner, gpu: Gpu, load: float, seeds: Sequence[int]) -> dict[str, Any]:
+    """One planner on instances of one load; every plan is made from costs that nothing has looked at before."""
+    took, devices, refuted = [], [], 0
+    inventory = [gpu.device] * DEVICES
+    for seed in seeds:
+        loads, costs = instance(gpu, load, seed)
+        began = time.perf_counter()
+        plan = planner.plan(loads, inventory, costs)
+        took.append(1e3 * (time.perf_counter() - began))
+        if isinstance(plan, Plan):
+            believed = WithoutInterference(costs) if planner.name in BLIND else costs
+            refuted += len(check_plan(plan, loads, inventory, believed))
+            devices.append(len(plan.devices))
+    return {
+        "planner": planner.name,
+        "load": load,
+        "plans": len(devices),
+        "mean_devices": sum(devices) / max(1, len(devices)),
+        "median_ms": median(took),
+        "longest_ms": max(took),
+        "checked_violations": refuted,
+    }
+
+
+def instance(gpu: Gpu, load: float, seed: int) -> tuple[list[Load], Costs]:
+    """MODELS loads that take `load` of DEVICES GPUs in all, if each had GPUs of its own, and their costs."""
+    random = Random(seed)
+    bases = list(gpu.models)
+    names = [f"{bases[number % len(bases)]}{_MARK}{number}" for number in range(MODELS)]
+    low, high = _SCALES
+    scales = {name: low * (high / low) ** random.random() for name in names}
+    costs = Scaled(gpu.costs, scales)
+    weights = [random.uniform(0.25, 1.75) for _ in names]
+    book = Book(costs)
+    loads = []
+    for name, weight in zip(names, weights, strict=True):
+        slo_ns = math.ceil(gpu.models[_base(name)].slo_ns * scales[name])
+        share = load * DEVICES * weight / sum(weights)
+        capacity = book.capacity(name, slo_ns, gpu.device.whole, gpu.device.name)
+        loads.append(Load(name, name, share * capacity, slo_ns))
+    return loads, costs
+
+
+def _base(model: str) -> str:
+    return model.partition(_MARK)[0]

@@ -1,0 +1,74 @@
+"""`cotenant devices`: what this machine offers, and why the rest is not available."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cotenant.cli.options import AsJson, print_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from cotenant.execute.devices import Devices, Feature
+
+_GIB = 1 << 30
+
+
+def devices(as_json: AsJson = False) -> None:
+    """Show what this machine offers to run models on and to share, and why the rest is not available."""
+    from dataclasses import asdict
+
+    from cotenant.execute.devices import survey
+
+    found = survey()
+    if as_json:
+        print_json(asdict(found))
+    else:
+        _show(found)
+
+
+def _show(found: Devices) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from cotenant.cli.console import console as make_console
+
+    console = make_console()
+    cpu = found.cpu
+    table = Table("device", "what it is", title="Devices", title_justify="left", show_edge=False)
+    table.add_row("cpu", escape(cpu.model))
+    table.add_row("", f"{len(cpu.cores)} of {cpu.installed} cores usable, {cpu.memory_bytes / _GIB:.1f} GiB memory")
+    table.add_row("", ", ".join(f"{level} {_size(size)}" for level, size in cpu.caches.items()) or "caches unknown")
+    table.add_row("", " ".join(cpu.simd) or "no SIMD flags known")
+    for gpu in found.gpus:
+        table.add_row(gpu.name, escape(gpu.model))
+        memory = f"{gpu.memory_bytes / _GIB:.1f} GiB memory"
+        table.add_row("", f"{gpu.sms} SMs, compute capability {gpu.capability}, {memory}")
+    if found.gpus:
+        table.add_row("", f"driver {found.driver or 'unknown'}, CUDA {found.cuda}")
+    else:
+        table.add_row("cuda", escape(found.gpu_problem))
+    console.print(table)
+    console.print()
+    console.print(_features("Engines", found.engines))
+    console.print()
+    console.print(_features("Ways of sharing", found.sharing))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1024:g} KiB" if count < 1 << 20 else f"{count / (1 << 20):g} MiB"
+
+
+def _features(title: str, features: Sequence[Feature]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "device", "usable", "what, or why not", "what would change that", title=title)
+    table.title_justify, table.show_edge = "left", False
+    for each in features:
+        name = f"{each.name} {each.version}".strip()
+        usable = "[green]yes[/]" if each.usable else "[red]no[/]"
+        table.add_row(name, each.device, usable, escape(each.detail), escape(each.mend))
+    return table

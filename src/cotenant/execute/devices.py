@@ -1,0 +1,234 @@
+"""What the machine offers to run models on: CPU, GPUs, engines, and ways of sharing, with the reasons why not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.execute.cuda_driver import GREEN_SINCE, GpuError, attribute, call, capability_of, device_of, load_driver
+from cotenant.execute.mps import find_control, is_running
+from cotenant.execute.sm_groups import split_groups
+from cotenant.execute.sm_ladder import device_name
+
+_SIMD = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16"),
+    *("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+"""Flags of processors that engines choose their kernels by, x86-64 and Arm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """`cores` may be used by this process, of `installed` ones. `caches` are bytes by level: L1d, L1i, L2, L3."""
+
+    model: str
+    cores: tuple[int, ...]
+    installed: int
+    caches: dict[str, int]
+    simd: tuple[str, ...]
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: `name` is what partitions call it, `capability` its compute capability, `sms` the number of its SMs."""
+
+    name: str
+    model: str
+    capability: str
+    sms: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """An engine or a way of sharing. `detail` says what it can do, or why it cannot; `mend` what would change that."""
+
+    name: str
+    device: str
+    usable: bool
+    detail: str
+    mend: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """All of it. `driver` and `cuda` are versions, or empty; `gpu_problem` says why no GPU can be used."""
+
+    cpu: Cpu
+    gpus: tuple[Gpu, ...]
+    driver: str
+    cuda: str
+    gpu_problem: str
+    engines: tuple[Feature, ...]
+    sharing: tuple[Feature, ...]
+
+
+NO_GPU = "a machine with an NVIDIA GPU and its driver"
+
+
+def survey(
+    load: Callable[[], Any] = load_driver, find_engines: Callable[[], tuple[Feature, ...]] | None = None
+) -> Devices:
+    """Look at this machine. Nothing is started or changed; torch and onnxruntime are loaded, which takes seconds."""
+    cpu = this_cpu()
+    driver: Any = None
+    gpus: tuple[Gpu, ...] = ()
+    problem = cuda = ""
+    try:
+        driver = load()
+        version = int(call(driver, "cuDriverGetVersion"))
+        cuda = f"{version // 1000}.{version % 1000 // 10}"
+        gpus = tuple(_gpu(driver, index) for index in range(int(call(driver, "cuDeviceGetCount"))))
+        if not gpus:
+            problem = "the driver sees no GPU"
+    except GpuError as error:
+        problem = str(error) if _has_device_files() else "no NVIDIA GPU: there is no /dev/nvidia0"
+    engines = (find_engines or engines_here)()
+    return Devices(cpu, gpus, _driver_version(), cuda, problem, engines, _sharing(cpu, driver, gpus, problem, engines))
+
+
+def this_cpu() -> Cpu:
+    """The processor that this process runs on; what the system does not tell is left empty."""
+    model, flags = platform.processor() or platform.machine(), ""
+    for line in _read("/proc/cpuinfo").splitlines():
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name":
+            model = value
+        elif key in ("flags", "Features"):
+            flags = value
+            break
+    words = set(flags.split())
+    caches: dict[str, int] = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
+        caches["L" + level + {"Data": "d", "Instruction": "i"}.get(kind, "")] = _bytes(size)
+    return Cpu(
+        model=model,
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        installed=os.cpu_count() or 1,
+        caches=caches,
+        simd=tuple(flag for flag in _SIMD if flag in words),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+
+
+def engines_here() -> tuple[Feature, ...]:
+    """The engines that are installed, and whether they can use a GPU."""
+    return (_onnxruntime(), *_torch())
+
+
+def _onnxruntime() -> Feature:
+    import onnxruntime
+
+    version = str(onnxruntime.__version__)
+    others = [name.removesuffix("ExecutionProvider") for name in onnxruntime.get_available_providers()]
+    return Feature("onnxruntime", "cpu", True, f"providers: {', '.join(others)}; cotenant uses CPU", version=version)
+
+
+def _torch() -> tuple[Feature, ...]:
+    mend = "pip install 'cotenant[torch]'"
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a library of it that cannot be loaded is an OSError
+        why = "not installed" if isinstance(error, ModuleNotFoundError) else f"cannot be loaded ({error})"
+        return (Feature("torch", "cpu", False, why, mend), Feature("torch", "cuda", False, why, mend))
+    version = str(torch.__version__)
+    cpu = Feature("torch", "cpu", True, f"{torch.get_num_threads()} threads", version=version)
+    if torch.version.cuda is None:
+        why, mend = "built for the CPU alone", "a torch that is built for CUDA 13"
+        return (cpu, Feature("torch", "cuda", False, why, mend, version))
+    if not torch.cuda.is_available():
+        why = f"built for CUDA {torch.version.cuda}, but sees no GPU"
+        return (cpu, Feature("torch", "cuda", False, why, NO_GPU, version))
+    seen = f"built for CUDA {torch.version.cuda}, sees {torch.cuda.device_count()} GPU(s)"
+    return (cpu, Feature("torch", "cuda", True, seen, version=version))
+
+
+def _gpu(driver: Any, index: int) -> Gpu:
+    device = device_of(driver, index)
+    return Gpu(
+        name=device_name(index),
+        model=call(driver, "cuDeviceGetName", 256, device).split(b"\0")[0].decode(errors="replace"),
+        capability="{}.{}".format(*capability_of(driver, device)),
+        sms=attribute(driver, device, "MULTIPROCESSOR_COUNT"),
+        memory_bytes=int(call(driver, "cuDeviceTotalMem", device)),
+    )
+
+
+def _sharing(
+    cpu: Cpu, driver: Any, gpus: Sequence[Gpu], problem: str, engines: Sequence[Feature]
+) -> tuple[Feature, ...]:
+    count = len(cpu.cores)
+    text = "1 core: nothing to divide" if count == 1 else f"{count} cores, in any disjoint sets"
+    found = [Feature("pinned cores", "cpu", count > 1, text, "" if count > 1 else "more cores for this process")]
+    if not gpus:
+        mend = "pip install 'cuda-bindings>=13'" if "cuda-bindings" in problem else NO_GPU
+        return (*found, *(Feature(name, "cuda", False, problem, mend) for name in ("green contexts", "MPS", "streams")))
+    found += [_green(driver, index, gpu) for index, gpu in enumerate(gpus)]
+    found.append(_mps())
+    torch = next((each for each in engines if each.name == "torch" and each.device == "cuda"), None)
+    why = torch.detail if torch is not None else "no torch"
+    if torch is not None and torch.usable:
+        found.append(Feature("streams", "cuda", True, "kernels share all SMs; urgent ones go first"))
+    else:
+        found.append(Feature("streams", "cuda", False, f"torch: {why}", torch.mend if torch is not None else ""))
+    return tuple(found)
+
+
+def _green(driver: Any, index: int, gpu: Gpu) -> Feature:
+    try:
+        grid, _ = split_groups(driver, device_of(driver, index))
+    except GpuError as error:
+        version = f"{GREEN_SINCE // 1000}.{GREEN_SINCE % 1000 // 10}"
+        return Feature("green contexts", gpu.name, False, str(error), f"a driver of CUDA {version} or newer")
+    text = f"{grid.groups} groups of {grid.granularity} SMs" + (f", {grid.spare} SMs left over" if grid.spare else "")
+    return Feature("green contexts", gpu.name, True, text)
+
+
+def _mps() -> Feature:
+    try:
+        path = find_control()
+    except GpuError as error:
+        return Feature("MPS", "cuda", False, str(error), "the driver's compute utilities, in PATH")
+    running = (
+        "a daemon runs already; cotenant starts its own" if is_running() else "no daemon runs; cotenant starts one"
+    )
+    return Feature("MPS", "cuda", True, f"{path}; {running}")
+
+
+def _driver_version() -> str:
+    version = _read("/sys/module/nvidia/version").strip()
+    if version or shutil.which("nvidia-smi") is None:
+        return version
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.split("\n")[0].strip() if done.returncode == 0 else ""
+
+
+def _has_device_files() -> bool:
+    return any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _bytes(size: str) -> int:
+    """Bytes of a size like '48K'; 0 when it is none."""
+    number, unit = size[:-1], size[-1:]
+    return int(number) << {"K": 10, "M": 20, "G": 30}[unit] if number.isdecimal() and unit in "KMG" else 0
+
+
+def _read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

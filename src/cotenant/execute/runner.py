@@ -1,0 +1,120 @@
+"""Models of any format behind one surface: what profiling, serving and worker processes ask of a model."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from cotenant.execute.errors import ModelError
+from cotenant.graph.dfg import Dfg, Tensor
+from cotenant.types import CPU
+
+Threads = int | tuple[int, ...]
+"""How many threads compute, or the cores they run on: the caller sits on the first, a pool on the others."""
+
+
+class Runner(Protocol):
+    """A model that runs any contiguous range of its units; thread-safe. See `segments.SegmentedModel`."""
+
+    path: Path
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    dfg: Dfg
+    uncut_reason: str
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units; boundaries run from 0 to it."""
+
+    @property
+    def graph_path(self) -> Path:
+        """What is run, in a folder whose name says what was opened, by which version of the engine."""
+
+    def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
+        """Boundaries such that segments weigh at most `max_weight`."""
+
+    def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
+        """The graph with its figures at the given input shapes."""
+
+    def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
+        """Make ready to run these ranges of units."""
+
+    def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, Any]:
+        """Run units [start, end); the tensors are the engine's own, or numpy arrays."""
+
+    def close(self) -> None:
+        """Let go of it; runs under way end normally."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@runtime_checkable
+class TimesUnits(Protocol):
+    """A runner that times its units itself, because its engine keeps no account of operators."""
+
+    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Median latency of each unit on these inputs in ns, one thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The library that runs a format. `platform` and `backend` are its names in the protocol's metadata."""
+
+    package: str
+    platform: str
+    backend: str
+
+
+ENGINES: dict[str, Engine] = {
+    ".onnx": Engine("onnxruntime", "onnxruntime_onnx", "onnxruntime"),
+    ".pt2": Engine("torch", "pytorch_libtorch", "pytorch"),
+}
+"""By the suffix of the model's file."""
+
+
+def engine_of(path: Path) -> Engine:
+    """The engine that runs the file. Raises ModelError for a suffix that none is known for."""
+    engine = ENGINES.get(path.suffix)
+    if engine is None:
+        raise ModelError(path, f"no engine runs files that end in {path.suffix!r}", f"Give one of {', '.join(ENGINES)}")
+    return engine
+
+
+def open_model(path: Path, *, cache_dir: Path | None = None, name: str = "", device: str = CPU) -> Runner:
+    """Open the model file at `path` on the CPU, or on "cuda:N", with the engine of its format.
+
+    `name` is for messages, by default the file's stem; `cache_dir` is where an engine may keep what it prepares.
+    Raises ModelError when the file cannot be read or run, or its engine is not installed.
+    """
+    if engine_of(path).package == "torch":
+        if importlib.util.find_spec("torch") is None:
+            raise ModelError(path, "it needs torch, which is not installed", "Run: pip install 'cotenant[torch]'")
+        from cotenant.execute.torch_model import TorchModel
+
+        return TorchModel.open(path, name=name, device=device, cache_dir=cache_dir)
+    if device != CPU:
+        raise ModelError(path, f"{engine_of(path).package} runs it on the CPU alone", f"Export it as .pt2 for {device}")
+    from cotenant.execute.segments import SegmentedModel
+
+    return SegmentedModel.open(path, cache_dir=cache_dir, name=name)
+
+
+def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the results of any runner into numpy arrays."""
+    if any(type(value).__module__.partition(".")[0] == "torch" for value in values.values()):
+        from cotenant.execute.torch_model import to_numpy as from_torch
+
+        return from_torch(values)
+    return {name: value if isinstance(value, np.ndarray) else _array(value) for name, value in values.items()}
+
+
+def _array(value: Any) -> Any:
+    return value.numpy() if hasattr(value, "numpy") else value

@@ -1,0 +1,154 @@
+"""How the streaming multiprocessors (SMs) of a GPU are divided: pure arithmetic, no driver.
+
+The driver splits the SMs ONCE into groups of equal size. A share is any set of these groups, so every other division
+is another combination of the same groups: shares of any two divisions that use different groups are disjoint.
+
+Slots number the SMs of the groups: group k has the slots from k times the granularity. SMs beyond the last group (4 of
+the 132 of an H100, with groups of 8) are in no share but that of the whole device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cotenant.errors import InvalidValueError
+from cotenant.types import Partition
+
+_SLACK = 1e-9
+"""Shares like three times 33.3333 % come from divisions: their sum may be over 100 by so much."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmGrid:
+    """What the driver makes of a GPU's `total` SMs: `groups` groups of `granularity` SMs each (0: as many as fit).
+
+    Raises InvalidValueError when the groups do not fit into the device.
+    """
+
+    total: int
+    granularity: int = 1
+    groups: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            object.__setattr__(self, "groups", self.total // max(1, self.granularity))
+        if self.granularity < 1 or self.groups < 1 or self.groups * self.granularity > self.total:
+            text = f"at least one group of at least one SM, {self.total} SMs in all at most"
+            raise InvalidValueError("SMs", "groups", (self.groups, self.granularity), text)
+
+    @property
+    def spare(self) -> int:
+        """Number of SMs that are in no group."""
+        return self.total - self.groups * self.granularity
+
+
+def device_name(index: int) -> str:
+    """The name of a GPU in partitions."""
+    return f"cuda:{index}"
+
+
+def granularity_of(capability: tuple[int, int]) -> int:
+    """SMs in the smallest share by compute capability, where the bindings do not say (CUDA guide, green contexts)."""
+    major = capability[0]
+    return 8 if major >= 9 else 4 if major == 8 else 2
+
+
+def whole(grid: SmGrid, index: int) -> Partition:
+    """The partition of all SMs, those in no group included."""
+    return Partition(tuple(range(grid.total)), device_name(index))
+
+
+def is_whole(partition: Partition, grid: SmGrid) -> bool:
+    """Whether a partition is the whole device, to which no limit needs to be set."""
+    return partition.mask == (1 << grid.total) - 1
+
+
+def counts_of(percents: Sequence[float], grid: SmGrid, where: str = "[device]") -> tuple[int, ...]:
+    """How many groups each share gets, shares in percent of the GPU's SMs.
+
+    Each share is rounded to the nearest number of groups. When they then need more groups than there are, those that
+    gained most by rounding give one back, equal shares together: they stay equal. Raises InvalidValueError when shares
+    sum up to more than 100 %, or one is smaller than a group.
+    """
+    for percent in percents:
+        if not percent * grid.total >= 100 * grid.granularity * (1 - _SLACK):
+            least = -(-100 * grid.granularity // grid.total)
+            text = f"at least {least} %: {grid.granularity} of {grid.total} SMs are the smallest share"
+            raise InvalidValueError(where, "shares", percent, text)
+    if not 0 < sum(percents) <= 100 * (1 + _SLACK):
+        raise InvalidValueError(where, "shares", list(percents), f"100 % in all at most, not {sum(percents):g} %")
+    exact = [percent * grid.total / (100 * grid.granularity) for percent in percents]
+    counts = [max(1, int(groups + 0.5)) for groups in exact]
+    while sum(counts) > grid.groups:
+        giving = [place for place, count in enumerate(counts) if count > 1]
+        if not giving:
+            text = f"{grid.groups} shares at most: the driver makes so many groups of this GPU"
+            raise InvalidValueError(where, "shares", list(percents), text)
+        most = max(giving, key=lambda place: counts[place] - exact[place])
+        for place in giving:
+            if percents[place] == percents[most]:
+                counts[place] -= 1
+    return tuple(counts)
+
+
+def shares_of(percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]") -> tuple[Partition, ...]:
+    """Disjoint partitions for shares in percent, from the first group on. Raises InvalidValueError; see `counts_of`."""
+    return resplit((), percents, grid, index, where)
+
+
+def resplit(
+    before: Sequence[Partition], percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]"
+) -> tuple[Partition, ...]:
+    """Another combination of the same groups: one partition for each share, disjoint.
+
+    A partition from `before` that has the right size is taken over as it is, so that nothing has to be made anew for
+    it. Raises InvalidValueError; see `counts_of` and `groups_of`.
+    """
+    counts = counts_of(percents, grid, where)
+    old = [partition for partition in before if not is_whole(partition, grid)]
+    kept: list[Partition | None] = []
+    used = 0
+    for count in counts:
+        fitting = (each for each in old if each.size == count * grid.granularity and not each.mask & used)
+        found = next(fitting, None)
+        kept.append(found)
+        if found is not None:
+            groups_of(found, grid)
+            used |= found.mask
+    free = _free_groups(used, grid)
+    made: list[Partition] = []
+    for partition, count in zip(kept, counts, strict=True):
+        if partition is None:
+            partition = partition_of(free[:count], grid, index)
+            del free[:count]
+        made.append(partition)
+    return tuple(made)
+
+
+def partition_of(groups: Sequence[int], grid: SmGrid, index: int) -> Partition:
+    """The partition of some groups."""
+    size = grid.granularity
+    return Partition(tuple(slot for k in groups for slot in range(k * size, (k + 1) * size)), device_name(index))
+
+
+def groups_of(partition: Partition, grid: SmGrid) -> tuple[int, ...]:
+    """The groups that a partition is made of, rising. Raises InvalidValueError unless it has all slots of each."""
+    groups = tuple(sorted({slot // grid.granularity for slot in partition.cores}))
+    if partition.size != len(groups) * grid.granularity or groups[-1] >= grid.groups:
+        text = f"all {grid.granularity} slots of each of its groups, of {grid.groups} groups"
+        raise InvalidValueError(f"partition of {partition.device}", "cores", partition.cores, text)
+    return groups
+
+
+def remaining(partitions: Sequence[Partition], grid: SmGrid) -> tuple[int, ...]:
+    """The groups that no partition uses."""
+    used = 0
+    for partition in partitions:
+        used |= partition.mask
+    return tuple(_free_groups(used, grid))
+
+
+def _free_groups(used: int, grid: SmGrid) -> list[int]:
+    group = (1 << grid.granularity) - 1
+    return [k for k in range(grid.groups) if not used >> (k * grid.granularity) & group]

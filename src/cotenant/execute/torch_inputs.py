@@ -1,0 +1,82 @@
+"""Checking what a torch model is given against what it was exported for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cotenant.execute.errors import TensorError
+from cotenant.graph.dfg import Tensor
+from cotenant.graph.torch import TYPES
+from cotenant.graph.torch_sizes import Ranges, expression_of
+
+_NUMPY = {
+    np.dtype(text): f"tensor({name})"
+    for text, name in (("f4", "float"), ("f8", "double"), ("f2", "float16"), ("?", "bool"))
+} | {np.dtype(f"{kind}{bits}"): f"tensor({kind}{bits})" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
+class InputCheck:
+    """Raises TensorError for a missing or unknown input, another type, or a shape that the program was not made for.
+
+    A dynamic dimension has bounds, and one that several inputs have must be the same in all of them: beyond that the
+    program's results would be wrong without any other sign.
+    """
+
+    def __init__(self, model: str, inputs: Sequence[Tensor], examples: Sequence[torch.Tensor], ranges: Ranges) -> None:
+        self._model = model
+        self._inputs = tuple(inputs)
+        self._dims = [[_dim(dim, ranges) for dim in example.shape] for example in examples]
+
+    def __call__(self, tensors: Mapping[str, Any]) -> None:
+        """Check the inputs of one run."""
+        sizes: dict[str, int] = {}
+        for tensor, dims in zip(self._inputs, self._dims, strict=True):
+            value = tensors.get(tensor.name)
+            if value is None:
+                names = ", ".join(each.name for each in self._inputs)
+                raise self._error(f"input {tensor.name!r} is missing; its inputs are {names}")
+            given = tuple(np.shape(value)) if not isinstance(value, torch.Tensor) else tuple(value.shape)
+            pairs = zip(given, dims, strict=False)
+            if len(given) != len(dims) or not all(_fits(size, dim, sizes) for size, dim in pairs):
+                raise self._error(f"input {tensor.name!r} has shape {given}, expected {_shown(dims)}")
+            dtype = TYPES.get(value.dtype) if isinstance(value, torch.Tensor) else _NUMPY.get(np.asarray(value).dtype)
+            if dtype != tensor.dtype:
+                raise self._error(f"input {tensor.name!r} is {dtype}, expected {tensor.dtype}")
+        if len(tensors) > len(self._inputs):
+            extra = sorted(set(tensors) - {each.name for each in self._inputs})[0]
+            raise TensorError(f"model {self._model!r} has no input {extra!r}; leave it out")
+
+    def _error(self, text: str) -> TensorError:
+        return TensorError(f"model {self._model!r}: {text}")
+
+
+_Dim = int | tuple[str, int, int | None] | None
+
+
+def _dim(dim: Any, ranges: Ranges) -> _Dim:
+    expression = expression_of(dim)
+    if isinstance(expression, int):
+        return expression
+    symbol = str(expression)
+    return (symbol, *ranges.get(symbol, (0, None))) if getattr(expression, "is_Symbol", False) else None
+
+
+def _fits(size: int, dim: _Dim, sizes: dict[str, int]) -> bool:
+    if dim is None:
+        return True
+    if isinstance(dim, int):
+        return size == dim
+    symbol, low, high = dim
+    return low <= size and (high is None or size <= high) and sizes.setdefault(symbol, size) == size
+
+
+def _shown(dims: Sequence[_Dim]) -> tuple[int | str | None, ...]:
+    """Sizes, and for dynamic dimensions their names with the bounds."""
+    return tuple(
+        dim if not isinstance(dim, tuple) else f"{dim[0]} in {dim[1]} to {'any' if dim[2] is None else dim[2]}"
+        for dim in dims
+    )

@@ -1,0 +1,247 @@
+"""Rounds of a partition: which duty cycle and batches serve given rates within their SLOs, if any do.
+
+A round is feasible when the executions fit into the duty cycle, every duty cycle and execution fit into the SLO, and no
+batch takes fewer rows than arrive in a duty cycle. Source: the squishy tasks of Nexus (SOSP 2019), section 6.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import NamedTuple, cast
+
+from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, PlanError
+
+Neighbour = tuple[int, tuple[tuple[str, int], ...]]
+"""Size of another partition of the device, and the model and batch of each of its slots."""
+_ROUNDING = 1e-10
+_MEMORY = 1 << 16
+"""Answers of each kind kept at most; some 50 MB."""
+
+
+class Work(NamedTuple):
+    """Rows a second of a model, each within an SLO."""
+
+    model: str
+    slo_ns: int
+    rate_per_s: float
+
+
+class Round(NamedTuple):
+    """A duty cycle and the batch of each slot, and the factor on all executions that it bears."""
+
+    duty_ns: int
+    batches: tuple[int, ...]
+    bears: float = 1.0
+
+
+class Curve:
+    """Latency over the batch of one model in one partition, in its surroundings.
+
+    `choice[n]` is the position of the batch to run for n rows: of those that take n, the quickest.
+    """
+
+    __slots__ = ("batches", "choice", "latency_ns", "least_ns_per_row", "position")
+
+    def __init__(self, batches: Sequence[int], latency_ns: Sequence[int]) -> None:
+        self.batches = tuple(batches)
+        self.latency_ns = tuple(latency_ns)
+        self.position = {batch: position for position, batch in enumerate(self.batches)}
+        quickest = list(range(len(self.batches)))
+        for position in reversed(quickest[:-1]):
+            later = quickest[position + 1]
+            if self.latency_ns[later] < self.latency_ns[position]:
+                quickest[position] = later
+        position = 0
+        self.choice = [0]
+        for rows in range(1, self.batches[-1] + 1):
+            position += self.batches[position] < rows
+            self.choice.append(quickest[position])
+        self.least_ns_per_row = min(ns / batch for ns, batch in zip(self.latency_ns, self.batches, strict=True))
+
+    def capacity(self, slo_ns: int) -> tuple[float, int]:
+        """The largest rate that a partition of its own serves, in rows a second, and the batch; (0.0, 0) for none."""
+        rate, chosen = 0.0, 0
+        for batch, ns in zip(self.batches, self.latency_ns, strict=True):
+            if 2 * ns <= slo_ns and batch * NS_PER_S / ns > rate:
+                rate, chosen = batch * NS_PER_S / ns, batch
+        return rate, chosen
+
+
+class Book:
+    """Curves, capacities and rounds under one set of costs, worked out once each."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._curves: dict[tuple[str, int, str, tuple[Neighbour, ...]], Curve] = {}
+        self._capacities: dict[tuple[str, int, int, str, tuple[Neighbour, ...]], tuple[float, int]] = {}
+        self._rounds: dict[tuple[tuple[Work, ...], int, str, tuple[Neighbour, ...]], Round | None] = {}
+        self._knees: dict[tuple[str, int, DeviceType, float], int] = {}
+
+    def curve(self, model: str, size: int, device: str, neighbours: tuple[Neighbour, ...] = ()) -> Curve:
+        """Latencies of a model in a partition, the worst that one slot of each neighbour at a time can make of them."""
+        key = (model, size, device, neighbours)
+        curve = self._curves.get(key)
+        if curve is None:
+            batches = self.costs.batches(model)
+            if not batches or any(a >= b for a, b in pairwise(batches)) or batches[0] < 1:
+                raise PlanError(f"batches of model {model!r} are {tuple(batches)!r}, expected ascending ones from 1")
+            latency = [self.costs.latency_ns(model, batch, size, device) for batch in batches]
+            if neighbours:
+                beside = [
+                    [(other, batch, other_size) for other, batch in slots] for other_size, slots in neighbours if slots
+                ]
+                factor = self.costs.factor
+                around = list(product(*beside))
+                latency = [
+                    math.ceil(ns * max([factor(model, batch, size, others, device) for others in around]))
+                    for batch, ns in zip(batches, latency, strict=True)
+                ]
+            if len(self._curves) >= _MEMORY:
+                self._curves.clear()
+            curve = self._curves[key] = Curve(batches, latency)
+        return curve
+
+    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
+        """Time of one batch alone."""
+        curve = self.curve(model, size, device)
+        return curve.latency_ns[curve.position[batch]]
+
+    def capacity(
+        self, model: str, slo_ns: int, size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
+    ) -> float:
+        """The largest rate that a partition serves when it serves nothing else, in rows a second."""
+        return self._capacity(model, slo_ns, size, device, neighbours)[0]
+
+    def best_batch(self, model: str, slo_ns: int, size: int, device: str) -> int:
+        """The batch with which a partition serves its largest rate; 0 where it can serve none."""
+        return self._capacity(model, slo_ns, size, device, ())[1]
+
+    def _capacity(
+        self, model: str, slo_ns: int, size: int, device: str, neighbours: tuple[Neighbour, ...]
+    ) -> tuple[float, int]:
+        key = (model, slo_ns, size, device, neighbours)
+        capacity = self._capacities.get(key)
+        if capacity is None:
+            if len(self._capacities) >= _MEMORY:
+                self._capacities.clear()
+            capacity = self._capacities[key] = self.curve(model, size, device, neighbours).capacity(slo_ns)
+        return capacity
+
+    def knee(self, model: str, slo_ns: int, kind: DeviceType, min_gain: float) -> int:
+        """The most efficient size: the knee of the largest rate over the size; 0 where no size serves the model.
+
+        A size counts only if it serves at least `min_gain` times what the next smaller one does. Of these, the knee is
+        farthest above the straight line from nothing to the largest; the largest where none lies above it.
+        Source: GPU-let, section 4.3, which leaves open what makes a knee.
+        """
+        key = (model, slo_ns, kind, min_gain)
+        knee = self._knees.get(key)
+        if knee is None:
+            points: list[tuple[int, float]] = []
+            for size in kind.sizes:
+                rate = self.capacity(model, slo_ns, size, kind.name)
+                if rate > 0 and (not points or rate >= min_gain * points[-1][1]):
+                    points.append((size, rate))
+            if not points:
+                knee = 0
+            else:
+                most_size, most_rate = points[-1]
+                knee = max(points, key=lambda at: (round(at[1] / most_rate - at[0] / most_size, 6), at[0]))[0]
+            self._knees[key] = knee
+        return knee
+
+    def least_share(self, load: Load, kind: DeviceType) -> float:
+        """A lower bound for the devices of one kind that a load takes, in whole devices; infinite if none serves it.
+
+        No round serves rows quicker than the best batch that stays within half the SLO does, alone in its partition.
+        """
+        most = max(self.capacity(load.model, load.slo_ns, size, kind.name) * kind.whole / size for size in kind.sizes)
+        return load.rate_per_s / most if most > 0 else math.inf
+
+    def fit(
+        self, works: tuple[Work, ...], size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
+    ) -> Round | None:
+        """The round that serves all works in one partition and bears the largest slowdown; None where no round does.
+
+        Exact: a feasible round may be stretched until its duty cycle is as long as one slot's batch takes to arrive,
+        or as its SLO leaves. Only those duty cycles are tried, and then shortened with the batches as they are until
+        the SLOs bear as much as the duty cycle.
+        """
+        key = (works, size, device, neighbours)
+        if key in self._rounds:
+            return self._rounds[key]
+        if len(self._rounds) >= _MEMORY:
+            self._rounds.clear()
+        curves = [self.curve(work.model, size, device, neighbours) for work in works]
+        found = self._rounds[key] = _fit(works, curves)
+        return found
+
+    def stands(
+        self, works: tuple[Work, ...], made: Round, size: int, device: str, neighbours: tuple[Neighbour, ...]
+    ) -> bool:
+        """Whether a round holds beside these neighbours, as it is."""
+        busy = 0
+        for work, batch in zip(works, made.batches, strict=True):
+            curve = self.curve(work.model, size, device, neighbours)
+            ns = curve.latency_ns[curve.position[batch]]
+            busy += ns
+            if busy > made.duty_ns or made.duty_ns + ns > work.slo_ns:
+                return False
+        return True
+
+
+def book_of(costs: Costs) -> Book:
+    """The book of these costs: the one of the last time, where costs can be told apart."""
+    return _kept_book(costs) if isinstance(costs, Hashable) else Book(costs)
+
+
+@lru_cache(maxsize=4)
+def _kept_book(costs: Hashable) -> Book:
+    return Book(cast(Costs, costs))
+
+
+def _fit(works: Sequence[Work], curves: Sequence[Curve]) -> Round | None:
+    rates = [work.rate_per_s / NS_PER_S for work in works]
+    if sum(rate * curve.least_ns_per_row for rate, curve in zip(rates, curves, strict=True)) > 1 + _ROUNDING:
+        return None
+    duties = []
+    for work, rate, curve in zip(works, rates, curves, strict=True):
+        for batch, ns in zip(curve.batches, curve.latency_ns, strict=True):
+            duty = min(int(batch / rate * (1 + _ROUNDING)), work.slo_ns - ns)
+            if duty >= ns:
+                duties.append(duty)
+    slots = [
+        (rate * (1 - 4 * _ROUNDING), curve.choice, curve.latency_ns, work.slo_ns, curve.batches[-1])
+        for work, rate, curve in zip(works, rates, curves, strict=True)
+    ]
+    best: tuple[float, int, int] | None = None
+    for duty in sorted(set(duties)):
+        busy = 0
+        for rate, choice, latency, slo, most in slots:
+            rows = math.ceil(rate * duty)
+            if rows > most:
+                break
+            ns = latency[choice[rows]]
+            busy += ns
+            if busy > duty or duty + ns > slo:
+                break
+        else:
+            shorter, bearable = duty, 1.0
+            for rate, choice, latency, slo, _ in slots:
+                ns = latency[choice[math.ceil(rate * duty)]]
+                shorter = min(shorter, slo * busy // (ns + busy))
+            bearable = shorter / busy
+            for rate, choice, latency, slo, _ in slots:
+                bearable = min(bearable, (slo - shorter) / latency[choice[math.ceil(rate * duty)]])
+            if best is None or bearable > best[0]:
+                best = (bearable, shorter, duty)
+    if best is None:
+        return None
+    bearable, duty, longest = best
+    chosen = [
+        curve.batches[curve.choice[math.ceil(rate * longest)]] for (rate, *_), curve in zip(slots, curves, strict=True)
+    ]
+    return Round(duty, tuple(chosen), bearable)

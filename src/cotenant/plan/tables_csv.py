@@ -1,0 +1,121 @@
+"""Reads the tidy CSV files that tables of costs are made from; errors name the file, the line and the column."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.plan.types import PlanError
+
+NS_PER_MS = 1_000_000
+BYTES_PER_MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """One line of a file of models. `input` names the form of a row, and with it the effort to assemble a batch."""
+
+    slo_ns: int
+    memory_bytes: int
+    max_batch: int
+    input: str
+
+
+class _Row:
+    """One line of a CSV file, whose cells are read with errors that say where they are."""
+
+    def __init__(self, path: Path, line: int, cells: Mapping[str, str]) -> None:
+        self.where = f"{path}, line {line}"
+        self._cells = cells
+
+    def text(self, column: str) -> str:
+        cell = (self._cells[column] or "").strip()
+        if not cell:
+            raise PlanError(f"{self.where}: column {column!r} is empty")
+        return cell
+
+    def number(self, column: str) -> float:
+        cell = self.text(column)
+        try:
+            number = float(cell)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise PlanError(f"{self.where}: {column} is {cell!r}, expected a number")
+        return number
+
+    def positive(self, column: str) -> float:
+        number = self.number(column)
+        if number <= 0:
+            raise PlanError(f"{self.where}: {column} is {number!r}, expected a positive number")
+        return number
+
+    def count(self, column: str) -> int:
+        number = self.positive(column)
+        if number != int(number):
+            raise PlanError(f"{self.where}: {column} is {number!r}, expected a whole number")
+        return int(number)
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, restval="")
+            missing = [column for column in columns if column not in (reader.fieldnames or ())]
+            if missing:
+                raise PlanError(f"{path}: there is no column {missing[0]!r}, expected {', '.join(columns)}")
+            empty = True
+            for cells in reader:
+                empty = False
+                yield _Row(path, reader.line_num, cells)
+            if empty:
+                raise PlanError(f"{path}: has no lines below its head")
+    except OSError as error:
+        raise PlanError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise PlanError(f"{path}: is not a CSV file ({error})") from None
+
+
+def read_latencies(path: Path) -> dict[str, dict[int, dict[int, int]]]:
+    """Nanoseconds by model, size in percent and batch, from columns model, partition_pct, batch, latency_ms.
+
+    Raises PlanError for a file that cannot be read, a cell that is not what it should be, and a point given twice.
+    """
+    found: dict[str, dict[int, dict[int, int]]] = {}
+    for row in _rows(path, ("model", "partition_pct", "batch", "latency_ms")):
+        batch = row.count("batch")
+        points = found.setdefault(row.text("model"), {}).setdefault(row.count("partition_pct"), {})
+        if batch in points:
+            raise PlanError(f"{row.where}: batch {batch} of this model and partition_pct was given before")
+        points[batch] = max(1, round(row.positive("latency_ms") * NS_PER_MS))
+    return found
+
+
+def read_models(path: Path) -> dict[str, ModelFacts]:
+    """Facts by model, from columns model, input, slo_ms, memory_mb, max_batch.
+
+    Raises PlanError as `read_latencies` does.
+    """
+    return {
+        row.text("model"): ModelFacts(
+            round(row.positive("slo_ms") * NS_PER_MS),
+            round(row.positive("memory_mb") * BYTES_PER_MB),
+            row.count("max_batch"),
+            row.text("input"),
+        )
+        for row in _rows(path, ("model", "input", "slo_ms", "memory_mb", "max_batch"))
+    }
+
+
+def read_assembly(path: Path) -> dict[str, dict[int, float]]:
+    """Mean time in ms to assemble a batch, by form of a row and batch; columns input_shape, batch, mean_overhead_ms.
+
+    Raises PlanError as `read_latencies` does.
+    """
+    found: dict[str, dict[int, float]] = {}
+    for row in _rows(path, ("input_shape", "batch", "mean_overhead_ms")):
+        found.setdefault(row.text("input_shape"), {})[row.count("batch")] = row.positive("mean_overhead_ms")
+    return found

@@ -1,0 +1,241 @@
+"""The nouns of planning: loads, kinds of device, plans, and what costs and planners must offer.
+
+Times are integer nanoseconds, rates are rows a second. Everything here is frozen: it crosses boundaries.
+Source: GPU-let (ATC 2022), section 4; duty cycles are those of Nexus (SOSP 2019), section 6.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from cotenant.errors import CotenantError, InvalidValueError
+
+NS_PER_S = 1_000_000_000
+CoRunner = tuple[str, int, int]
+"""Model, batch and size of what runs in another partition of the same device."""
+
+LATENCY = "latency"
+"""Not even the smallest batch, alone on a whole device, is within the SLO."""
+MEMORY = "memory"
+"""The model does not fit into what is left of any device."""
+DEVICES = "devices"
+"""There are too few devices for the rate."""
+INTERFERENCE = "interference"
+"""There would be room, but not beside the other partitions of any device."""
+
+
+class PlanError(CotenantError):
+    """A plan cannot be asked for or used: names the thing and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a tenant asks for: rows a second of a model, each answered within its SLO. Tenants may share a model.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    tenant: str
+    model: str
+    rate_per_s: float
+    slo_ns: int
+
+    def __post_init__(self) -> None:
+        where = f"load of tenant {self.tenant!r}"
+        if not 0 < self.rate_per_s < math.inf:
+            raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
+        if self.slo_ns <= 0:
+            raise InvalidValueError(where, "slo_ns", self.slo_ns, "a positive latency target")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceType:
+    """A kind of device and the ways in which it may be divided.
+
+    `splits` holds each allowed way as the sizes of its partitions, in percent of a GPU or in cores of a CPU; one of
+    them must be the undivided device. A plan may leave partitions of a split unused. `memory_bytes` is what models may
+    use, `partition_bytes` what each partition in use takes of it before any model. `price` is per device and unit of
+    time, in any currency.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    name: str
+    splits: tuple[tuple[int, ...], ...]
+    memory_bytes: int
+    price: float = 1.0
+    partition_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"device type {self.name!r}"
+        if not self.splits or any(not split or min(split) < 1 for split in self.splits):
+            raise InvalidValueError(where, "splits", self.splits, "lists of sizes from 1, at least one list")
+        if (max(map(sum, self.splits)),) not in self.splits:
+            raise InvalidValueError(where, "splits", self.splits, "one split that is the whole device")
+        if self.memory_bytes <= 0:
+            raise InvalidValueError(where, "memory_bytes", self.memory_bytes, "a positive number")
+        if not 0 <= self.price < math.inf:
+            raise InvalidValueError(where, "price", self.price, "a finite number from 0")
+        if self.partition_bytes < 0:
+            raise InvalidValueError(where, "partition_bytes", self.partition_bytes, "a number from 0")
+
+    @property
+    def whole(self) -> int:
+        """Size of the undivided device."""
+        return max(map(sum, self.splits))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Every size that a partition may have, ascending."""
+        return tuple(sorted({size for split in self.splits for size in split}))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One batch of up to `batch` rows in each round, for `rate_per_s` rows a second of a tenant's rate.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    tenant: str
+    batch: int
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        where = f"slot of tenant {self.tenant!r}"
+        if self.batch < 1:
+            raise InvalidValueError(where, "batch", self.batch, "at least 1")
+        if not 0 < self.rate_per_s < math.inf:
+            raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there.
+
+    A row waits at most one duty cycle for its batch to be built, and is answered when the batch has run.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    size: int
+    duty_ns: int
+    slots: tuple[Slot, ...]
+
+    def __post_init__(self) -> None:
+        where = f"partition of size {self.size!r}"
+        if self.size < 1:
+            raise InvalidValueError("partition", "size", self.size, "at least 1")
+        if self.duty_ns < 1:
+            raise InvalidValueError(where, "duty_ns", self.duty_ns, "a positive duty cycle")
+        if not self.slots:
+            raise InvalidValueError(where, "slots", self.slots, "at least one slot; leave an unused partition out")
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """One device of the named type and its partitions in use.
+
+    Raises InvalidValueError when there is no partition.
+    """
+
+    device: str
+    partitions: tuple[PartitionPlan, ...]
+
+    def __post_init__(self) -> None:
+        if not self.partitions:
+            raise InvalidValueError(f"plan of a {self.device!r}", "partitions", (), "at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All devices in use. `planner` is the name of who made it."""
+
+    devices: tuple[DevicePlan, ...]
+    planner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """Why no plan was found: the tenant that breaks first, the constraint that breaks it, and the figures.
+
+    `constraint` is one of the constants above; `detail` is a sentence for the user.
+    Rates in it include the planner's headroom.
+    """
+
+    tenant: str
+    constraint: str
+    detail: str
+
+
+class Costs(Protocol):
+    """What a planner believes of latencies, interference and memory. Pure: equal questions have equal answers."""
+
+    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
+        """Time of one batch alone in a partition of `size` of a device of that type.
+
+        Raises PlanError for a model, size or device that the costs do not know.
+        """
+        ...
+
+    def batches(self, model: str) -> Sequence[int]:
+        """Batch sizes that a plan may use, ascending. Raises PlanError for an unknown model."""
+        ...
+
+    def memory_bytes(self, model: str) -> int:
+        """What one copy of the model takes, weights and buffers. Raises PlanError for an unknown model."""
+        ...
+
+    def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
+        """Latency beside what runs in the other partitions, at most one batch in each, over latency alone.
+
+        At least 1.0; 1.0 when `others` is empty.
+        """
+        ...
+
+
+class Planner(Protocol):
+    """Decides who runs where. Pure: equal questions have equal answers."""
+
+    @property
+    def name(self) -> str:
+        """What tables and files call it."""
+        ...
+
+    def plan(
+        self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
+    ) -> Plan | Infeasible:
+        """A plan that serves every load, or why there is none that this planner finds.
+
+        `devices` is the inventory, one entry a device; entries of one name must be equal. `running` is the plan to
+        start from; a planner may ignore it. Raises PlanError for loads of one tenant twice and for unequal devices of
+        one name.
+        """
+        ...
+
+
+def checked(loads: Sequence[Load], devices: Sequence[DeviceType]) -> dict[str, DeviceType]:
+    """The types of the inventory by name, in order. Raises PlanError as `Planner.plan` says."""
+    tenants: dict[str, Load] = {}
+    for load in loads:
+        if load.tenant in tenants:
+            raise PlanError(f"tenant {load.tenant!r} has two loads, expected one")
+        tenants[load.tenant] = load
+    types: dict[str, DeviceType] = {}
+    for device in devices:
+        if types.setdefault(device.name, device) != device:
+            raise PlanError(f"device type {device.name!r} is described in two ways, expected one")
+    return types
+
+
+def padded(loads: Sequence[Load], headroom: float) -> tuple[Load, ...]:
+    """The loads with a share of their rates added: a plan that is exactly full cannot hold its SLOs when arrivals vary.
+
+    Raises InvalidValueError for a negative headroom.
+    """
+    if not 0 <= headroom < math.inf:
+        raise InvalidValueError("planner", "headroom", headroom, "a share from 0")
+    return tuple(replace(load, rate_per_s=load.rate_per_s * (1 + headroom)) for load in loads)

@@ -1,0 +1,127 @@
+"""The experiments with planners, on made-up tables: what they print and refuse. Figures are not asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks are no part of the installed package
+
+from bench import _record
+from bench.__main__ import main
+
+MODELS = {"one": (40.0, 4.0), "two": (60.0, 6.0)}
+SIZES = (20, 40, 50, 60, 80, 100)
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder of two models; results are kept apart."""
+    monkeypatch.setattr(_record.save, "__defaults__", (tmp_path / "results",))
+    folder = tmp_path / "glet"
+    folder.mkdir()
+    lines = [
+        f"{model},{size},{batch},{base * (0.5 + 0.5 * batch) * (0.5 + 50 / size)}"
+        for model, (_, base) in MODELS.items()
+        for size in SIZES
+        for batch in (1, 2, 4)
+    ]
+    write(folder / "latency_reconstructed_2080ti.csv", "model,partition_pct,batch,latency_ms", lines)
+    used = [f"{model},{batch},5,20" for model in MODELS for batch in (1, 4)]
+    write(folder / "util_2080ti.csv", "model,batch,l2_util_pct,dram_util_pct", used)
+    write(
+        folder / "interference_constants_2080ti.csv",
+        "gpu,c1_a,c2_b,c3_c,c4_d,c5_e",
+        ["2080ti,0.1,0.7,0.35,0.1,0.9"],
+    )
+    facts = [f"{model},3x4x4 fp32,{slo},500,4" for model, (slo, _) in MODELS.items()]
+    write(folder / "models.csv", "model,input,slo_ms,memory_mb,max_batch", facts)
+    constants = {
+        "latency_ratio": 1.1,
+        "gpu_memory_2080ti": 11000,
+        "memory_usable": 0.9,
+        "memory_per_partition": 1230,
+        "batching_multiplier_3x4x4": 2.0,
+    }
+    write(folder / "artifact_constants.csv", "name,value", [f"{name},{value}" for name, value in constants.items()])
+    overhead = [f"3x4x4,{batch},0.1" for batch in (1, 2, 4)]
+    write(folder / "batching_overhead.csv", "input_shape,batch,mean_overhead_ms", overhead)
+    return tmp_path
+
+
+def write(path: Path, head: str, lines: list[str]) -> None:
+    path.write_text("\n".join((head, *lines, "")), encoding="utf-8")
+
+
+def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def test_all_mixes_are_counted_and_none_is_refuted(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpulet-scenarios", "--data", str(data), "--json", "--rates", "0,50,150"]) == 0
+    found = result(capsys)
+    assert found["summary"]["scenarios"] == 8
+    assert found["summary"]["checked_violations"] == 0
+    planners = {row["planner"]: row for row in found["rows"]}
+    assert {"sbp", "greedy", "elastic", "elastic_int"} <= set(planners)
+    for row in planners.values():
+        assert row["schedulable"] + sum(row["reasons"].values()) == 8
+    assert planners["elastic_int"]["holding_beside_neighbours"] == planners["elastic_int"]["schedulable"]
+
+
+def test_other_files_take_the_place_of_the_data(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = data / "other.csv"
+    source = (data / "glet" / "latency_reconstructed_2080ti.csv").read_text(encoding="utf-8").splitlines()
+    write(other, source[0], [line for line in source[1:] if line.startswith("one")])
+    options = ["gpulet-scenarios", "--data", str(data), "--json", "--rates", "0,50,150", "--profile", str(other)]
+    assert main(options) == 0
+    assert result(capsys)["summary"]["scenarios"] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--rates", "1,x"], "--rates is '1,x', expected different rates"),
+        (["--rates", "0,1,1"], "expected different rates"),
+        (["--util", "nothing.csv"], "nothing.csv: cannot be read"),
+    ],
+)
+def test_wrong_options_are_named(
+    data: Path, capsys: pytest.CaptureFixture[str], options: list[str], error: str
+) -> None:
+    assert main(["gpulet-scenarios", "--data", str(data), *options]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_tables_of_other_models_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = data / "other.csv"
+    write(other, "model,partition_pct,batch,latency_ms", ["three,100,1,5"])
+    assert main(["gpulet-scenarios", "--data", str(data), "--profile", str(other)]) == 2
+    assert "has none of the models" in capsys.readouterr().err
+    write(other, "model,batch,l2_util_pct,dram_util_pct", ["one,1,5,5"])
+    assert main(["planner", "--data", str(data), "--util", str(other)]) == 2
+    assert "has no utilisation of model 'two'" in capsys.readouterr().err
+
+
+def test_plans_of_many_models_are_timed_and_checked(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bench.papers.gpulet import planner
+
+    monkeypatch.setattr(planner, "QUICK_SEEDS", (1,))
+    monkeypatch.setattr(planner, "LOADS", (planner.MAIN_LOAD,))
+    assert main(["planner", "--data", str(data), "--json", "--quick"]) == 0
+    found = result(capsys)
+    assert found["summary"]["checked_violations"] == 0
+    assert found["summary"]["elastic_20x8_ms"] > 0
+
+
+def test_without_data_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COTENANT_DATA", raising=False)
+    assert main(["gpulet-scenarios"]) == 2
+    assert "--data DIR" in capsys.readouterr().err

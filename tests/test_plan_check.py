@@ -1,0 +1,152 @@
+"""The checker of plans: every rule is broken once, on its own, in a plan that holds otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cotenant.errors import InvalidValueError
+from cotenant.plan.check import BATCH, INVENTORY, MEMORY, RATE, ROUND, SLO, SPLIT, UNKNOWN, check_plan
+from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot, checked
+from plan_samples import CPU, GIB, GPU, MS, costs, load
+
+COSTS = WithoutInterference(costs())
+LOADS = (load("small", 100, 60), load("middle", 50, 60))
+SMALL = PartitionPlan(20, 20 * MS, (Slot("small", 2, 100),))
+MIDDLE = PartitionPlan(80, 20 * MS, (Slot("middle", 1, 50),))
+GOOD = Plan((DevicePlan("gpu", (SMALL, MIDDLE)),))
+
+
+def kinds(plan: Plan, loads: tuple[Load, ...] = LOADS, devices: tuple[DeviceType, ...] = (GPU,)) -> list[str]:
+    return [violation.kind for violation in check_plan(plan, loads, devices, COSTS)]
+
+
+def one(*partitions: PartitionPlan, device: str = "gpu") -> Plan:
+    return Plan((DevicePlan(device, partitions),))
+
+
+def test_a_plan_that_holds_has_no_violation() -> None:
+    assert kinds(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (one(SMALL, replace(MIDDLE, size=60)), [SPLIT]),
+        (one(SMALL, MIDDLE, device="tpu"), [INVENTORY]),
+        (Plan((*GOOD.devices, DevicePlan("gpu", (SMALL,)))), [INVENTORY]),
+        (one(replace(SMALL, slots=(*SMALL.slots, Slot("nobody", 1, 1))), MIDDLE), [UNKNOWN]),
+        (one(replace(SMALL, slots=(Slot("small", 17, 100),)), MIDDLE), [UNKNOWN]),
+        (one(replace(SMALL, slots=(Slot("small", 1, 100),)), MIDDLE), [BATCH]),
+        (one(SMALL, replace(MIDDLE, slots=(Slot("middle", 1, 49.9),))), [RATE]),
+        (one(SMALL), [RATE]),
+        (one(SMALL, replace(MIDDLE, duty_ns=5 * MS)), [ROUND]),
+        (one(replace(SMALL, duty_ns=58 * MS, slots=(Slot("small", 8, 100),)), MIDDLE), [SLO]),
+    ],
+)
+def test_every_rule_is_noticed(plan: Plan, expected: list[str]) -> None:
+    assert kinds(plan) == expected
+
+
+def test_the_edges_are_allowed() -> None:
+    execution = COSTS.latency_ns("middle", 1, 80, "gpu")
+    full = one(SMALL, PartitionPlan(80, execution, (Slot("middle", 1, 1e9 / execution),)))
+    late = Load("middle", "middle", 50, 2 * execution)
+    assert kinds(full, (LOADS[0], late)) == []
+    assert kinds(full, (LOADS[0], replace(late, slo_ns=2 * execution - 1))) == [SLO]
+
+
+def test_memory_counts_models_and_partitions() -> None:
+    def fits(bytes_: int, partition_bytes: int, plan: Plan) -> bool:
+        return not kinds(plan, devices=(replace(GPU, memory_bytes=bytes_, partition_bytes=partition_bytes),))
+
+    assert fits(2 * GIB, 0, GOOD)
+    assert not fits(2 * GIB - 1, 0, GOOD)
+    assert not fits(2 * GIB, 1, GOOD)
+    together = one(PartitionPlan(100, 20 * MS, (Slot("small", 2, 100), Slot("small", 2, 1), Slot("middle", 1, 50))))
+    assert fits(2 * GIB, 0, together)
+    apart = Plan((DevicePlan("gpu", (replace(SMALL, size=50), replace(SMALL, size=50))), *one(MIDDLE).devices))
+    held = check_plan(apart, LOADS, [replace(GPU, memory_bytes=2 * GIB - 1)] * 2, COSTS)
+    assert [(each.kind, each.device) for each in held] == [(MEMORY, 0)]
+
+
+def test_rates_of_all_slots_add_up() -> None:
+    split = one(
+        replace(SMALL, slots=(Slot("small", 2, 60),)), replace(MIDDLE, slots=(*MIDDLE.slots, Slot("small", 1, 40)))
+    )
+    assert kinds(split) == []
+
+
+def test_part_of_the_rate_may_be_enough() -> None:
+    plan = one(SMALL, replace(MIDDLE, slots=(Slot("middle", 1, 45),)))
+    assert kinds(plan) == [RATE]
+    assert check_plan(plan, LOADS, [GPU], COSTS, served_share=0.9) == ()
+    with pytest.raises(PlanError, match="served_share is 0"):
+        check_plan(plan, LOADS, [GPU], COSTS, served_share=0)
+
+
+class PairCosts(WithoutInterference):
+    """Each co-runner slows down by its batch in percent."""
+
+    def __init__(self) -> None:
+        super().__init__(COSTS)
+
+    def factor(self, model: str, batch: int, size: int, others: object, device: str) -> float:
+        assert isinstance(others, list | tuple)
+        return 1 + sum(rows for _, rows, _ in others) / 100
+
+
+def test_the_worst_slot_of_each_neighbour_counts() -> None:
+    partitions = (
+        PartitionPlan(1, 40 * MS, (Slot("first", 4, 100),)),
+        PartitionPlan(1, 40 * MS, (Slot("small", 1, 1), Slot("middle", 5, 1))),
+        PartitionPlan(2, 40 * MS, (Slot("middle", 2, 1), Slot("small", 16, 1))),
+    )
+    others = (load("small", 2, 1000), load("middle", 2, 1000))
+    within = -(-COSTS.latency_ns("small", 4, 1, "cpu") * (100 + 5 + 16) // 100)
+    tight = Load("first", "small", 100, 40 * MS + within)
+    plan = one(*partitions, device="cpu")
+    assert check_plan(plan, (tight, *others), [CPU], PairCosts()) == ()
+    found = check_plan(plan, (replace(tight, slo_ns=tight.slo_ns - 1), *others), [CPU], PairCosts())
+    assert [(each.kind, each.tenant, each.partition) for each in found] == [(SLO, "first", 0)]
+
+
+def test_one_load_a_tenant_and_one_form_a_device_type() -> None:
+    with pytest.raises(PlanError, match="tenant 'small' has two loads"):
+        checked([*LOADS, LOADS[0]], [GPU])
+    with pytest.raises(PlanError, match="'gpu' is described in two ways"):
+        checked(LOADS, [GPU, replace(GPU, price=2.0)])
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Load("a", "m", 0, 1), "tenant 'a': rate_per_s is 0"),
+        (lambda: Load("a", "m", float("nan"), 1), "rate_per_s is nan"),
+        (lambda: Load("a", "m", 1, 0), "slo_ns is 0"),
+        (lambda: Slot("a", 0, 1), "batch is 0"),
+        (lambda: Slot("a", 1, -1), "rate_per_s is -1"),
+        (lambda: PartitionPlan(0, 1, (Slot("a", 1, 1),)), "size is 0"),
+        (lambda: PartitionPlan(1, 0, (Slot("a", 1, 1),)), "duty_ns is 0"),
+        (lambda: PartitionPlan(1, 1, ()), "at least one slot"),
+        (lambda: DevicePlan("gpu", ()), "at least one"),
+        (lambda: DeviceType("gpu", (), 1), "at least one list"),
+        (lambda: DeviceType("gpu", ((50, 50),), 1), "one split that is the whole device"),
+        (lambda: DeviceType("gpu", ((0,),), 1), "sizes from 1"),
+        (lambda: DeviceType("gpu", ((1,),), 0), "memory_bytes is 0"),
+        (lambda: DeviceType("gpu", ((1,),), 1, price=-1), "price is -1"),
+        (lambda: DeviceType("gpu", ((1,),), 1, partition_bytes=-1), "partition_bytes is -1"),
+    ],
+)
+def test_values_out_of_range_are_named(make: object, text: str) -> None:
+    assert callable(make)
+    with pytest.raises(InvalidValueError, match=text):
+        make()
+
+
+def test_sizes_of_a_device() -> None:
+    assert GPU.whole == 100
+    assert GPU.sizes == (20, 40, 50, 60, 80, 100)
+    assert CPU.sizes == (1, 2, 3, 4)
