@@ -1,8 +1,10 @@
 """Front-ends: requests per second and processor time per request of HTTP and gRPC on one core.
 
-The server is `cotenant serve` with all its parts (trace, calibration, metrics), kept on one core; the clients are on
-another one. Eight connections (HTTP) or calls (gRPC) are kept busy with a tiny binary request, FP32[1,16], for a model
-of one Identity; every answer is checked. Protocols take turns, medians count.
+The server is `cotenant serve` with all its parts (trace, calibration, metrics), kept on one core with its worker
+process; the clients are on another one. A second server, on the same core, has the model in its own process
+(`--isolation thread`): its metrics end in `_thread`. Eight connections (HTTP) or calls (gRPC) are kept busy with a tiny
+binary request, FP32[1,16], for a model of one Identity; every answer is checked. Servers and protocols take turns,
+medians count. Processor time is that of the server's process, without its worker.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from bench._server import serving, tiny_repository
 
 CONCURRENCY = 8
 MODEL = "identity"
+ISOLATIONS = {"process": "", "thread": "_thread"}
+"""What `device.isolation` may be, and how the names of its metrics end."""
 TENSOR = bytes(range(64))
 WARM_UP_REQUESTS = 500
 REPETITIONS = 5
@@ -182,34 +187,39 @@ def measure(protocol: str, pid: int, port: int, window_s: float, concurrency: in
 
 
 def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
-    """Measure both protocols in turn; `summary` holds medians over the repetitions, `rows` every repetition."""
+    """Measure both servers and protocols in turn; `summary` holds medians over the repetitions, `rows` all of them."""
     cores = sorted(os.sched_getaffinity(0))
     window_s, repetitions = (QUICK_WINDOW_S, QUICK_REPETITIONS) if quick else (WINDOW_S, REPETITIONS)
     rows: list[dict[str, object]] = []
-    with tiny_repository(MODEL) as repository, serving(repository, cores=cores[-1:]) as server:
-        pid, ports = server.pid, {"http": server.http_port, "grpc": server.grpc_port}
+    with ExitStack() as servers:
+        places: dict[tuple[str, str], tuple[int, int]] = {}
+        for isolation in ISOLATIONS:
+            repository = servers.enter_context(tiny_repository(MODEL))
+            server = servers.enter_context(serving(repository, "--isolation", isolation, cores=cores[-1:]))
+            places[isolation, "http"] = server.pid, server.http_port
+            places[isolation, "grpc"] = server.pid, server.grpc_port
         os.sched_setaffinity(0, {cores[0]})
         try:
-            for protocol, load in LOADS.items():
-                load(ports[protocol], CONCURRENCY, lambda answered: answered >= WARM_UP_REQUESTS)
+            for (_, protocol), (_, port) in places.items():
+                LOADS[protocol](port, CONCURRENCY, lambda answered: answered >= WARM_UP_REQUESTS)
             for repetition in range(repetitions):
-                for protocol in LOADS:
-                    row = measure(protocol, pid, ports[protocol], window_s).row()
-                    alone = measure(protocol, pid, ports[protocol], window_s / 4, concurrency=1).row()
-                    rows.append({"repetition": repetition, **row, "alone_p50_us": alone["p50_us"]})
+                for (isolation, protocol), (pid, port) in places.items():
+                    row = measure(protocol, pid, port, window_s).row()
+                    alone = measure(protocol, pid, port, window_s / 4, concurrency=1).row()
+                    told = {"repetition": repetition, "isolation": isolation}
+                    rows.append({**told, **row, "alone_p50_us": alone["p50_us"]})
         finally:
             os.sched_setaffinity(0, set(cores))
     summary: dict[str, float] = {}
-    for protocol in LOADS:
+    columns = ("requests/s", "CPU us", "p50 us", "p99 us", "one client, p50")
+    print(f"{'models in':10}{'protocol':10}" + "".join(f"{name:>17}" for name in columns))
+    for isolation, protocol in places:
+        found = {}
         for metric in ("rps", "cpu_us", "p50_us", "p99_us", "alone_p50_us"):
-            values = [float(str(row[metric])) for row in rows if row["protocol"] == protocol]
-            summary[f"{protocol}_{metric}"] = statistics.median(values)
-    print(f"{'protocol':10}{'requests/s':>12}{'CPU us':>9}{'p50 us':>9}{'p99 us':>9}{'p50 us, one client':>20}")
-    for protocol in LOADS:
-        rps, cpu, p50, p99, alone = (
-            summary[f"{protocol}_{metric}"] for metric in ("rps", "cpu_us", "p50_us", "p99_us", "alone_p50_us")
-        )
-        print(f"{protocol:10}{rps:12.0f}{cpu:9.0f}{p50:9.0f}{p99:9.0f}{alone:20.0f}")
+            mine = [row for row in rows if (row["isolation"], row["protocol"]) == (isolation, protocol)]
+            found[metric] = statistics.median(float(str(row[metric])) for row in mine)
+            summary[f"{protocol}_{metric}{ISOLATIONS[isolation]}"] = found[metric]
+        print(f"{isolation:10}{protocol:10}" + "".join(f"{value:17.0f}" for value in found.values()))
     shared = "; server and clients share one core" if len(cores) == 1 else ""
     print(f"{CONCURRENCY} clients, FP32[1,16], medians of {repetitions} windows of {window_s} s{shared}")
     return {"summary": summary, "rows": rows}

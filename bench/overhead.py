@@ -6,7 +6,8 @@ through a bare `onnxruntime` session. Rounds of the three take turns. Added = me
 summary is the median over the rounds. It is of the pinned setting (client on the first core, server on the last), which
 does not depend on where the system happens to put the threads. The rows also hold the unpinned setting, and `awake`:
 the pinned one with a loop of idle priority on every core. One request at a time leaves the cores asleep in between, and
-in a virtual machine waking them can take longer than the work.
+in a virtual machine waking them can take longer than the work. `thread` is the pinned setting with the model in the
+server's own process.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ROUNDS, QUICK_ROUNDS = 15, 5
 CALLS, QUICK_CALLS = 1000, 400
 WARM_UP_CALLS = 500
 GOALS_MS = {"http_added_p50_ms": 0.5, "grpc_added_p50_ms": 0.7}
+_NAMES = {"pinned": "", "awake": "awake_", "thread": "thread_"}
 _INPUT = np.arange(16, dtype=np.float32).reshape(1, 16)
 
 Call = Callable[[], object]
@@ -41,23 +43,23 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     rounds, calls = (QUICK_ROUNDS, QUICK_CALLS) if quick else (ROUNDS, CALLS)
     cores = sorted(os.sched_getaffinity(0))
     pinned = (cores[:1], cores[-1:])
-    settings = {"pinned": pinned, "unpinned": (cores, cores), "awake": pinned}
+    settings = {"pinned": pinned, "unpinned": (cores, cores), "awake": pinned, "thread": pinned}
     rows: list[dict[str, Any]] = []
     with tiny_repository(MODEL) as repository:
         for setting, (client_cores, server_cores) in settings.items():
             os.sched_setaffinity(0, client_cores)
             try:
-                with awake(cores if setting == "awake" else ()), serving(repository, cores=server_cores) as server:
+                options = ("--isolation", "thread" if setting == "thread" else "process")
+                sleepless = awake(cores if setting == "awake" else ())
+                with sleepless, serving(repository, *options, cores=server_cores) as server:
                     rows += _measure(setting, repository, server, rounds, calls)
             finally:
                 os.sched_setaffinity(0, cores)
     summary = {
-        f"{row['path']}_added_p{percentile}_{'awake_' if row['setting'] == 'awake' else ''}ms": row[
-            f"added_p{percentile}_ms"
-        ]
+        f"{row['path']}_added_p{percentile}_{_NAMES[row['setting']]}ms": row[f"added_p{percentile}_ms"]
         for row in rows
         for percentile in (50, 99)
-        if row["setting"] != "unpinned" and row["path"] != "bare"
+        if row["setting"] in _NAMES and row["path"] != "bare"
     }
     _show(rows, summary, quick, rounds, calls)
     return {"summary": summary, "rows": rows}
