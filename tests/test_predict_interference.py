@@ -396,8 +396,8 @@ def test_utilisation_and_constants_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model,batch\n", "no column partition_pct"),
-        (CORUNS.splitlines()[0], "nothing below its head"),
+        ("model,batch\n", "no column 'partition_pct'"),
+        (CORUNS.splitlines()[0], "no lines below its head"),
         (CORUNS.replace("a,1,40", "a,3,40"), "line 2: model is 'a', expected a latency alone of a at batch 3"),
         (CORUNS.replace("3.0", "fast"), "line 2: latency_ms is 'fast', expected a number"),
         (CORUNS.replace("3.0", "0"), "latency_ms is '0', expected a positive number"),

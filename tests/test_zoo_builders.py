@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from cotenant import zoo
 from cotenant.zoo import builders, carriers, text, wordpiece
+from cotenant.zoo.bert import BERT_BASE
 
 SMALL_BERT = text.BertShape(layers=2, hidden=64, heads=4, intermediate=128, vocabulary=1000, positions=64)
 
@@ -110,7 +111,7 @@ def test_bert_base_has_its_published_size():
         drawn[name] = int(np.prod(shape))
         return np.zeros(shape, np.float32)
 
-    text.bert("bert_base", text.BERT_BASE, count)
+    text.bert("bert_base", BERT_BASE, count)
     assert sum(drawn.values()) == 109_482_240
 
 

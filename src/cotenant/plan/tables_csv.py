@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cotenant.csv_rows import csv_rows
 from cotenant.plan.types import PlanError
 
 NS_PER_MS = 1_000_000
@@ -61,22 +61,7 @@ class _Row:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, restval="")
-            missing = [column for column in columns if column not in (reader.fieldnames or ())]
-            if missing:
-                raise PlanError(f"{path}: there is no column {missing[0]!r}, expected {', '.join(columns)}")
-            empty = True
-            for cells in reader:
-                empty = False
-                yield _Row(path, reader.line_num, cells)
-            if empty:
-                raise PlanError(f"{path}: has no lines below its head")
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise PlanError(f"{path}: is not a CSV file ({error})") from None
+    return (_Row(path, line, cells) for line, cells in csv_rows(path, columns, PlanError))
 
 
 def read_latencies(path: Path) -> dict[str, dict[int, dict[int, int]]]:

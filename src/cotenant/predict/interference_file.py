@@ -9,11 +9,11 @@ constants    one line with columns that begin with c1, c2, ..., c5
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from cotenant.csv_rows import csv_rows
 from cotenant.errors import CotenantError
 from cotenant.predict.interference import CoRun, CoRunner
 from cotenant.predict.interference_linear import WHOLE, LinearConstants, Utilisation
@@ -134,19 +134,4 @@ class _Row:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[_Row]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.DictReader(file, restval="")
-            missing = [column for column in columns if column not in (reader.fieldnames or ())]
-            if missing:
-                raise InterferenceFileError(f"{path}: there is no column {missing[0]}, expected {', '.join(columns)}")
-            empty = True
-            for cells in reader:
-                empty = False
-                yield _Row(path, reader.line_num, cells)
-            if empty:
-                raise InterferenceFileError(f"{path}: there is nothing below its head")
-    except OSError as error:
-        raise InterferenceFileError(f"{path}: cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InterferenceFileError(f"{path}: is not a CSV file ({error})") from None
+    return (_Row(path, line, cells) for line, cells in csv_rows(path, columns, InterferenceFileError))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cotenant.zoo import carriers, small, text, vision
+from cotenant.zoo.bert import BERT_BASE, MINILM_L6
 from cotenant.zoo.errors import ZooError
 from cotenant.zoo.graph import Array, GraphWriter
 
@@ -38,7 +39,7 @@ def trained_minilm_weights() -> text.Weights:
 
 
 def _bert_base(rng: np.random.Generator) -> GraphWriter:
-    return text.bert("bert_base", text.BERT_BASE, text.seeded_weights(rng))
+    return text.bert("bert_base", BERT_BASE, text.seeded_weights(rng))
 
 
 _SEEDED: dict[str, Callable[[np.random.Generator], GraphWriter]] = {
@@ -57,7 +58,7 @@ def build(name: str, path: Path, seed: int = 0) -> None:
         trained = carriers.installed(carriers.MINILM)
         weights = trained_minilm_weights() if trained else text.seeded_weights(np.random.default_rng(seed))
         origin = carriers.MINILM.requirement if trained else f"seeded, seed {seed}"
-        graph = text.sentence_encoder("minilm", text.MINILM_L6, weights)
+        graph = text.sentence_encoder("minilm", MINILM_L6, weights)
     elif name in _SEEDED:
         graph, origin = _SEEDED[name](np.random.default_rng(seed)), f"seeded, seed {seed}"
     else:

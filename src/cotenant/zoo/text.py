@@ -8,30 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
+from cotenant.zoo.bert import MASKED, BertShape
 from cotenant.zoo.graph import Array, GraphWriter
-
-MASKED = -10000.0
-"""What is added to the attention score of a padding token, as in BERT's own code."""
-
-
-@dataclass(frozen=True, slots=True)
-class BertShape:
-    """Sizes of a BERT encoder."""
-
-    layers: int
-    hidden: int
-    heads: int
-    intermediate: int
-    vocabulary: int = 30522
-    positions: int = 512
-
-
-BERT_BASE = BertShape(layers=12, hidden=768, heads=12, intermediate=3072)
-MINILM_L6 = BertShape(layers=6, hidden=384, heads=12, intermediate=1536)
 
 Weights = Callable[[str, tuple[int, ...]], Array]
 """(parameter name as in transformers' BertModel, its shape there) -> FP32 array."""

@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cotenant.zoo.bert import BERT_BASE, BERT_LARGE, MASKED, BertShape
 from cotenant.zoo.torch import Definition
-
-MASKED = -10000.0
-"""What is added to the attention score of a padding token, as in BERT's own code."""
-
-
-@dataclass(frozen=True, slots=True)
-class BertShape:
-    """Sizes of a BERT encoder."""
-
-    layers: int
-    hidden: int
-    heads: int
-    intermediate: int
-    vocabulary: int = 30522
-    positions: int = 512
-
-
-BERT_BASE = BertShape(layers=12, hidden=768, heads=12, intermediate=3072)
-BERT_LARGE = BertShape(layers=24, hidden=1024, heads=16, intermediate=4096)
 
 
 class BertLayer(nn.Module):
