@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], root: Path) -> None:
     told: list[str] = []
+    before = os.sched_getaffinity(0)
     profile, errors = profile_repository(
         root, SETTINGS, TINY, fresh=True, on_step=lambda done, total, text: told.append(text)
     )
@@ -86,6 +88,7 @@ def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], 
     assert device.partitions == (Partition((0, 1, 2, 3), "cuda:0"), Partition((4, 5, 6, 7), "cuda:0"))
     assert device.is_closed
     assert "cnn: 2 rows on 4 SM(s)" in told
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_server_profiles_and_answers_on_the_streams(gpu: type[Gpu], root: Path) -> None:

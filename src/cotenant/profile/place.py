@@ -76,9 +76,13 @@ class StreamPlace:
     def at(self, cores: Cores) -> Iterator[None]:
         """See Place."""
         lane = self._streams.lane(Partition(cores, self.device))
-        lane.settle()
-        with lane.stream(False):
-            yield
+        before = os.sched_getaffinity(0)
+        lane.settle()  # which may pin the thread
+        try:
+            with lane.stream(False):
+                yield
+        finally:
+            os.sched_setaffinity(0, before)
 
     def threads(self, cores: Cores) -> Threads:
         """See Place: kernels need none."""
