@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: help setup setup-dev demo test check bench lock clean
 help:
-	@echo "make demo   build, profile, serve and load real models (about 4 minutes)"
+	@echo "make demo   build, profile, serve and load real models (about 2 minutes)"
 	@echo "make test   run the whole test suite"
 	@echo "make check  formatting, lint and strict types"
 	@echo "make bench  list the benchmarks; run one with: $(BIN)/python -m bench NAME"
