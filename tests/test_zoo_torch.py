@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -71,13 +70,7 @@ STACK = (b"site-packages", b".py", b", line ")
 """What the exporters' notes on call stacks would contain."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small work, and other tests beside it: more threads only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def session(path: Path) -> ort.InferenceSession:

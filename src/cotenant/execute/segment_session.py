@@ -16,10 +16,8 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from cotenant.execute.errors import ModelError
+from cotenant.execute.runner import Threads, thread_count
 from cotenant.slices import default_slice
-
-Threads = int | tuple[int, ...]
-"""How many threads a session computes with, or the cores they run on: the caller on the first, its pool on the rest."""
 
 _PROVIDERS = ["CPUExecutionProvider"]
 _ERRORS_ONLY = 3
@@ -49,13 +47,8 @@ def normal_threads(threads: Threads) -> Threads:
 
     Raises ValueError when there are no threads or a core is listed twice.
     """
-    if isinstance(threads, int):
-        if threads < 1:
-            raise ValueError(f"threads is {threads}, expected 1 or more, or a tuple of cores")
-        return threads
-    if not threads or len(set(threads)) != len(threads) or min(threads) < 0:
-        raise ValueError(f"threads is {threads}, expected different core numbers of 0 or more, at least one")
-    return threads if len(threads) > 1 else 1
+    count = thread_count(threads)
+    return threads if count > 1 else 1
 
 
 def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:

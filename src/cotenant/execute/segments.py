@@ -23,9 +23,9 @@ from onnx import TypeProto, numpy_helper
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.runner import Threads
 from cotenant.execute.segment_cut import Cutter, sealed_tensors
 from cotenant.execute.segment_session import (
-    Threads,
     Weights,
     load_session,
     normal_threads,
@@ -145,8 +145,8 @@ class SegmentedModel:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
         `tensors` holds the model's inputs when `start == 0`, else at least those live at `start`. Tensors stay
-        OrtValues between segments, a run of the whole may give arrays; `to_numpy` turns results into arrays. Prepared
-        ranges are used longest first, what they leave out is loaded now.
+        OrtValues between segments, a run of the whole may give arrays; `runner.to_numpy` turns results into arrays.
+        Prepared ranges are used longest first, what they leave out is loaded now.
 
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
         ModelError when onnxruntime fails.
@@ -305,11 +305,6 @@ class SegmentedModel:
                 if self._segments is known:  # otherwise something longer may have been loaded meanwhile
                     self._plans = {**self._plans, (key, start, end): tuple(plan)}
                     return tuple(plan)
-
-
-def to_numpy(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Turn the results of `SegmentedModel.run` into numpy arrays; each is its own memory or keeps its OrtValue's."""
-    return {name: value.numpy() if isinstance(value, ort.OrtValue) else value for name, value in values.items()}
 
 
 _NUMPY_TYPES: dict[str, np.dtype[Any]] = {

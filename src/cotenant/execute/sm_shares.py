@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cotenant.execute.cuda_driver import GpuError, call, current, device_of, load_driver, start
 from cotenant.execute.sm_groups import split_groups
 from cotenant.execute.sm_ladder import groups_of, is_whole
-from cotenant.execute.sm_streams import PlainShares, Shares, check_device, unknown
+from cotenant.execute.sm_streams import OnGrid, PlainShares, Shares, check_device, unknown
 from cotenant.types import Partition
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Share:
         self.wrapped: dict[bool, Any] = {}
 
 
-class GreenShares:
+class GreenShares(OnGrid):
     """Shares of a GPU by green contexts over the groups of one split. Implements `Shares`.
 
     Usable from any thread. `split` destroys contexts that are needed no more as soon as they are idle. So nobody may be
@@ -72,16 +72,6 @@ class GreenShares:
         else:
             start(driver)
         return cls(driver, index, wrap or _external_stream)
-
-    @property
-    def total(self) -> int:
-        """Number of SMs of the GPU."""
-        return self.grid.total
-
-    @property
-    def granularity(self) -> int:
-        """Sizes of shares are multiples of so many SMs."""
-        return self.grid.granularity
 
     @property
     def granted(self) -> Mapping[Partition, int]:
@@ -150,12 +140,6 @@ class GreenShares:
             with suppress(GpuError):
                 call(self._driver, "cuDevicePrimaryCtxRelease", self._device)
             self._primary = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _share(self, partition: Partition) -> _Share:
         share = self._shares.get(partition)

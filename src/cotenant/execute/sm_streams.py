@@ -48,7 +48,32 @@ class Shares(Protocol):
         """Wait for what runs, and let go of everything."""
 
 
-class PlainShares:
+class OnGrid:
+    """What follows from a grid, for everything that divides a GPU; a context that closes."""
+
+    grid: SmGrid
+
+    @property
+    def total(self) -> int:
+        """Number of SMs of the GPU."""
+        return self.grid.total
+
+    @property
+    def granularity(self) -> int:
+        """Sizes of shares are multiples of so many SMs."""
+        return self.grid.granularity
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PlainShares(OnGrid):
     """The same surface with plain streams: each partition's kernels may run on every SM. Implements `Shares`."""
 
     def __init__(self, index: int, grid: SmGrid, make: Callable[[int, bool], Any]) -> None:
@@ -67,16 +92,6 @@ class PlainShares:
         if index >= count:
             raise GpuError(f"there is no cuda:{index}; torch {torch.__version__} sees {count} GPUs")
         return cls(index, SmGrid(torch.cuda.get_device_properties(index).multi_processor_count), _torch_stream)
-
-    @property
-    def total(self) -> int:
-        """Number of SMs of the GPU."""
-        return self.grid.total
-
-    @property
-    def granularity(self) -> int:
-        """Any number of SMs: nothing is divided."""
-        return self.grid.granularity
 
     @property
     def granted(self) -> Mapping[Partition, int]:
@@ -113,12 +128,6 @@ class PlainShares:
         """Forget the streams, which torch owns."""
         with self._lock:
             self._streams = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def check_device(partition: Partition, index: int) -> None:

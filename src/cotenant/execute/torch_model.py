@@ -21,11 +21,12 @@ import torch
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.runner import Threads
 from cotenant.execute.torch_archive import read_archive
 from cotenant.execute.torch_fold import fold
 from cotenant.execute.torch_inputs import InputCheck
 from cotenant.execute.torch_segment import Cutter, Segment
-from cotenant.execute.torch_threads import Threads, use_threads
+from cotenant.execute.torch_threads import use_threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.errors import GraphError

@@ -7,8 +7,7 @@ import threading
 
 import torch
 
-Threads = int | tuple[int, ...]
-"""How many threads compute, or the cores they run on: the caller sits on the first."""
+from cotenant.execute.runner import Threads, thread_count
 
 _mine = threading.local()
 _WORK = 1 << 18  # elements: enough for torch to divide the work among its threads
@@ -24,22 +23,12 @@ def use_threads(threads: Threads) -> None:
     """
     if getattr(_mine, "threads", None) == threads and torch.get_num_threads() == _mine.count:
         return
-    count = _count(threads)
+    count = thread_count(threads)
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
     if not isinstance(threads, int) and count > 1:
         _start_pool(threads)
     _mine.threads, _mine.count = threads, count
-
-
-def _count(threads: Threads) -> int:
-    if isinstance(threads, int):
-        if threads < 1:
-            raise ValueError(f"threads is {threads}, expected 1 or more, or a tuple of cores")
-        return threads
-    if not threads or len(set(threads)) != len(threads) or min(threads) < 0:
-        raise ValueError(f"threads is {threads}, expected different core numbers of 0 or more, at least one")
-    return len(threads)
 
 
 def _start_pool(cores: tuple[int, ...]) -> None:

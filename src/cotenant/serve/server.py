@@ -70,10 +70,10 @@ class Server:
     def __init__(self, root: Path, settings: ServerConfig, *, clock: Clock | None = None) -> None:
         self.root = root.resolve()
         self.settings = settings
-        self.lanes = lanes_of(settings.device, device_cores(settings.device))
-        self.cores = device_cores(settings.device)
-        if settings.device.kind == "cuda":
-            self.cores = tuple(slot for lane in self.lanes for slot in lane.cores)
+        cores = device_cores(settings.device)
+        self.lanes = lanes_of(settings.device, cores)
+        is_gpu = settings.device.kind == "cuda"
+        self.cores = tuple(slot for lane in self.lanes for slot in lane.cores) if is_gpu else cores
         self.policy = make_policy(settings.policy, self.lanes)
         self.accounts = Accounts()
         self.beliefs = Beliefs(
@@ -131,6 +131,7 @@ class Server:
                 self._remove(name, "the server stopped")
             self._driver.wait_idle(self.settings.server.drain_s)
         self._executor.close()
+        self._place.close()
         self.clock.close()
 
     @property
