@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.simulated import TableWorld, World
 from cotenant.policies import POLICIES, AnyPolicy
+from cotenant.policies.lane_rounds import LaneRound
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Partition, Query, Tenant
@@ -41,7 +44,10 @@ def policy_of(name: str, lanes: tuple[Partition, ...], drop: DropRule, preempt: 
 def make_policy(name: str, options: Mapping[str, Any]) -> AnyPolicy:
     """A policy from the options of a log's header."""
     lanes = tuple(Partition(tuple(lane["cores"])) for lane in options["lanes"])
-    return POLICIES[name](**{**options, "lanes": lanes, "drop": DropRule(options["drop"])})
+    made = {**options, "lanes": lanes, "drop": DropRule(options["drop"])}
+    if "rounds" in made:
+        made["rounds"] = msgspec.convert(made["rounds"], tuple[LaneRound, ...])
+    return POLICIES[name](**made)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from cotenant.profile.table import load_profile
 from cotenant.repository import profile_path
 from repositories import BAD, config, scaled, write_bad, write_good, write_model
 
-COMMANDS = ("demo", "devices", "models", "profile", "serve", "load", "simulate", "explain", "replay")
+COMMANDS = ("demo", "devices", "models", "plan", "profile", "serve", "load", "simulate", "explain", "replay")
 WORKLOAD = """
 seed = 3
 duration_s = 3.0

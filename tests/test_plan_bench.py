@@ -68,10 +68,16 @@ def test_all_mixes_are_counted_and_none_is_refuted(data: Path, capsys: pytest.Ca
     assert found["summary"]["scenarios"] == 8
     assert found["summary"]["checked_violations"] == 0
     planners = {row["planner"]: row for row in found["rows"]}
-    assert {"sbp", "greedy", "elastic", "elastic_int"} <= set(planners)
+    assert {"sbp", "greedy", "elastic", "elastic_int", "ideal", "ours_two", "ours"} == set(planners)
+    for name in planners:
+        assert found["summary"][name] == planners[name]["schedulable"]
+    assert found["summary"]["elastic_int"] <= found["summary"]["ideal"]
+    assert found["summary"]["mean_gpus_ours"] <= found["summary"]["mean_gpus_elastic_int"]
+    assert found["summary"]["seconds_elastic"] > 0
     for row in planners.values():
         assert row["schedulable"] + sum(row["reasons"].values()) == 8
-    assert planners["elastic_int"]["holding_beside_neighbours"] == planners["elastic_int"]["schedulable"]
+    for name in ("elastic_int", "ideal", "ours_two", "ours"):
+        assert planners[name]["holding_beside_neighbours"] == planners[name]["schedulable"]
 
 
 def test_other_files_take_the_place_of_the_data(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +125,8 @@ def test_plans_of_many_models_are_timed_and_checked(
     found = result(capsys)
     assert found["summary"]["checked_violations"] == 0
     assert found["summary"]["elastic_20x8_ms"] > 0
+    assert found["summary"]["ours_20x8_s"] > 0
+    assert "ours_gap_pct" in found["summary"] or not found["summary"]["mean_devices_ours"]
 
 
 def test_without_data_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

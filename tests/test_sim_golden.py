@@ -17,8 +17,10 @@ from cotenant.core.snapshot import DropRule
 from cotenant.execute.simulated import TableWorld
 from cotenant.policies import AnyPolicy
 from cotenant.policies.clockwork import Clockwork
+from cotenant.policies.duty_cycle import DutyCycle
 from cotenant.policies.edf import Edf
 from cotenant.policies.fcfs import Fcfs
+from cotenant.policies.lane_rounds import LaneRound, LaneSlot
 from cotenant.policies.overlap import Overlap
 from cotenant.policies.sjf import Sjf
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
@@ -28,6 +30,9 @@ from scenario import CORES, MS, ONE_LANE, TWO_LANES, make_policy
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMIT_BYTES = 60_000
+MIXED = (LaneSlot("embed", 4, 90.0), LaneSlot("spot", 1, 60.0))
+ROUNDS = (LaneRound(40 * MS, MIXED), LaneRound(70 * MS, (LaneSlot("tag", 2, 30.0), LaneSlot("embed", 2, 30.0))))
+"""Of a plan in which one tenant has two slots, and one has none."""
 
 RUNS: dict[str, tuple[AnyPolicy, float]] = {
     "fcfs": (Fcfs(ONE_LANE, DropRule.EXPIRED), 0.9),
@@ -39,6 +44,7 @@ RUNS: dict[str, tuple[AnyPolicy, float]] = {
     "edf-every-cut": (Edf(ONE_LANE, stretch=0.0), 0.8),
     "clockwork": (Clockwork(ONE_LANE), 1.1),
     "overlap": (Overlap(TWO_LANES), 1.1),
+    "duty-cycle": (DutyCycle(TWO_LANES, preempt=True, rounds=ROUNDS), 1.1),
 }
 """Policy and load of each run."""
 

@@ -19,6 +19,8 @@ from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.sm_ladder import SmGrid, shares_of, whole
 from cotenant.policies import POLICIES, AnyPolicy
+from cotenant.policies.duty_cycle import DutyCycle
+from cotenant.policies.lane_rounds import LaneRound
 from cotenant.policies.overlap import Overlap
 from cotenant.types import Partition
 
@@ -108,8 +110,8 @@ class DeviceSection(_Section, frozen=True):
 class PolicySection(_Section, frozen=True):
     """`[policy]`: see `cotenant.policies`. `preempt` defaults to the policy's own.
 
-    `ways`, `members`, `repeat` and `barrier` are of overlap. `stretch` defaults to the policy's own, and `barrier` to
-    whether measured groups slow each other down.
+    `lend` is of duty_cycle; `ways`, `members`, `repeat` and `barrier` are of overlap. `stretch` defaults to the
+    policy's own, and `barrier` to whether measured groups slow each other down.
     """
 
     name: str = "edf"
@@ -120,6 +122,7 @@ class PolicySection(_Section, frozen=True):
     members: Annotated[int, Meta(ge=0, le=64)] = 0
     repeat: bool = True
     barrier: bool | None = None
+    lend: bool = True
 
 
 class PredictSection(_Section, frozen=True):
@@ -133,6 +136,23 @@ class PredictSection(_Section, frozen=True):
     adapt: bool = True
 
 
+class PlanSection(_Section, frozen=True):
+    """`[plan]`: the plan file to serve, and whether to follow the load.
+
+    `device` numbers the device of the plan that this server is. Every `period_s` (0: never) the rates that were seen
+    are compared with those that the plan serves, and `planner` makes a new plan, with `headroom` added to each rate,
+    when one is `hysteresis` above, or one has been that much below for `patience` periods.
+    """
+
+    file: str | None = None
+    device: Annotated[int, Meta(ge=0, le=65535)] = 0
+    period_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    planner: str = "ours"
+    headroom: Annotated[float, Meta(ge=0, le=10)] = 0.1
+    hysteresis: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    patience: Annotated[int, Meta(ge=1, le=1000)] = 3
+
+
 class ServerConfig(_Section, frozen=True):
     """The repository's `cotenant.toml`."""
 
@@ -140,6 +160,7 @@ class ServerConfig(_Section, frozen=True):
     device: DeviceSection = DeviceSection()
     policy: PolicySection = PolicySection()
     predict: PredictSection = PredictSection()
+    plan: PlanSection = PlanSection()
 
 
 def load_model_config(path: Path) -> ModelConfig:
@@ -226,8 +247,13 @@ def _ask_driver(section: DeviceSection, where: str) -> SmGrid:
         raise ConfigError(f"{where}: kind is 'cuda', but {error}") from None
 
 
-def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str = "[policy]") -> AnyPolicy:
-    """Build the policy. Raises ConfigError for an unknown name or a value that the lanes do not allow."""
+def make_policy(
+    section: PolicySection, lanes: tuple[Partition, ...], where: str = "[policy]", rounds: tuple[LaneRound, ...] = ()
+) -> AnyPolicy:
+    """Build the policy; `rounds` are for duty_cycle, one a lane.
+
+    Raises ConfigError for an unknown name or a value that the lanes do not allow.
+    """
     cls = POLICIES.get(section.name)
     if cls is None:
         raise ConfigError(f"{where}: name is {section.name!r}, expected one of {', '.join(sorted(POLICIES))}")
@@ -244,6 +270,11 @@ def make_policy(section: PolicySection, lanes: tuple[Partition, ...], where: str
             )
         except InvalidValueError as error:
             raise ConfigError(f"{where}: {error}") from None
+    elif issubclass(cls, DutyCycle):
+        try:
+            policy = cls(lanes, drop=section.drop, rounds=rounds, lend=section.lend)
+        except InvalidValueError as error:
+            raise ConfigError(f"{where}: {error}") from None
     else:
         policy = cls(lanes, drop=section.drop)
     if section.stretch is not None:
@@ -255,11 +286,14 @@ def rebuild_policy(name: str, options: dict[str, Any]) -> AnyPolicy:
     """Build the policy that a trace's header describes, for a replay. Raises ConfigError for an unknown name."""
     try:
         lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
-        own = {key: options[key] for key in ("stretch", "ways", "members", "repeat", "barrier") if key in options}
+        own = {
+            key: options[key] for key in ("stretch", "ways", "members", "repeat", "barrier", "lend") if key in options
+        }
         section = PolicySection(name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], **own)
+        rounds = msgspec.convert(options.get("rounds", ()), tuple[LaneRound, ...])
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"trace header: policy_options cannot be used ({error!r}): was the file changed?") from None
-    return make_policy(section, lanes, "trace header")
+    return make_policy(section, lanes, "trace header", rounds)
 
 
 def _read(path: Path) -> dict[str, Any]:

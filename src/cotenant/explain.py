@@ -37,6 +37,8 @@ class Explanation:
     ahead: int = 0
     """Queries of its tenant that were waiting when it arrived."""
     launches: list[LaunchStory] = field(default_factory=list)
+    changes: list[tuple[int, str]] = field(default_factory=list)
+    """When the policy changed while it was there, and to which."""
     beside_ns: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -66,6 +68,8 @@ class Explanation:
             others = sorted(self.beside_ns.items(), key=lambda entry: (-entry[1], entry[0]))
             shares = ", ".join(f"{name} {_ms(ns)}" for name, ns in others)
             lines.append(f"Meanwhile, the lanes ran {shares}.")
+        for time_ns, policy in self.changes:
+            lines.append(f"+{_ms(time_ns - self.arrival_ns)}: the plan, or the policy, changed to another {policy!r}.")
         return lines + [self._launch_sentence(launch) for launch in self.launches]
 
     def _launch_sentence(self, launch: LaunchStory) -> str:
@@ -97,6 +101,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation:
             start, launch = running.pop(record.event["launch"])
             if story is not None:
                 _count(story, launch, start, now, record.event["error"])
+        elif record.kind == "PolicyChanged" and story is not None:
+            story.changes.append((now, record.event["policy"]))
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action)

@@ -69,15 +69,12 @@ def header(
     **about: str,
 ) -> Header:
     """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
-    options: dict[str, Any] = {}
-    if is_dataclass(policy):
-        options = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
     plain = _PlainPredictor.of(predictor)
     return Header(
         FORMAT,
         created,
         policy.name,
-        options,
+        _options(policy),
         tuple(cores),
         tuple(tenants),
         plain.tables,
@@ -87,6 +84,20 @@ def header(
         plain.quantile,
         plain.factor,
     )
+
+
+def _options(policy: Policy) -> dict[str, Any]:
+    """What the policy was made with."""
+    if not is_dataclass(policy):
+        return {}
+    return {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+
+
+class _PlainPolicy(msgspec.Struct):
+    """A policy in an event, as the header describes the first one."""
+
+    policy: str
+    policy_options: dict[str, Any]
 
 
 class _PlainPredictor(msgspec.Struct, omit_defaults=True):
@@ -119,6 +130,14 @@ def _no_groups(key: str, quantile: float) -> FittedGroups:
     raise TraceError(f"the log was written with the fitted predictor of groups {key}, which is not here")
 
 
+MakePolicy = Callable[[str, dict[str, Any]], Policy]
+"""Builds the policy of this name that has these options."""
+
+
+def _no_policy(name: str, options: dict[str, Any]) -> Policy:
+    raise TraceError(f"a record changes to the policy {name!r}, and nobody here makes policies")
+
+
 def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
     if plain.factor is None:
         return TablePredictor(plain.tables, plain.scales)
@@ -131,8 +150,11 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 
 def encode(time_ns: int, event: Event, actions: Sequence[Action]) -> bytes:
     """One record as a line without its end."""
+    told: object = event
+    if type(event) is core_events.PolicyChanged:  # a dataclass, of which the encoder would write the fields
+        told = _PlainPolicy(event.policy.name, _options(event.policy))
     return _ENCODER.encode(
-        (time_ns, type(event).__name__, event, [(type(action).__name__, action) for action in actions])
+        (time_ns, type(event).__name__, told, [(type(action).__name__, action) for action in actions])
     )
 
 
@@ -214,7 +236,9 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
                 raise TraceError(f"{path}: line {number} is not a record ({error})") from None
 
 
-def decode_event(kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups) -> Event:
+def decode_event(
+    kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups, make_policy: MakePolicy = _no_policy
+) -> Event:
     """The event of a record as the core takes it. Raises TraceError for an unknown kind or wrong fields."""
     cls = getattr(core_events, kind, None)
     if cls not in core_events.Event.__args__:
@@ -223,13 +247,16 @@ def decode_event(kind: str, event: Mapping[str, Any], find_groups: FindGroups = 
         if cls is core_events.PredictorChanged:
             plain = msgspec.convert(event["predictor"], _PlainPredictor)
             return core_events.PredictorChanged(_predictor_of(plain, find_groups))
+        if cls is core_events.PolicyChanged:
+            found = msgspec.convert(event, _PlainPolicy)
+            return core_events.PolicyChanged(make_policy(found.policy, found.policy_options))
         return msgspec.convert(event, cls)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, KeyError) as error:
         raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None
 
 
 def replay(
-    head: Header, records: Iterable[Record], make_policy: Any, find_groups: FindGroups = _no_groups
+    head: Header, records: Iterable[Record], make_policy: MakePolicy, find_groups: FindGroups = _no_groups
 ) -> Iterator[tuple[Record, bytes]]:
     """Feed the events of a log to a new engine; give each record with the line that this code would write.
 
@@ -243,5 +270,5 @@ def replay(
     for record in records:
         if record.kind == "LogFull":
             return
-        event = decode_event(record.kind, record.event, find_groups)
+        event = decode_event(record.kind, record.event, find_groups, make_policy)
         yield record, encode(record.time_ns, event, engine.handle(event, record.time_ns))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench._registry import BenchError
@@ -24,7 +24,10 @@ from cotenant.predict.interference_file import read_constants, read_utilisation
 from cotenant.predict.interference_linear import LinearInterference
 
 GPU = "2080ti"
+OURS = "ours"
 SPLITS = ((100,), (20, 80), (40, 60), (50, 50))
+FINE_SPLITS = (*SPLITS, (20, 20, 60), (20, 40, 40), (20, 20, 50), (20, 20, 20, 40), (20, 20, 20, 20, 20))
+"""The paper's splits and all finer ones into the sizes that its profile has."""
 _BYTES_PER_MB = 1 << 20
 
 
@@ -35,6 +38,15 @@ class Gpu:
     device: DeviceType
     costs: TableCosts
     models: Mapping[str, ModelFacts]
+
+    @property
+    def fine(self) -> DeviceType:
+        """The same device, which may be split more finely than the paper does."""
+        return replace(self.device, splits=FINE_SPLITS)
+
+    def device_of(self, planner: str) -> DeviceType:
+        """The device that a planner of this name is given: the fine one for ours, the paper's for all others."""
+        return self.fine if planner == OURS else self.device
 
     def load(self, model: str, rate: float, tenant: str = "") -> Load:
         """What a tenant asks for, at the SLO of the paper's Table 4."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from cotenant import __version__
-from cotenant.cli import demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
+from cotenant.cli import cluster, demo, devices, explain, load, models, plan, profile, replay, serve, simulate, zoo
 
 app = typer.Typer(
     name="cotenant",
@@ -39,9 +39,11 @@ app.command("demo")(demo.demo)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)
 app.command("profile")(profile.profile)
+app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("load")(load.load)
 app.command("simulate")(simulate.simulate)
 app.command("explain")(explain.explain)
 app.command("replay")(replay.replay)
+app.add_typer(cluster.cluster)
 app.add_typer(zoo.zoo)

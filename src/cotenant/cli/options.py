@@ -13,6 +13,7 @@ from cotenant.config import PolicySection, ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
+from cotenant.policies.duty_cycle import DutyCycle
 from cotenant.repository import SERVER_FILE
 
 Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
@@ -38,6 +39,17 @@ Isolation = Annotated[
 ]
 
 
+CoresOption = Annotated[
+    str | None, typer.Option("--cores", help="Cores for models, like '0,1'.", show_default="all that it may use")
+]
+PlanOption = Annotated[
+    Path | None, typer.Option("--plan", help="Plan file of 'cotenant plan': its partitions are the lanes.")
+]
+DeviceNumber = Annotated[
+    int | None, typer.Option(min=0, help="Which device of the plan this machine is.", show_default="0")
+]
+
+
 def settings_of(
     root: Path,
     policy: str | None = None,
@@ -45,9 +57,34 @@ def settings_of(
     preempt: bool | None = None,
     lanes: str | None = None,
     isolation: str | None = None,
+    *,
+    cores: str | None = None,
+    plan: Path | None = None,
+    device_number: int | None = None,
 ) -> ServerConfig:
-    """The repository's `cotenant.toml` with the options of the command line over it."""
+    """The repository's `cotenant.toml` with the options of the command line over it.
+
+    With a plan, from here or there, the policy is duty_cycle unless the command line names another, and
+    `plan.file` is a path that holds from the working directory. Raises ConfigError.
+    """
     settings = load_server_config(root / SERVER_FILE)
+    if plan is not None:
+        settings = msgspec.structs.replace(settings, plan=msgspec.structs.replace(settings.plan, file=str(plan)))
+    elif settings.plan.file is not None:
+        named = str(root / settings.plan.file)
+        settings = msgspec.structs.replace(settings, plan=msgspec.structs.replace(settings.plan, file=named))
+    if settings.plan.file is not None:
+        policy = policy or DutyCycle.name
+        if lanes is not None:
+            raise ConfigError(f"--lanes is {lanes!r}, but the plan {settings.plan.file} makes the lanes: leave one out")
+    if device_number is not None:
+        if settings.plan.file is None:
+            raise ConfigError(f"--device-number is {device_number}, but there is no plan: name one with --plan")
+        section = msgspec.structs.replace(settings.plan, device=device_number)
+        settings = msgspec.structs.replace(settings, plan=section)
+    if cores is not None:
+        numbers = parse_cores(cores)
+        settings = msgspec.structs.replace(settings, device=msgspec.structs.replace(settings.device, cores=numbers))
     chosen: dict[str, Any] = {}
     if policy is not None:
         chosen["name"] = policy
@@ -67,6 +104,17 @@ def settings_of(
         device: Any = {"isolation": isolation}
         settings = msgspec.structs.replace(settings, device=msgspec.structs.replace(settings.device, **device))
     return settings
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Core numbers with ',' between them. Raises ConfigError."""
+    try:
+        numbers = tuple(int(core) for core in text.split(","))
+    except ValueError:
+        raise ConfigError(f"--cores is {text!r}, expected core numbers like '0,1'") from None
+    if min(numbers) < 0:
+        raise ConfigError(f"--cores is {text!r}, expected core numbers from 0")
+    return numbers
 
 
 def parse_lanes(text: str) -> str | tuple[tuple[int, ...], ...]:

@@ -27,27 +27,50 @@ def profile(
     ] = False,
     groups_count: Annotated[int, typer.Option(min=20, help="Groups to measure.")] = 400,
     groups_minutes: Annotated[float, typer.Option(min=0.0, help="Measure groups no longer than this.")] = 10.0,
+    partitions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partitions",
+            help="Profile at the partitions of a split, like '1,1' (cores) or '50,50' (per cent of a GPU); repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    corun: Annotated[
+        bool, typer.Option("--corun", help="Also measure how much models slow each other down in partitions.")
+    ] = False,
+    budget_s: Annotated[float, typer.Option(min=1.0, help="Seconds to spend on co-runs.")] = 120.0,
     report: Annotated[
-        bool, typer.Option("--report", help="Judge the predictor of groups, by cross-validation; writes an HTML page.")
+        bool,
+        typer.Option("--report", help="Judge the predictor of groups, or of co-runs with --corun; writes HTML pages."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.profile_corun import divided, judge, measure, show
     from cotenant.profile.measure import Effort
     from cotenant.profile.sweep import profile_repository
     from cotenant.repository import profile_path
 
     settings = settings_of(repository, "overlap" if groups else None, lanes=lanes)
+    settings, splits, parts = divided(settings, partitions or (), corun)
     effort = Effort(budget_s=budget)
     with progress_bar(quiet=as_json) as on_step:
-        result, errors = profile_repository(repository, settings, effort, fresh=fresh, on_step=on_step)
+        result, errors = profile_repository(
+            repository, settings, effort, fresh=fresh, on_step=on_step, partitions=parts
+        )
     overlap = None
     if groups:
         overlap = _measure_groups(repository, settings, result, (groups_count, groups_minutes), fresh, as_json, errors)
-    judged = _judge(repository, result, as_json) if report else None
+    judged = _judge(repository, result, as_json) if report and (groups or not corun) else None
+    coruns = None
+    if corun:
+        with progress_bar(quiet=as_json) as on_step:
+            coruns = measure(repository, settings, result, splits, budget_s, fresh, on_step, errors)
+        coruns["report"] = judge(repository, result) if report else None
     if as_json:
-        print_json({"profile": msgspec.to_builtins(result), "groups": overlap, "report": judged, "errors": errors})
+        found = {"profile": msgspec.to_builtins(result), "groups": overlap, "report": judged, "coruns": coruns}
+        print_json({**found, "errors": errors})
     else:
         console = make_console()
         console.print(profile_table(result))
@@ -57,6 +80,8 @@ def profile(
             console.print(slowdown_table(overlap["slowdown"]))
         if judged:
             console.print(f"Report written to {judged['page']}")
+        if coruns:
+            show(console, coruns)
         for model, error in errors.items():
             console.print(f"[red]{model} was left out:[/red] {error}")
     if errors:

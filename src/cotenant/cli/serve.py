@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from cotenant.cli.options import (
     AsJson,
+    CoresOption,
+    DeviceNumber,
     Drop,
     Isolation,
     Lanes,
+    PlanOption,
     PolicyName,
     Preempt,
     Repository,
@@ -21,6 +25,10 @@ from cotenant.cli.options import (
     print_json,
     settings_of,
 )
+
+if TYPE_CHECKING:
+    from cotenant.config import ServerConfig
+    from cotenant.serve.plan_lanes import ServedPlan
 
 _TRACE_LIMIT_BYTES = 1 << 30
 
@@ -32,13 +40,19 @@ def serve(
     preempt: Preempt = None,
     lanes: Lanes = None,
     isolation: Isolation = None,
+    plan: PlanOption = None,
+    device_number: DeviceNumber = None,
+    cores: CoresOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops."""
+    """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops.
+
+    With a plan, SIGHUP reads its file again and changes over without losing a query.
+    """
     from cotenant.log import log_to_stderr
     from cotenant.repository import model_names, trace_path
     from cotenant.serve.codec import Limits
@@ -46,25 +60,32 @@ def serve(
     from cotenant.serve.grpc_server import GrpcServer
     from cotenant.serve.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
+    from cotenant.serve.replan import Replanner
     from cotenant.serve.server import Server
     from cotenant.slices import SHORT_NS, set_slice
 
     log_to_stderr()
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
     model_names(repository)  # says what is wrong with the path before anything is written there
-    settings = settings_of(repository, policy, drop, preempt, lanes, isolation)
+    settings = settings_of(
+        repository, policy, drop, preempt, lanes, isolation, cores=cores, plan=plan, device_number=device_number
+    )
     chosen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     section = msgspec.structs.replace(
         settings.server, **{key: value for key, value in chosen.items() if value is not None}
     )
     settings = settle_barrier(repository, msgspec.structs.replace(settings, server=section))
-    server = Server(repository, settings)
+    laid = _laid_out(settings)
+    server = Server(repository, settings, plan=laid.lanes if laid else None)
+    replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
     http = HttpServer(server, section.host, section.http_port, limits)
     grpc = GrpcServer(server, section.host, section.grpc_port, limits)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    if replanner is not None:
+        signal.signal(signal.SIGHUP, lambda *_: replanner.reload())
     recorder: Recorder | None = None
     try:
         ports = {"http_port": http.start(), "grpc_port": grpc.start()}
@@ -72,8 +93,12 @@ def serve(
             recorder = Recorder(
                 trace_path(repository), server.policy, server.cores, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
             )
-        server.start(*([recorder] if recorder else []))
+        server.start(*[each for each in (recorder, replanner) if each is not None])
+        if replanner is not None:
+            replanner.start()
         ready = {"host": section.host, **ports, "policy": policy_text(settings.policy)}
+        if laid is not None:
+            ready["plan"] = {"file": settings.plan.file, "device": settings.plan.device}
         index = server.index(ready_only=False)
         ready["models"] = {entry.name: entry.state for entry in index}
         if as_json:
@@ -87,11 +112,26 @@ def serve(
         _flush()
         stop.wait()
     finally:
+        if replanner is not None:
+            replanner.stop()
         server.stop()
         http.stop(1.0)
         grpc.stop(1.0)
         if recorder:
             recorder.close()
+
+
+def _laid_out(settings: ServerConfig) -> ServedPlan | None:
+    """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
+    from cotenant.config import device_cores
+    from cotenant.errors import ConfigError
+    from cotenant.serve.plan_lanes import Cores, open_plan
+
+    if settings.plan.file is None:
+        return None
+    if settings.device.kind != "cpu":
+        raise ConfigError("[device]: kind is 'cuda', and plans are served on cores alone: set kind = 'cpu'")
+    return open_plan(Path(settings.plan.file), settings.plan.device, Cores(device_cores(settings.device)))
 
 
 def _flush() -> None:

@@ -10,9 +10,22 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from cotenant.cli.options import AsJson, Drop, Lanes, Preempt, Repository, policy_text, print_json, settings_of
+from cotenant.cli.options import (
+    AsJson,
+    CoresOption,
+    DeviceNumber,
+    Drop,
+    Lanes,
+    PlanOption,
+    Preempt,
+    Repository,
+    policy_text,
+    print_json,
+    settings_of,
+)
 
 if TYPE_CHECKING:
+    from cotenant.policies.lane_rounds import LaneRound
     from cotenant.predict.overlap import OverlapPredictor
     from cotenant.profile.table import Profile
 
@@ -31,6 +44,9 @@ def simulate(
     drop: Drop = None,
     preempt: Preempt = None,
     lanes: Lanes = None,
+    plan: PlanOption = None,
+    device_number: DeviceNumber = None,
+    cores: CoresOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with seeds from the workload's seed on.")] = 1,
     factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
     noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
@@ -48,16 +64,23 @@ def simulate(
     from cotenant.profile.table import load_profile
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
+    from cotenant.serve.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
     from cotenant.trace import TraceWriter, header
     from cotenant.workload import load_workload, scale
 
-    settings = settings_of(repository, None, drop, preempt, lanes)
+    settings = settings_of(repository, None, drop, preempt, lanes, cores=cores, plan=plan, device_number=device_number)
     spec = load_workload(workload)
     spec = spec if factor == 1.0 else scale(spec, factor)
-    partitions = lanes_of(settings.device, device_cores(settings.device))
+    used = device_cores(settings.device)
+    rounds: tuple[LaneRound, ...] = ()
+    if settings.plan.file is None:
+        partitions = lanes_of(settings.device, used)
+    else:
+        laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used)).lanes
+        partitions, rounds = laid.lanes, laid.rounds
     profile = load_profile(profile_path(repository))
-    scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile)
+    scenario = replace(scenario_of(repository, spec, profile, partitions, settings.predict.quantile), rounds=rounds)
     names = policy or [settings.policy.name]
     if "overlap" in names:
         scenario = replace(scenario, groups=_fitted(repository, profile, settings.predict.group_quantile))
@@ -74,7 +97,7 @@ def simulate(
         for seed in range(spec.seed, spec.seed + seeds):
             writer = None
             if trace is not None:
-                made = make_policy(section, partitions)
+                made = make_policy(section, partitions, rounds=rounds)
                 head = header(
                     made,
                     scenario.predictor(made),

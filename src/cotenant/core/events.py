@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cotenant.core.snapshot import Policy
 from cotenant.frozen import quick_init
 from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, Tenant
@@ -61,6 +62,14 @@ class PredictorChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyChanged:
+    """Another policy decides from now on. Queries wait on under its keys, launches under way end as they would have,
+    and batches that have begun go on. Its lanes must be cores of the device."""
+
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """New queries are refused from now on; those inside are served."""
 
@@ -98,4 +107,5 @@ Event = (
     | TenantSuspended
     | TenantResumed
     | PlanDue
+    | PolicyChanged
 )

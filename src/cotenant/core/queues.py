@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cotenant.core.lifecycle import BatchState, QueryState
+from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, Tenant
 
 _NEW = BatchState.NEW
@@ -31,6 +32,12 @@ class TenantQueue:
         at = bisect_left(keys, key)
         keys.insert(at, key)
         self.queries.insert(at, query)
+
+    def sort(self, keys: Sequence[tuple[int, ...]]) -> None:
+        """Give the queries, in their present order, other unique keys, and put them in the order of these."""
+        ordered = sorted(zip(keys, self.queries, strict=True), key=lambda entry: entry[0])
+        self.keys = [key for key, _ in ordered]
+        self.queries = [query for _, query in ordered]
 
     def remove(self, key: tuple[int, ...]) -> None:
         """Take out the query with this key, which must be here."""
@@ -93,6 +100,20 @@ class TenantQueues:
         self.known[tenant].remove(key)
         if tenant in self.served:
             self.waiting -= 1
+
+    def reorder(
+        self, key_of: Callable[[Query, Tenant, Predictor], tuple[int, ...]], predictor: Predictor
+    ) -> list[tuple[Query, tuple[int, ...]]]:
+        """Give every waiting query, of suspended tenants too, its key anew; all queries with their keys."""
+        made: list[tuple[Query, tuple[int, ...]]] = []
+        for queue in self.known.values():
+            queue.sort([key_of(query, queue.tenant, predictor) for query in queue.queries])
+            made += zip(queue.queries, queue.keys, strict=True)
+        return made
+
+    def all_waiting(self) -> list[Query]:
+        """Every query that waits, of suspended tenants too."""
+        return [query for queue in self.known.values() for query in queue.queries]
 
     def _compare_weights(self) -> None:
         self.weights_differ = len({queue.tenant.weight for queue in self.known.values()}) > 1

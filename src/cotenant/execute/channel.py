@@ -55,6 +55,19 @@ class Run(_Message, frozen=True):
     inputs: tuple[Layout, ...] = ()
 
 
+class Prepare(_Message, frozen=True):
+    """To a worker: load further sessions, and run each once on inputs of these shapes. Answered by Prepared."""
+
+    sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class Keep(_Message, frozen=True):
+    """To a worker: let go of the sessions of other numbers of threads, or cores, than these."""
+
+    threads: tuple[int | tuple[int, ...], ...]
+
+
 class Release(_Message, frozen=True):
     """To a worker: forget the tensors of a paused batch."""
 
@@ -67,6 +80,12 @@ class Started(_Message, frozen=True):
 
 class Ready(_Message, frozen=True):
     """From a worker: its model is loaded."""
+
+
+class Prepared(_Message, frozen=True):
+    """From a worker: the sessions of a Prepare are there; with a `reason`, they cannot be loaded."""
+
+    reason: str = ""
 
 
 class Refused(_Message, frozen=True):
@@ -87,8 +106,8 @@ class Ended(_Message, frozen=True):
     outputs: tuple[Layout, ...] = ()
 
 
-ToWorker = Open | AddLane | Release | Run
-FromWorker = Started | Ready | Refused | Ended
+ToWorker = Open | AddLane | Prepare | Keep | Release | Run
+FromWorker = Started | Ready | Prepared | Refused | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

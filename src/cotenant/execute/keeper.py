@@ -7,7 +7,6 @@ limit. What a failure means for scheduling is for the core, which is told by eve
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -19,11 +18,13 @@ from types import MappingProxyType
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Pieces, QueryTensors, reason_of, scatter
-from cotenant.execute.channel import Ended, Message, Open, Ready, Refused, Release, Started
+from cotenant.execute.channel import Ended, Message, Open, Prepared, Ready, Refused, Release, Started
 from cotenant.execute.errors import ModelError
 from cotenant.execute.lane_link import LaneLink, Pending
 from cotenant.execute.limits import Limits, Loss, LossKind, overdue
+from cotenant.execute.near_cores import NearCores
 from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
+from cotenant.execute.session_ladder import SessionLadder, Wanted
 from cotenant.execute.worker_process import WorkerProcess
 from cotenant.types import CPU
 
@@ -53,6 +54,7 @@ class Keeper:
         self.tenant = model.tenant
         self._environment = environment
         self._model = model
+        self._ladder = SessionLadder(model)
         self._limits = limits
         self._queries = queries
         self._on_event = on_event
@@ -69,7 +71,7 @@ class Keeper:
         """Rows of each query of the batches that the worker keeps tensors of."""
         self._problem = ""
         self._losses: Counter[str] = Counter()
-        self._all_cores = self._near = os.sched_getaffinity(os.getpid())
+        self._near = NearCores()
         self._start_ns = self._load_ns = 0
         self._idle_ns = self._last_ns = 0
         self._thread = threading.Thread(target=self._keep, name=f"cotenant-worker-{self.tenant}", daemon=True)
@@ -97,11 +99,20 @@ class Keeper:
     def release(self, batch: int) -> None:
         """Forget the tensors of a paused batch."""
         with self._lock:
-            if self._paused.pop(batch, None) is not None and self._state is _State.UP and self._process:
-                try:
-                    self._process.channel.send(Release(batch))
-                except OSError:  # a worker that takes no messages is dead, or stopped and soon given up
-                    pass
+            is_kept = self._paused.pop(batch, None) is not None
+        if is_kept:
+            self._send(Release(batch))
+
+    def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Have the worker load further sessions and run each once; waits. Raises ModelError when it cannot.
+
+        A worker that is down, or lost meanwhile, is waited for no longer: the next one loads them with the model.
+        """
+        self._ladder.prepare(sessions, shapes, self._send)
+
+    def keep(self, sessions: Wanted) -> None:
+        """Have the worker let go of all sessions but these."""
+        self._ladder.keep(sessions, self._send)
 
     def announce(self) -> None:
         """The core knows the tenant now: tell it if the worker has been lost meanwhile."""
@@ -179,8 +190,7 @@ class Keeper:
         """Start a worker and have it load the model."""
         began = time.monotonic_ns()
         with self._lock:
-            self._near = self._all_cores
-            os.sched_setaffinity(0, self._all_cores)  # the worker inherits it
+            self._near.leave()  # the worker inherits the cores of this thread
         try:
             process = WorkerProcess(self.tenant, self._model.lane_nice, self._environment)
         except OSError as error:
@@ -204,7 +214,7 @@ class Keeper:
                 case Started():
                     self._start_ns = at - last
                     try:
-                        process.channel.send(self._model)
+                        process.channel.send(self._ladder.model)
                     except OSError:
                         continue  # it is dead, which is the next message
                 case Ready():
@@ -232,6 +242,8 @@ class Keeper:
                 return self._broken(error)
             if isinstance(message, Ended):
                 self._ended(message)
+            elif isinstance(message, Prepared):
+                self._ladder.end(message.reason)
             elif not is_tick:
                 with self._lock:
                     is_done = self._closing.is_set() and not self._pending
@@ -336,6 +348,7 @@ class Keeper:
             links, self._links = list(self._links.values()), {}
             for link in links:
                 link.close()
+        self._ladder.end("")
         if process is not None:
             process.kill()
             process.wait()
@@ -345,7 +358,8 @@ class Keeper:
         """Hand a launch to its lane; the reason if that cannot be. Under the lock."""
         assert self._process is not None
         cores = pending.launch.partition.cores
-        self._stand_by()
+        if self._model.device == CPU:
+            self._near.follow(self._thread, [each.launch.partition.cores[0] for each in self._pending.values()])
         try:
             link = self._links.get(cores)
             if link is None:
@@ -356,23 +370,16 @@ class Keeper:
             return reason_of(error)
         return None
 
-    def _stand_by(self) -> None:
-        """Let this keeper wait on the cores of the lanes that run its launches. Under the lock.
-
-        A completion then finds it on a core that is awake and has just become free; waking another core takes a
-        virtual machine longer than all the rest of a dispatch.
-        """
-        if self._model.device != CPU:
-            return
-        cores = {pending.launch.partition.cores[0] for pending in self._pending.values()}
-        if threading.current_thread() is self._thread:
-            cores |= self._near  # to be moved in the middle of its work would cost more than it brings
-        if cores != self._near and self._thread.native_id is not None:
-            self._near = cores
+    def _send(self, message: Message) -> bool:
+        """Tell the worker something, if it is up."""
+        with self._lock:
+            if self._state is not _State.UP or self._process is None:
+                return False
             try:
-                os.sched_setaffinity(self._thread.native_id, cores)
-            except OSError:  # a core that is not there, or a thread that has just ended
-                pass
+                self._process.channel.send(message)
+            except OSError:  # a worker that takes no messages is dead, or stopped and soon given up
+                return False
+            return True
 
     def _shut_if_idle(self) -> None:
         """Tell the worker to end once nothing runs. Under the lock."""

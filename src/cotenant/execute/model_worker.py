@@ -11,11 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.execute.batches import ModelGoneError, for_client, for_engine, reason_of
-from cotenant.execute.channel import AddLane, Channel, Ended, Open, Ready, Refused, Release, Run, Started
+from cotenant.execute.channel import (
+    AddLane,
+    Channel,
+    Ended,
+    Keep,
+    Open,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Release,
+    Run,
+    Started,
+)
 from cotenant.execute.errors import ModelError
 from cotenant.execute.lanes import run_gently
 from cotenant.execute.runner import Runner, open_model, to_numpy
 from cotenant.execute.shared_tensors import Layout, SharedBuffer, copied
+from cotenant.execute.warm import warm_up
 from cotenant.execute.worker_place import Place, place_of
 from cotenant.types import CPU
 
@@ -62,6 +76,10 @@ class Worker:
                     self._add_lane(model, message.cores, place_of(device, message.cores, nice), descriptors)
                 elif isinstance(message, Release):
                     self._batches.pop(message.batch, None)
+                elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
+                    threading.Thread(target=self._prepare, args=(model, message, device), daemon=True).start()
+                elif isinstance(message, Keep):
+                    model.keep(message.threads)
             for thread in self._lanes:
                 thread.join()
 
@@ -78,6 +96,24 @@ class Worker:
         thread = threading.Thread(target=self._run_lane, args=arguments, name=name, daemon=True)
         thread.start()
         self._lanes.append(thread)
+
+    def _prepare(self, model: Runner, wanted: Prepare, device: str) -> None:
+        """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
+        reason = ""
+        try:
+            for threads, ranges in wanted.sessions:
+                used = threads if device == CPU else 1
+                if used == 1:
+                    run_gently(partial(model.prepare, ranges, used), self._load_nice)
+                else:
+                    model.prepare(ranges, used)
+                run_gently(partial(warm_up, model, ranges, used, wanted.shapes), self._load_nice)
+        except Exception as error:  # the server has to know, and goes on as it was
+            reason = reason_of(error)
+        try:
+            self._channel.send(Prepared(reason))
+        except OSError:  # the server has gone
+            pass
 
     def _run_lane(
         self,

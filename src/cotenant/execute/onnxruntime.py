@@ -21,8 +21,9 @@ from cotenant.execute.batches import (
     scatter,
 )
 from cotenant.execute.lanes import Lane
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Tensors, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Tensors, Timing, WorkerStatus
 from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.warm import warm_up
 from cotenant.types import Partition
 
 
@@ -62,6 +63,17 @@ class OnnxRuntimeExecutor:
         for threads, ranges in sessions:
             model.prepare(ranges, threads)
         return model
+
+    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+        """Load further sessions of a loaded model and run each once. Raises ModelError."""
+        runner = cast(Runner, model)
+        for threads, ranges in sessions:
+            runner.prepare(ranges, threads)
+            warm_up(runner, ranges, threads, shapes)
+
+    def keep(self, model: Loaded, sessions: Sessions) -> None:
+        """Let go of a model's other sessions."""
+        cast(Runner, model).keep([threads for threads, _ in sessions])
 
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
         """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""

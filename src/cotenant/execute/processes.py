@@ -18,8 +18,9 @@ from cotenant.execute.batches import ModelGoneError, Pieces, QueryTensors, piece
 from cotenant.execute.channel import Open
 from cotenant.execute.keeper import Keeper
 from cotenant.execute.limits import Limits
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
+from cotenant.execute.session_ladder import Wanted
 from cotenant.types import CPU
 
 
@@ -69,8 +70,8 @@ class ProcessExecutor:
         the worker. Raises ModelError when the worker cannot load it.
         """
         graph = model.graph_path.parent
-        wanted = tuple((threads, tuple(ranges)) for threads, ranges in sessions)
-        message = Open(tenant, str(model.path), str(graph.parent), graph.name, wanted, self._lane_nice, self._device)
+        place = str(model.path), str(graph.parent), graph.name
+        message = Open(tenant, *place, _plain(sessions), self._lane_nice, self._device)
         model.close()
         limits = replace(self._limits, memory_bytes=memory_bytes)
         keeper = Keeper(message, limits, self._queries, self._tell, self._environment(tenant))
@@ -79,6 +80,16 @@ class ProcessExecutor:
             self._all = [each for each in self._all if each.is_alive]
             self._all.append(keeper)
         return keeper
+
+    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+        """Have the worker of a loaded model load further sessions and run each once; waits. Raises ModelError."""
+        assert isinstance(model, Keeper)
+        model.prepare(_plain(sessions), {name: tuple(dims) for name, dims in shapes.items()})
+
+    def keep(self, model: Loaded, sessions: Sessions) -> None:
+        """Have the worker let go of the model's other sessions."""
+        assert isinstance(model, Keeper)
+        model.keep(_plain(sessions))
 
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
         """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
@@ -162,3 +173,8 @@ class ProcessExecutor:
             self._late = [each for each in self._late if each.is_alive()]
             self._late.append(thread)
             thread.start()
+
+
+def _plain(sessions: Sessions) -> Wanted:
+    """As it crosses to a worker."""
+    return tuple((threads, tuple(ranges)) for threads, ranges in sessions)

@@ -13,6 +13,8 @@ from cotenant.core.actions import Launch
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
 """What to load of a model: a number of threads, or cores, and the ranges of units to be run with them."""
+Shapes = Mapping[str, Sequence[int]]
+"""Full shape of each input."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ class Runner(Protocol):
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Make ready to run these ranges of units."""
 
+    def keep(self, threads: Iterable[Threads]) -> None:
+        """Let go of what was made ready for other threads than these; runs under way end normally."""
+
     def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, Any]:
         """Run units [start, end); the tensors are the engine's own, or numpy arrays."""
 

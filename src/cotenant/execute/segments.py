@@ -141,6 +141,14 @@ class SegmentedModel:
             self._check_range(start, end)
             self._segment(key, start, end)
 
+    def keep(self, threads: Iterable[Threads]) -> None:
+        """Let go of the sessions of other threads; runs under way end normally, later ones load theirs again."""
+        kept = [normal_threads(each) for each in threads]
+        with self._lock:
+            self._segments = {key: segment for key, segment in self._segments.items() if key[0] in kept}
+            self._plans = {}
+        return_memory()
+
     def run(self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1) -> dict[str, Value]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 

@@ -134,6 +134,9 @@ class TorchModel:
         for start, end in ranges:
             self._segment(start, end)
 
+    def keep(self, threads: Iterable[Threads]) -> None:
+        """Nothing was built for some threads alone."""
+
     def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, torch.Tensor]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 

@@ -18,7 +18,6 @@ from cotenant.plan.types import (
     PartitionPlan,
     Plan,
     PlanError,
-    Slot,
     checked,
 )
 
@@ -132,7 +131,7 @@ def _partition(
     for slot in partition.slots:
         load = loads[slot.tenant]
         alone = costs.latency_ns(load.model, slot.batch, partition.size, device)
-        execution = math.ceil(alone * _worst_factor(load.model, slot, partition.size, beside, device, costs))
+        execution = math.ceil(alone * worst_factor(load.model, slot.batch, partition.size, beside, device, costs))
         busy += execution
         if partition.duty_ns + execution > load.slo_ns:
             detail = f"duty cycle {partition.duty_ns} ns and execution {execution} ns exceed the SLO {load.slo_ns} ns"
@@ -147,15 +146,18 @@ def _partition(
         yield Violation(ROUND, partition.slots[-1].tenant, number, index, detail)
 
 
-def _worst_factor(
-    model: str, slot: Slot, size: int, beside: Sequence[Sequence[CoRunner]], device: str, costs: Costs
+def worst_factor(
+    model: str, batch: int, size: int, beside: Sequence[Sequence[CoRunner]], device: str, costs: Costs
 ) -> float:
-    """The largest slowdown over all choices of one slot in each other partition."""
+    """The largest slowdown of a batch over all choices of one slot in each other partition.
+
+    `beside` holds the slots of each; beyond 4,096 choices the worst of each partition are put together.
+    """
     if not beside:
         return 1.0
 
     def factor(others: Sequence[CoRunner]) -> float:
-        return costs.factor(model, slot.batch, size, others, device)
+        return costs.factor(model, batch, size, others, device)
 
     if math.prod(map(len, beside)) > _COMBINATIONS:
         return factor([max(slots, key=lambda slot: factor([slot])) for slots in beside])

@@ -104,3 +104,17 @@ def read_assembly(path: Path) -> dict[str, dict[int, float]]:
     for row in _rows(path, ("input_shape", "batch", "mean_overhead_ms")):
         found.setdefault(row.text("input_shape"), {})[row.count("batch")] = row.positive("mean_overhead_ms")
     return found
+
+
+def read_splits(path: Path) -> tuple[tuple[int, ...], ...]:
+    """Ways to divide a GPU, the whole first, from columns partition_pct and complement_pct; 0 is no complement.
+
+    Raises PlanError as `read_latencies` does, and for a pair that is more than the GPU.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for row in _rows(path, ("partition_pct", "complement_pct")):
+        size, rest = row.count("partition_pct"), row.number("complement_pct")
+        if rest < 0 or rest != int(rest) or size + rest > 100:
+            raise PlanError(f"{row.where}: complement_pct is {rest!r}, expected a whole number up to {100 - size}")
+        found[tuple(sorted(each for each in (size, int(rest)) if each))] = None
+    return tuple(sorted(found, key=lambda split: (len(split), split)))

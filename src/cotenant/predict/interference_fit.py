@@ -12,7 +12,7 @@ The split of the factor is fixed by two choices, in each part of the measurement
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -70,13 +70,20 @@ def fit_pressure(
     Margins are those of split conformal prediction, with errors of ten folds in place of a part held out for good.
     Raises InvalidValueError for fewer than two co-runs.
     """
+    plain = fit_expected(coruns, settings=settings)
+    return replace(plain, margin=_margin(coruns, plain, seed, settings))
+
+
+def fit_expected(coruns: Sequence[CoRun], *, settings: PressureSettings = PressureSettings()) -> PressureInterference:
+    """Fit sensitivities and pressures alone, ten times faster: the model has no quantiles above the median.
+
+    Raises InvalidValueError for fewer than two co-runs.
+    """
     if len(coruns) < 2:
         raise InvalidValueError("interference", "co-runs", len(coruns), "at least two")
     targets, pressures = _fit(coruns, settings).surfaces()
     counts = [len(each.others) for each in coruns]
-    plain = PressureInterference(targets, pressures, _NO_MARGIN, min(counts), max(counts))
-    margin = _margin(coruns, plain, seed, settings)
-    return PressureInterference(targets, pressures, margin, min(counts), max(counts))
+    return PressureInterference(targets, pressures, _NO_MARGIN, min(counts), max(counts))
 
 
 def errors(model: PressureInterference, coruns: Sequence[CoRun]) -> list[float]:

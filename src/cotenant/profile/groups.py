@@ -71,7 +71,7 @@ def measure_groups(
     if fresh:
         unfinished.unlink(missing_ok=True)
     journal = Journal(unfinished)
-    opened, errors = _open_profiled(root, profile)
+    opened, errors = open_profiled(root, profile)
     try:
         if not opened:
             raise ConfigError(f"{root}: no model has a profile of this device; run 'cotenant profile' first")
@@ -166,7 +166,7 @@ def facts_of(profile: Profile) -> list[TenantFacts]:
     return [TenantFacts(name, model.table("p50")) for name, model in sorted(profile.models.items())]
 
 
-def _open_profiled(root: Path, profile: Profile) -> tuple[dict[str, OpenedModel], dict[str, str]]:
+def open_profiled(root: Path, profile: Profile) -> tuple[dict[str, OpenedModel], dict[str, str]]:
     """All models whose profile holds here, by tenant. The others are left out, with the reason."""
     opened: dict[str, OpenedModel] = {}
     errors: dict[str, str] = {}

@@ -87,6 +87,10 @@ class Journal:
         """What was measured under this key, or None."""
         return self._known.get(key)
 
+    def values(self) -> tuple[Any, ...]:
+        """All measurements, the oldest first."""
+        return tuple(self._known.values())
+
     def put(self, key: str, value: Any) -> None:
         """Keep a measurement; it is on disk when this returns."""
         self._known[key] = value

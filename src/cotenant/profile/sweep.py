@@ -22,14 +22,22 @@ OnStep = Callable[[int, int, str], None]
 
 
 def profile_repository(
-    root: Path, settings: ServerConfig, effort: Effort, *, fresh: bool, on_step: OnStep
+    root: Path,
+    settings: ServerConfig,
+    effort: Effort,
+    *,
+    fresh: bool,
+    on_step: OnStep,
+    partitions: Sequence[Partition] = (),
 ) -> tuple[Profile, dict[str, str]]:
     """Measure what the profile of a repository lacks, save it, and give it with the errors of models left out.
 
-    `fresh` forgets what is known. A sweep that is interrupted goes on where it stopped: each point is on disk as soon
-    as it is measured. A profile of another device is replaced.
+    Models are measured at the sizes of the server's lanes, and of `partitions`. `fresh` forgets what is known. A sweep
+    that is interrupted goes on where it stopped: each point is on disk as soon as it is measured. A profile of another
+    device is replaced.
     """
     lanes = make_policy(settings.policy, lanes_of(settings.device, device_cores(settings.device))).partitions
+    lanes = (*lanes, *partitions)
     place = open_place(settings.device, lanes)
     try:
         return _profile(root, place, lanes, effort, fresh=fresh, on_step=on_step)

@@ -171,6 +171,9 @@ class Backend(Protocol):
     def metrics(self) -> bytes:
         """The metrics page in Prometheus' text format."""
 
+    def plan(self) -> Mapping[str, Any]:
+        """The plan that runs, and the rates that come: plain values. NOT_FOUND where no plan is served."""
+
 
 DATATYPES: Mapping[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),

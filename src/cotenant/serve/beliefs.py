@@ -46,7 +46,7 @@ class Beliefs:
 
     def __init__(self, widest: int, *, adapt: bool, grouped: bool = False, quantile: float = 0.95) -> None:
         self.predictor = GroupedPredictor({}) if grouped else TablePredictor({})
-        self._widest = widest
+        self.widest = widest
         self._adapt = adapt
         self._tables: dict[str, LatencyTable] = {}
         self._calibration = Calibration()
@@ -73,7 +73,7 @@ class Beliefs:
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
         """Latency of the whole model in the largest partition: the best that a query can get."""
         units = self.predictor.unit_count(tenant)
-        return self.predictor.latency_ns(tenant, shape, items, 0, units, self._widest)
+        return self.predictor.latency_ns(tenant, shape, items, 0, units, self.widest)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer: compare each launch, or each group, with what was believed of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -50,6 +50,8 @@ class Driver:
         self._next_query = 0
         self._last_ns = 0
         self._timer_version = 0
+        self._watching = 0
+        """Threads that wait for launches to end."""
         self._failed_observers: list[Observer] = []
 
     def submit(self, make: Callable[[int, int], Query], inputs: Tensors, done: Done) -> int:
@@ -81,6 +83,17 @@ class Driver:
         with self._idle:
             return self._idle.wait_for(lambda: not (self._engine.live or self._engine.running), timeout_s)
 
+    def wait_ended(self, launches: Collection[int], timeout_s: float) -> bool:
+        """Wait until none of these launches is under way; say whether that came to be within the time."""
+        with self._idle:
+            self._watching += 1
+            try:
+                return self._idle.wait_for(
+                    lambda: not any(each in launches for each in self._engine.launches), timeout_s
+                )
+            finally:
+                self._watching -= 1
+
     def _now(self) -> int:
         """Time never goes back between two events, whatever thread brings them."""
         self._last_ns = max(self._last_ns, self._clock.now_ns())
@@ -111,7 +124,7 @@ class Driver:
         for follow_up in follow_ups:
             if follow_up is not None:
                 answers += self._handle(follow_up, now)
-        if not (self._engine.live or self._engine.running):
+        if self._watching or not (self._engine.live or self._engine.running):
             self._idle.notify_all()
         return answers
 

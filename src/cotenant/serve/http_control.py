@@ -162,6 +162,10 @@ def _metrics(backend: Backend, route: Route, body: bytes) -> Answer:
     return Answer(200, METRICS_TYPE, backend.metrics())
 
 
+def _plan(backend: Backend, route: Route, body: bytes) -> Answer:
+    return json_answer(200, dict(backend.plan()))
+
+
 CONTROL: dict[Endpoint, Callable[[Backend, Route, bytes], Answer]] = {
     Endpoint.SERVER: _server,
     Endpoint.LIVE: _live,
@@ -174,5 +178,6 @@ CONTROL: dict[Endpoint, Callable[[Backend, Route, bytes], Answer]] = {
     Endpoint.LOAD: _load,
     Endpoint.UNLOAD: _unload,
     Endpoint.METRICS: _metrics,
+    Endpoint.PLAN: _plan,
 }
 """The endpoints that are answered by one blocking call."""

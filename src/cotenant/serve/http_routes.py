@@ -29,6 +29,7 @@ class Endpoint(Enum):
     LOAD = auto()
     UNLOAD = auto()
     METRICS = auto()
+    PLAN = auto()
 
 
 _POSTED = frozenset({Endpoint.INFER, Endpoint.INDEX, Endpoint.LOAD, Endpoint.UNLOAD})
@@ -54,6 +55,7 @@ _FIXED: dict[tuple[str, ...], Endpoint] = {
     ("v2", "models", "stats"): Endpoint.STATISTICS,
     ("v2", "repository", "index"): Endpoint.INDEX,
     ("metrics",): Endpoint.METRICS,
+    ("v2", "cotenant", "plan"): Endpoint.PLAN,
 }
 _OF_MODEL: dict[tuple[str, ...], Endpoint] = {
     (): Endpoint.MODEL,

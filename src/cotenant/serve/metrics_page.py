@@ -10,17 +10,20 @@ from prometheus_client.registry import Collector
 
 from cotenant.execute.protocol import WorkerStatus
 from cotenant.serve.accounts import LATENCY_BUCKETS_S, Account
+from cotenant.serve.plan_view import PlanFigures, plan_metrics
 from cotenant.types import Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
 Workers = Callable[[], Sequence[WorkerStatus]]
+Figures = Callable[[], PlanFigures | None]
 
 
 class _Families(Collector):
     """Makes the metric families anew at each scrape."""
 
-    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers) -> None:
+    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers, plan: Figures) -> None:
         self._accounts = accounts
+        self._plan = plan
         self._waiting = waiting
         self._workers = workers
 
@@ -39,6 +42,8 @@ class _Families(Collector):
             queued.add_metric([tenant], waiting)
         yield queued
         yield from _of_workers(self._workers())
+        if (figures := self._plan()) is not None:
+            yield from plan_metrics(figures)
         yield from _triton(accounts)
 
 
@@ -115,9 +120,11 @@ def _triton(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
 class MetricsPage:
     """Renders the page from counters and from what waits now."""
 
-    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers) -> None:
+    def __init__(
+        self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers, plan: Figures = lambda: None
+    ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(accounts, waiting, workers))
+        self._registry.register(_Families(accounts, waiting, workers, plan))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

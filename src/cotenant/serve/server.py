@@ -6,14 +6,12 @@ import contextlib
 import gc
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
-from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
@@ -24,18 +22,17 @@ from cotenant.core.events import (
 )
 from cotenant.errors import CotenantError
 from cotenant.execute.processes import ProcessExecutor
-from cotenant.execute.protocol import Loaded, Tensors
+from cotenant.execute.protocol import Loaded
+from cotenant.policies import AnyPolicy
 from cotenant.predict.overlap import OverlapPredictor
 from cotenant.profile.measure import QUICK, Journal, measure_model
 from cotenant.profile.opening import OpenedModel, covers, is_of, open_version
 from cotenant.profile.table import ModelProfile, load_profile
 from cotenant.repository import ModelVersion, UnknownModelError, check_owners, find_versions, model_names, profile_path
-from cotenant.serve.accounts import Account, Accounts, Sum
+from cotenant.serve.accounts import Accounts
 from cotenant.serve.api import (
-    Duration,
     IndexEntry,
     InferRequest,
-    InferResult,
     ModelMetadata,
     ModelStatistics,
     ServeError,
@@ -47,34 +44,32 @@ from cotenant.serve.driver import Driver, Observer
 from cotenant.serve.executors import make_executor, measuring_place
 from cotenant.serve.groups import fitted_groups, knowing
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.models import QueryForm, ServedModel, serve_model
-from cotenant.types import Outcome, Query, Tenant, priority_rank
+from cotenant.serve.models import ServedModel, serve_model
+from cotenant.serve.plan_lanes import PlanLanes
+from cotenant.serve.plan_view import PlanFigures, PlanView
+from cotenant.serve.queries import Done, answer, query_of, statistics_of
+from cotenant.serve.reorganise import change, sessions_of
 
 _log = logging.getLogger("cotenant.server")
-_STATUS = {
-    Outcome.REJECTED: Status.UNAVAILABLE,
-    Outcome.DROPPED: Status.UNAVAILABLE,
-    Outcome.FAILED: Status.INTERNAL,
-    Outcome.CANCELLED: Status.CANCELLED,
-}
-Done = Callable[[InferResult], None]
 
 
 class Server:
     """Serves a model repository. Implements `Backend`; front-ends are attached by the caller.
 
     Constructing it does no I/O; `start` loads the models. A model that cannot be loaded stays in the index with the
-    reason, and the others are served.
+    reason, and the others are served. `plan` gives the lanes and their rounds in place of the settings.
     """
 
-    def __init__(self, root: Path, settings: ServerConfig, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, root: Path, settings: ServerConfig, *, clock: Clock | None = None, plan: PlanLanes | None = None
+    ) -> None:
         self.root = root.resolve()
         self.settings = settings
         cores = device_cores(settings.device)
-        self.lanes = lanes_of(settings.device, cores)
+        self.lanes = lanes_of(settings.device, cores) if plan is None else plan.lanes
         is_gpu = settings.device.kind == "cuda"
         self.cores = tuple(slot for lane in self.lanes for slot in lane.cores) if is_gpu else cores
-        self.policy = make_policy(settings.policy, self.lanes)
+        self.policy = make_policy(settings.policy, self.lanes, rounds=() if plan is None else plan.rounds)
         self.accounts = Accounts()
         self.beliefs = Beliefs(
             max(share.size for share in self.policy.partitions),
@@ -90,7 +85,9 @@ class Server:
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
         self._is_ready = False
-        self._page = MetricsPage(self.accounts.by_tenant, self._waiting, self._executor.workers)
+        self.following: PlanView | None = None
+        """What runs a plan and follows the load, for those who look on."""
+        self._page = MetricsPage(self.accounts.by_tenant, self._waiting, self._executor.workers, self._figures)
         self._driver: Driver | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -172,9 +169,9 @@ class Server:
     def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
         """See Backend."""
         if model:
-            return [self._statistics(self._find(model, version))]
+            return [self._counted(self._find(model, version))]
         return [
-            self._statistics(served)
+            self._counted(served)
             for _, versions in sorted(self._models.items())
             for version, served in versions.items()
             if version
@@ -225,8 +222,8 @@ class Server:
         """See Backend."""
         served = self._find(request.model, request.version)
         form = served.form(request)
-        make = partial(_query, served.tenant, form, request.priority, request.timeout_ns)
-        return self.driver.submit(make, request.inputs, partial(_answer, done, served.version))
+        make = partial(query_of, served.tenant, form, request.priority, request.timeout_ns)
+        return self.driver.submit(make, request.inputs, partial(answer, done, served.version))
 
     def cancel(self, query: int) -> None:
         """See Backend."""
@@ -235,6 +232,19 @@ class Server:
     def metrics(self) -> bytes:
         """See Backend."""
         return self._page.render()
+
+    def plan(self) -> Mapping[str, Any]:
+        """See Backend."""
+        if self.following is None:
+            raise ServeError(Status.NOT_FOUND, "this server runs no plan: start it with 'cotenant serve --plan FILE'")
+        return self.following.status()
+
+    def change_policy(self, policy: AnyPolicy) -> None:
+        """Let another policy decide, make before break: see `reorganise.change`. Raises ConfigError or ModelError."""
+        with self._loading:
+            served = {id(each): each for versions in self._models.values() for each in versions.values()}
+            change(self.driver, self._executor, self.beliefs, list(served.values()), self.policy, policy)
+            self.policy, self.lanes = policy, policy.lanes
 
     # --- models ---------------------------------------------------------------------------------------------------
 
@@ -283,13 +293,12 @@ class Server:
         return versions
 
     def _load(self, served: ServedModel) -> Loaded:
-        """Load the sessions that every lane will need: the whole model, and its segments."""
-        cuts = served.tenant.cuts
-        threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in self.policy.partitions)
-        sessions = [(each, [(0, cuts[-1]), *pairwise(cuts)]) for each in threads]
+        """Load the sessions that every lane will need."""
         limit_mib = served.opened.found.config.tenant.memory_limit_mib
         memory_bytes = None if limit_mib is None else round(limit_mib * (1 << 20))
-        return self._executor.load(served.tenant.name, served.opened.runner, sessions, memory_bytes)
+        return self._executor.load(
+            served.tenant.name, served.opened.runner, sessions_of(served, self.policy.partitions), memory_bytes
+        )
 
     def _profile(self, found: ModelVersion, opened: OpenedModel) -> ModelProfile:
         path = profile_path(self.root)
@@ -347,53 +356,14 @@ class Server:
 
     # --- looking on --------------------------------------------------------------------------------------------------
 
+    def _figures(self) -> PlanFigures | None:
+        return None if self.following is None else self.following.figures()
+
     def _waiting(self) -> Mapping[str, int]:
         def look(engine: Engine) -> dict[str, int]:
             return {tenant.name: engine.waiting(tenant.name) for tenant in engine.tenants}
 
         return self._driver.read(look) if self._driver is not None else {}
 
-    def _statistics(self, served: ServedModel) -> ModelStatistics:
-        account = self.accounts.by_tenant.get(served.tenant.name) or Account(served.tenant.slo_ns)
-        return ModelStatistics(
-            name=served.metadata.name,
-            version=served.version,
-            last_inference_ms=account.last_ms,
-            inference_count=account.rows,
-            execution_count=account.launches,
-            success=_duration(account.success),
-            fail=_duration(account.fail),
-            queue=_duration(account.queue),
-            compute_input=_duration(account.compute_input),
-            compute_infer=_duration(account.compute_infer),
-            compute_output=_duration(account.compute_output),
-        )
-
-
-def _query(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int) -> Query:
-    """The query of a request. A time-out shorter than the SLO is its deadline."""
-    slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
-    return Query(
-        id=number,
-        tenant=tenant.name,
-        arrival_ns=now_ns,
-        deadline_ns=now_ns + slo,
-        rank=priority_rank(priority or tenant.priority),
-        items=form.items,
-        shape=form.shape,
-        merge_key=form.merge_key,
-        expiry_ns=None if timeout_ns is None else now_ns + timeout_ns,
-    )
-
-
-def _answer(done: Done, version: str, respond: Respond, outputs: Tensors | None) -> None:
-    if outputs is not None:
-        done(InferResult(respond.outcome, respond.query, version, outputs))
-    else:
-        done(
-            InferResult(respond.outcome, respond.query, version, reason=respond.reason, status=_STATUS[respond.outcome])
-        )
-
-
-def _duration(total: Sum) -> Duration:
-    return Duration(total.count, total.ns)
+    def _counted(self, served: ServedModel) -> ModelStatistics:
+        return statistics_of(served, self.accounts.by_tenant.get(served.tenant.name))

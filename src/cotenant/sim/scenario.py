@@ -25,6 +25,7 @@ from cotenant.execute.contention import Contention, ContentionWorld
 from cotenant.execute.simulated import TableWorld, World
 from cotenant.metrics import OutcomeLog
 from cotenant.policies import AnyPolicy
+from cotenant.policies.lane_rounds import LaneRound
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.profile.table import Profile
@@ -45,6 +46,8 @@ class Scenario:
     lanes: tuple[Partition, ...]
     groups: FittedGroups | None = None
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
+    rounds: tuple[LaneRound, ...] = ()
+    """What a plan gives each lane to do, for the policy duty_cycle."""
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -171,7 +174,7 @@ def run_scenario(
     belief about latencies, where that should follow what is observed; by default the profile is believed. A query
     counts as late when the client has its answer after the SLO of its load, as in the load generator.
     """
-    made = make_policy(policy, scenario.lanes)
+    made = make_policy(policy, scenario.lanes, rounds=scenario.rounds)
     predictor = scenario.predictor(made) if follower is None else follower.predictor
     tenants = [
         tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants

@@ -1,0 +1,180 @@
+"""`cotenant cluster`: one plan over several nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cotenant.cli.options import AsJson, print_json
+from cotenant.errors import CotenantError
+
+cluster = typer.Typer(
+    name="cluster",
+    help="Serve one plan over several nodes, on Ray. Needs 'cotenant\\[cluster]'.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_STOP_S = 120.0
+
+
+@cluster.command()
+def up(
+    tenants: Annotated[Path, typer.Argument(help="File of tenants, rates and device types (TOML).")],
+    repository: Annotated[Path, typer.Argument(help="Model repository; it must be at this path on every node.")],
+    profiles: Annotated[
+        Path | None, typer.Option(help="Profile to plan with instead of the repository's.", show_default=False)
+    ] = None,
+    address: Annotated[str, typer.Option(help="Ray cluster to join, as HOST:PORT or 'auto'.", show_default=False)] = "",
+    local_nodes: Annotated[
+        int, typer.Option(min=1, help="Without --address: nodes to start on this machine; they share its cores.")
+    ] = 1,
+    planner: Annotated[str, typer.Option(help="Planner, as for 'cotenant plan'.")] = "ours",
+    headroom: Annotated[float, typer.Option(min=0.0, help="Share of each rate that is added.")] = 0.1,
+    period: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the rates.")] = 20.0,
+    floor: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Share of a declared rate that is always planned for.")
+    ] = 0.1,
+    heartbeat: Annotated[float, typer.Option(min=0.05, help="Seconds between two heartbeats of a node.")] = 0.5,
+    host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8001,
+    as_json: AsJson = False,
+) -> None:
+    """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
+    from cotenant.cluster.control import ControllerSettings
+    from cotenant.cluster.detector import DetectorSettings
+    from cotenant.cluster.head import Head, HeadSettings, read_work, state_path, write_note
+    from cotenant.cluster.ray_fleet import need_ray
+    from cotenant.log import log_to_stderr
+    from cotenant.plan.tracking import TrackingSettings
+
+    need_ray()  # says what is missing before anything else is done
+    log_to_stderr()
+    work = read_work(tenants, repository, profiles, planner, headroom)
+    settings = HeadSettings(host, http_port, grpc_port, address, () if address else _shared_cores(local_nodes))
+    control = ControllerSettings(
+        period_s=period,
+        floor=floor,
+        detector=DetectorSettings(interval_ns=round(heartbeat * 1e9)),
+        tracking=TrackingSettings(headroom=headroom),
+    )
+    stop = threading.Event()
+    head = Head(work, repository, settings, control)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):  # once Ray has set its own handlers, which end the process
+            signal.signal(number, lambda *_: stop.set())
+        write_note(head.address)
+        ready: dict[str, Any] = {
+            "host": head.address.host,
+            "http_port": head.address.http_port,
+            "grpc_port": head.address.grpc_port,
+            "nodes": [node["node"] for node in head.status()["nodes"]],
+        }
+        if as_json:
+            print_json(ready)
+        else:
+            print(
+                f"{len(ready['nodes'])} nodes: HTTP on {host}:{ready['http_port']}, gRPC on {host}:{ready['grpc_port']}"
+            )
+        _flush()
+        stop.wait()
+    finally:
+        head.close()
+        state_path().unlink(missing_ok=True)
+
+
+@cluster.command()
+def status(
+    url: Annotated[
+        str, typer.Option(help="URL of the gateway; else the cluster of this machine.", show_default=False)
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the nodes, what runs where, rates and attainment."""
+    from cotenant.cluster.head import read_note
+
+    if not url:
+        note = read_note()
+        url = f"http://{note['host']}:{note['http_port']}"
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/v2/cotenant/cluster", timeout=10) as answer:
+            found = json.loads(answer.read())
+    except (OSError, ValueError) as error:
+        raise CotenantError(f"no gateway of a cluster answers at {url} ({error})") from None
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+@cluster.command()
+def down() -> None:
+    """Stop the cluster that 'cotenant cluster up' runs on this machine, and wait until all of it has ended."""
+    from cotenant.cluster.head import read_note, started
+
+    note = read_note()
+    os.kill(int(note["pid"]), signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_S
+    while started(int(note["pid"])) == note["started"]:
+        if time.monotonic() > deadline:
+            raise CotenantError(f"the cluster (process {note['pid']}) did not end within {_STOP_S:g} s")
+        time.sleep(0.1)
+    print("The cluster is down.")
+
+
+def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
+    """The cores of this machine, dealt out to so many nodes. Raises CotenantError when there are too few."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < nodes:
+        raise CotenantError(f"--local-nodes is {nodes}, expected at most the number of cores, {len(cores)}")
+    each = len(cores) // nodes
+    return tuple(tuple(cores[at * each : (at + 1) * each]) for at in range(nodes))
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from cotenant.cli.console import console as make_console
+
+    console = make_console()
+    nodes = Table("node", "device", "state", "address", "tenants", title="Nodes", title_justify="left", show_edge=False)
+    for node in found["nodes"]:
+        slots = [slot for partition in node.get("partitions", ()) for slot in partition["slots"]]
+        served = [f"{slot['tenant']} {slot['rate']:.3g}/s" for slot in slots]
+        served += [f"{tenant} (in what is left)" for tenant in node.get("guests", ())]
+        tenants = ", ".join(served) or node.get("reason", "")
+        nodes.add_row(node["node"], node.get("device", ""), node["state"], node.get("http", ""), escape(tenants))
+    console.print(nodes)
+    console.print()
+    tenants_table = Table("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
+    tenants_table.title, tenants_table.title_justify, tenants_table.show_edge = "Tenants", "left", False
+    for each in found["tenants"]:
+        tracked, attained = each["tracked_rate"], each["attainment"]
+        tenants_table.add_row(
+            *(escape(each["tenant"]), f"{each['slo_ms']:g}", f"{each['declared_rate']:.3g}"),
+            *("-" if tracked is None else f"{tracked:.3g}", f"{each['planned_rate']:.3g}"),
+            *("-" if attained is None else f"{100 * attained:.1f} %", ", ".join(each["nodes"]) or "none"),
+        )
+    console.print(tenants_table)
+    if found["share"] < 1 or found["left_out"]:
+        without = f", without {', '.join(found['left_out'])}" if found["left_out"] else ""
+        console.print(
+            f"\nThe rates do not fit: {100 * found['share']:.0f} % is planned for{without}. {found['breaks']}"
+        )
+    for change in found["changes"][-5:]:
+        console.print(f"{change['at']}  {change['reason']}: {change['nodes']} nodes, after {change['took_s']:.2f} s")
+
+
+def _flush() -> None:
+    import sys
+
+    sys.stdout.flush()

@@ -1,0 +1,330 @@
+"""`cotenant plan`: does it fit, on how many devices, how, and who breaks first; without hardware."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.options import AsJson, print_json
+from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
+
+if TYPE_CHECKING:
+    from cotenant.plan.advice import Remedy
+    from cotenant.plan.file import PlanFile, Request
+    from cotenant.plan.sources import Grounds, Tables
+    from cotenant.plan.types import Infeasible, Plan, Planner
+
+EXIT_INFEASIBLE = 1
+DEFAULT_HEADROOM = 0.1
+SIMULATED_S = 60.0
+_SEARCH_EFFORT = 0.2
+_SIMULATED_ROWS = 200_000
+MOST_DEVICES = 10_000
+
+
+def plan(
+    tenants: Annotated[
+        Path | None, typer.Argument(help="File of tenants, rates, SLOs and devices (TOML).", show_default=False)
+    ] = None,
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profiles",
+            help="A profiled repository, its profile file, or a CSV file of latencies; DEVICE=PROFILE for one kind of "
+            "device. May be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(help="So many devices instead of the file's counts: N, or NAME=N,...", show_default=False),
+    ] = None,
+    planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = DEFAULT_PLANNER,
+    headroom: Annotated[
+        float | None, typer.Option(min=0, help="Share added to every rate.  [default: 0.1]", show_default=False)
+    ] = None,
+    poisson: Annotated[
+        bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
+    ] = False,
+    quantile: Annotated[str, typer.Option(help="Of measured latency, that the plan rests on.")] = "p95",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here (TOML).")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture of the plan here (SVG).")] = None,
+    running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
+    util: Annotated[Path | None, typer.Option(help="For a CSV profile: utilisation (CSV), for interference.")] = None,
+    constants: Annotated[Path | None, typer.Option(help="For a CSV profile: constants of interference (CSV).")] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="For a CSV profile: memory, largest batch and SLO (CSV).", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Plan tenants onto devices from measured profiles, check the plan, and show it.
+
+    Says whether it fits, on how many devices, how, and who breaks first. Status 1 when it does not fit, with what would
+    mend it.
+    """
+    if not profiles:
+        raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
+    if (tenants is None) == (check is None):
+        raise typer.BadParameter("expected a file of tenants, or --check PLAN", param_hint="TENANTS")
+    from cotenant.plan.file import plan_text, read_plan, read_request
+    from cotenant.plan.planners import ForBursts, make_planner
+
+    tables = _tables(profiles, quantile, util, constants, models)
+    if poisson and headroom is not None:
+        raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
+    if check is not None:
+        if devices or out or running or poisson or headroom is not None:
+            text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
+            raise typer.BadParameter(text, param_hint="--check")
+        _check(check, tables, svg, as_json=as_json)
+        return
+    assert tenants is not None
+    share = headroom if headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
+    if planner == "ours" and find_spec("ortools") is None:
+        text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
+        typer.echo(f"cotenant: planner {planner}: {text}", err=True)
+    made_by, searching = make_planner(planner, share), make_planner(planner, share, _SEARCH_EFFORT)
+    if poisson:
+        made_by, searching = ForBursts(made_by), ForBursts(searching)
+    known = {name: each for table in tables.values() for name, each in table.known.items()}
+    request = _with_devices(read_request(tenants, known), devices)
+    grounds = _grounds(tables, request)
+    request = replace(request, devices=grounds.devices)
+    before = read_plan(running).plan if running else None
+    file, answers = _planned(made_by, searching, request, grounds, share, before, quick=quick, as_json=as_json)
+    if out is not None:
+        out.write_text(plan_text(file), encoding="utf-8")
+    answers["poisson"] = poisson
+    _show(file, grounds, answers, svg, as_json=as_json, written=out)
+
+
+def _planned(
+    planner: Planner,
+    searching: Planner,
+    request: Request,
+    grounds: Grounds,
+    headroom: float,
+    running: Plan | None,
+    *,
+    quick: bool,
+    as_json: bool,
+) -> tuple[PlanFile, dict[str, Any]]:
+    """A plan that was checked, and what else was found by planning; ends the command where there is none.
+
+    `searching` is the same planner with less effort, for the many plans of a search.
+    """
+    from cotenant.cli.console import console as make_console
+    from cotenant.plan.advice import Advisor, all_loads
+    from cotenant.plan.assess import violations
+    from cotenant.plan.file import PlanFile
+    from cotenant.plan.planners import BLIND
+    from cotenant.plan.scaling import least_devices
+    from cotenant.plan.types import Infeasible, PlanError
+
+    advisor = Advisor(searching, request, grounds.costs)
+    loads = all_loads(request, request.devices, grounds.costs)
+    with make_console(stderr=True).status("planning") as status:
+        found = planner.plan(loads, request.devices, grounds.costs, running)
+        if isinstance(found, Infeasible):
+            status.update("searching what would mend it")
+            _show_infeasible(found, advisor.remedies(found), grounds, planner.name, as_json=as_json)
+            raise typer.Exit(EXIT_INFEASIBLE)
+        wrong = violations(found, loads, request.devices, grounds.costs, headroom, request.applications)
+        if wrong:
+            blind = "it is blind to interference: plan with elastic_int or ours" if planner.name in BLIND else "a fault"
+            raise PlanError(f"planner {planner.name!r} made a plan that does not hold ({blind}): {wrong[0]}")
+        status.update("searching the least number of devices")
+        least = least_devices(planner, loads, request.devices, grounds.costs, found)
+        status.update("searching how far rates may grow")
+        growth = None if quick else advisor.growth()
+    file = PlanFile(replace(request, loads=loads), found, headroom, grounds.fingerprint)
+    return file, {"fits": True, "least_devices": least.devices, "growth": growth}
+
+
+def _check(path: Path, tables: dict[str, Tables], svg: Path | None, *, as_json: bool) -> None:
+    from cotenant.plan.assess import violations
+    from cotenant.plan.file import read_plan
+
+    file = read_plan(path)
+    grounds = _grounds(tables, file.request)
+    request = replace(file.request, devices=grounds.devices)
+    file = replace(file, request=request)
+    wrong = violations(file.plan, request.loads, request.devices, grounds.costs, file.headroom, request.applications)
+    same = file.profile == grounds.fingerprint
+    facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
+    if wrong:
+        if as_json:
+            print_json({**facts, "plan_file": str(path)})
+        else:
+            print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
+            for sentence in (*wrong, *grounds.notes):
+                print(f"  {sentence}")
+            if not same:
+                print("It was made from another profile.")
+        raise typer.Exit(EXIT_INFEASIBLE)
+    _show(file, grounds, facts, svg, as_json=as_json)
+
+
+def _show(
+    file: PlanFile,
+    grounds: Grounds,
+    answers: dict[str, Any],
+    svg: Path | None,
+    *,
+    as_json: bool,
+    written: Path | None = None,
+) -> None:
+    from cotenant.cli.console import console as make_console
+    from cotenant.plan.assess import assess
+    from cotenant.report.plan_text import plan_picture, summary_lines, tenant_table
+
+    request, made = file.request, file.plan
+    view = assess(made, request.loads, request.devices, grounds.costs, grounds.tail)
+    facts: dict[str, Any] = {
+        **answers,
+        "checked": True,
+        "planner": made.planner,
+        "headroom": file.headroom,
+        "fingerprint": grounds.fingerprint,
+        "notes": grounds.notes,
+        "devices_there": len(request.devices),
+        "devices_used": len(made.devices),
+        "simulated": _simulated(file, grounds),
+    }
+    if svg is not None:
+        from cotenant.report.plan_svg import plan_svg
+
+        svg.write_text(plan_svg(view, next(iter(summary_lines(view, facts, ())))), encoding="utf-8")
+    if as_json:
+        import msgspec
+
+        print_json(
+            msgspec.to_builtins({**facts, "first": view.first.tenant, "devices": view.devices, "tenants": view.tenants})
+        )
+        return
+    console = make_console()
+    console.print(plan_picture(view, console.width))
+    late = {each["name"]: each["violation_share"] for each in facts["simulated"]["outcomes"]}
+    console.print(tenant_table(view, console.width, late))
+    console.print()
+    for line in summary_lines(view, facts, grounds.notes):
+        console.print(line, highlight=False, markup=False)
+    for path in (written, svg):
+        if path is not None:
+            console.print(f"Written: {path}", highlight=False, markup=False)
+
+
+def _simulated(file: PlanFile, grounds: Grounds) -> dict[str, Any]:
+    """What becomes of queries that arrive at random at the rates asked for; a shorter time for many rows."""
+    import msgspec
+
+    from cotenant.plan.simulate import simulate_plan
+
+    request = file.request
+    seconds = min(SIMULATED_S, _SIMULATED_ROWS / sum(load.rate_per_s for load in request.loads))
+    done = simulate_plan(
+        file.plan,
+        request.loads,
+        request.devices,
+        grounds.costs,
+        duration_ns=max(1, round(seconds * 1e9)),
+        seed=1,
+        applications=request.applications,
+    )
+    outcomes = [{**msgspec.to_builtins(each), "violation_share": each.violation_share} for each in done.outcomes]
+    return {"arrivals": "poisson", "seconds": seconds, "seed": 1, "outcomes": outcomes}
+
+
+def _show_infeasible(
+    found: Infeasible, remedies: tuple[Remedy, ...], grounds: Grounds, planner: str, *, as_json: bool
+) -> None:
+    if as_json:
+        import msgspec
+
+        facts = {"fits": False, "planner": planner, "broken": found, "remedies": remedies, "notes": grounds.notes}
+        print_json(msgspec.to_builtins(facts))
+        return
+    from cotenant.cli.console import console as make_console
+
+    console = make_console()
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    count = len(grounds.devices)
+    say(
+        f"It does not fit on {count} device{'' if count == 1 else 's'}, says the planner {planner}. "
+        f"{found.tenant!r} breaks: {found.constraint}."
+    )
+    say(f"  {found.detail}")
+    say("Any one of these would mend it:" if remedies else "No change of devices, one SLO or rates mends it.")
+    for remedy in remedies:
+        say(f"  - {remedy.text}")
+    for note in grounds.notes:
+        say(f"  {note}")
+
+
+def _tables(
+    profiles: list[str], quantile: str, util: Path | None, constants: Path | None, models: Path | None
+) -> dict[str, Tables]:
+    """Tables by name of device type; "" for all types without a profile of their own."""
+    from cotenant.plan.sources import read_tables
+
+    found: dict[str, Tables] = {}
+    if (util or constants or models) and not any(text.lower().endswith(".csv") for text in profiles):
+        text = "--util, --constants and --models belong to a CSV profile, and none is given"
+        raise typer.BadParameter(text, param_hint="--profiles")
+    for text in profiles:
+        name, equals, rest = text.partition("=")
+        if not equals or Path(text).exists():
+            name, rest = "", text
+        if name in found:
+            raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
+        path = Path(rest)
+        if path.suffix.lower() == ".csv":
+            found[name] = read_tables(path, quantile, util=util, constants=constants, models=models)
+        else:
+            found[name] = read_tables(path, quantile)
+    return found
+
+
+def _grounds(tables: dict[str, Tables], request: Request) -> Grounds:
+    from cotenant.plan.sources import grounds_of
+
+    models = [load.model for load in request.loads]
+    models += [stage.model for application in request.applications for stage in application.stages]
+    return grounds_of(tables, request.devices, models)
+
+
+def _with_devices(request: Request, devices: str | None) -> Request:
+    """The request with other counts of its kinds of devices, in their order."""
+    if devices is None:
+        return request
+    kinds = {device.name: device for device in request.devices}
+    counts: dict[str, int] = {}
+    for part in devices.split(","):
+        name, equals, number = part.partition("=")
+        if not equals:
+            if len(kinds) != 1:
+                text = f"{part!r} is no NAME=N, and there are {len(kinds)} kinds of device: {', '.join(kinds)}"
+                raise typer.BadParameter(text, param_hint="--devices")
+            name, number = next(iter(kinds)), part
+        if name.strip() not in kinds:
+            text = f"device {name.strip()!r} is not in the file, which has {', '.join(kinds)}"
+            raise typer.BadParameter(text, param_hint="--devices")
+        if not number.strip().isdecimal() or int(number) > MOST_DEVICES:
+            text = f"{number!r} is no number of devices up to {MOST_DEVICES}"
+            raise typer.BadParameter(text, param_hint="--devices")
+        counts[name.strip()] = int(number)
+    made = [kind for name, kind in kinds.items() for _ in range(counts.get(name, _count(request, name)))]
+    return replace(request, devices=tuple(made))
+
+
+def _count(request: Request, name: str) -> int:
+    return sum(device.name == name for device in request.devices)

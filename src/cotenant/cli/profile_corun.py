@@ -1,0 +1,158 @@
+"""The co-run part of `cotenant profile`: partitions, measuring, the tables and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.types import CPU, Partition
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from cotenant.config import ServerConfig
+    from cotenant.profile.corun import CoRunRow
+    from cotenant.profile.table import Profile
+
+_SHOWN = 12
+
+
+def parse_split(text: str) -> tuple[int, ...]:
+    """Sizes with ',' between them. Raises ConfigError."""
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"--partitions is {text!r}, expected sizes from 1 with ',' between them, like '1,1'")
+    return sizes
+
+
+def divided(
+    settings: ServerConfig, texts: Sequence[str], corun: bool
+) -> tuple[ServerConfig, list[tuple[int, ...]], tuple[Partition, ...]]:
+    """Settings to profile with, the splits, and the partitions of them. Without splits, the lanes are one.
+
+    A GPU is divided by its driver in one way at a time: its split becomes the shares of the settings. Raises
+    ConfigError for what the device cannot be divided into, and for co-runs on a GPU, before anything is measured.
+    """
+    from cotenant.config import device_cores, lanes_of
+    from cotenant.profile.corun_measure import partitions_of
+
+    splits = [parse_split(text) for text in texts]
+    if settings.device.kind != CPU:
+        if corun:
+            raise ConfigError("--corun: co-runs are measured on the CPU alone; for a GPU there is bench/gpu/run.sh")
+        if len(splits) > 1:
+            raise ConfigError("--partitions: a GPU is divided in one way at a time, expected the option once")
+        if splits:
+            device = msgspec.structs.replace(settings.device, lanes="single", shares=tuple(map(float, splits[0])))
+            settings = msgspec.structs.replace(settings, device=device)
+        return settings, splits, ()
+    if corun and not splits:
+        splits = [tuple(lane.size for lane in lanes_of(settings.device, device_cores(settings.device)))]
+    if corun and all(len(split) < 2 for split in splits):
+        raise ConfigError("--corun: a co-run needs two partitions or more, as in --partitions 1,1")
+    return settings, splits, partitions_of(settings.device, splits) if splits else ()
+
+
+def measure(
+    root: Path,
+    settings: ServerConfig,
+    profile: Profile,
+    splits: Sequence[tuple[int, ...]],
+    budget_s: float,
+    fresh: bool,
+    on_step: Callable[[int, int, str], None],
+    errors: dict[str, str],
+) -> dict[str, Any]:
+    """Measure co-runs and say what was found; adds to `errors` what was left out."""
+    from cotenant.profile.corun import antagonist_features, coruns_path, runs_of
+    from cotenant.profile.corun_judge import judge_random
+    from cotenant.profile.corun_measure import CoRunEffort, measure_coruns
+
+    effort = CoRunEffort(budget_s=budget_s)
+    made, found = measure_coruns(root, settings, profile, splits, effort, fresh=fresh, on_step=on_step)
+    for name, text in found.items():
+        errors.setdefault(name, text)
+    return {
+        "measurements": len(runs_of(made.rows)),
+        "file": str(coruns_path(root)),
+        "rows": msgspec.to_builtins(made.rows),
+        "antagonist": {_name(key): msgspec.to_builtins(each) for key, each in antagonist_features(made.rows).items()},
+        "held_out": judge_random(made.rows),
+    }
+
+
+def judge(root: Path, profile: Profile) -> dict[str, Any] | None:
+    """Write the page of the co-runs that hold; its figures, or None where there are too few."""
+    from cotenant.profile.corun import valid_rows
+    from cotenant.profile.corun_judge import report_of
+    from cotenant.report.corun import write_corun_report
+
+    rows = valid_rows(root, profile)
+    found = report_of(rows)
+    if found is None:
+        return None
+    from cotenant.profile.corun import coruns_path
+
+    page = coruns_path(root).with_suffix(".html")
+    write_corun_report(page, "What models cost each other in partitions", found.lead, found.curve, [_factors(rows)])
+    return {"page": str(page), "curve": msgspec.to_builtins(found.curve)}
+
+
+def show(console: Console, coruns: dict[str, Any]) -> None:
+    """Print the worst factors, the antagonist's, and how well held-out co-runs are predicted."""
+    from cotenant.profile.corun import CoRunRow
+
+    rows = msgspec.convert(coruns["rows"], list[CoRunRow])
+    console.print(factor_table(rows))
+    for name, each in coruns["antagonist"].items():
+        console.print(
+            f"{name} beside antagonists takes {each['suffered']:.2f} times as long, and they take {each['caused']:.2f} "
+            "times as long beside it."
+        )
+    held = coruns["held_out"]
+    console.print(f"{coruns['measurements']} co-runs saved to {coruns['file']}")
+    if held:
+        console.print(
+            f"Of {held['tests']} factors that were drawn at random and not fitted to, half are predicted within "
+            f"{held['median_error_pct']:.1f} % and nine of ten within {held['p90_error_pct']:.1f} %."
+        )
+    if coruns["report"]:
+        console.print(f"Report written to {coruns['report']['page']}")
+
+
+def factor_table(rows: Sequence[CoRunRow]) -> Table:
+    """The rows that slow down most, and all beside antagonists."""
+    from rich.table import Table
+
+    table = Table(title="Latency beside others over that alone, each in its partition", title_justify="left")
+    _, heads, cells = _factors(rows)
+    for number, head in enumerate(heads):
+        table.add_column(head, justify="left" if number < 2 else "right")
+    for line in cells[:_SHOWN]:
+        table.add_row(*line)
+    if len(cells) > _SHOWN:
+        table.caption = f"the {_SHOWN} largest of {len(cells)}"
+    return table
+
+
+def _factors(rows: Sequence[CoRunRow]) -> tuple[str, list[str], list[list[str]]]:
+    heads = ["target", "beside", "alone p50", "beside p50", "times", "times, p95", "launches"]
+    cells = []
+    for row in sorted(rows, key=lambda each: -each.corun().factor):
+        alone, beside = row.alone, row.beside
+        times = [f"{row.corun(quantile).factor:.2f}" for quantile in ("p50", "p95")]
+        medians = [f"{timed.p50_ns / 1e6:.2f} ms" for timed in (alone, beside)]
+        cells.append([_name(row.target), ", ".join(map(_name, row.others)), *medians, *times, str(beside.runs)])
+    return "Factors", heads, cells
+
+
+def _name(key: tuple[str, int, int]) -> str:
+    return f"{key[0]} x{key[1]} on {key[2]}"

@@ -1,0 +1,70 @@
+"""What the controller knows of the load: rates followed from windows, and attainment. Pure: time comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cotenant.cluster.types import Counts, GatewayReport, NodeReport, Served
+from cotenant.plan.tracking import TrackedRate, Tracker, TrackingSettings
+from cotenant.plan.types import Load
+
+_ENDS = ("in_time", "late", "refused", "failed", "cancelled")
+
+
+class Account:
+    """Counts of the gateway and of the nodes, put together.
+
+    The gateway sees every query but not its rows, which nodes count: rows a query are taken from the nodes, and the
+    rate of a tenant is the gateway's queries times that, so that refused queries count as asked for.
+    """
+
+    def __init__(self, loads: Sequence[Load], models: Mapping[str, str], settings: TrackingSettings) -> None:
+        self._models = {load.tenant: models[load.tenant] for load in loads}
+        self._tracker = Tracker(settings)
+        self._counts: dict[str, Counts] = {}
+        self._window: dict[str, Counts] = {}
+        self._began_ns: int | None = None
+        self._served: dict[str, Served] = {}
+        self._rows: dict[str, float] = {}
+        self.attainment: dict[str, float | None] = {}
+        """Share of the queries that ended in the last window that were answered in time; None without any."""
+
+    @property
+    def counts(self) -> Mapping[str, Counts]:
+        """Of the gateway, by tenant."""
+        return self._counts
+
+    @property
+    def rates(self) -> Mapping[str, TrackedRate]:
+        """As followed, by tenant."""
+        return self._tracker.rates
+
+    def asked(self) -> dict[str, float]:
+        """Rows a second of each tenant that a plan should serve; nothing before the first window has ended."""
+        return self._tracker.asked()
+
+    def look(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
+        """Take what gateway and nodes have counted so far."""
+        self._counts = dict(report.counts)
+        for node in nodes.values():
+            for model, served in node.served.items():
+                if served.queries:
+                    self._rows[model] = served.rows / served.queries
+
+    def close_window(self, now_ns: int) -> None:
+        """End a window of time, follow the rates with it, and begin the next. The first call only begins one."""
+        began_ns, last = self._began_ns, self._window
+        if began_ns is not None and now_ns - began_ns < 1_000_000_000:
+            return  # planning again right after a loss says nothing of rates
+        self._began_ns, self._window = now_ns, dict(self._counts)
+        if began_ns is None:
+            return
+        rows: dict[str, int] = {}
+        for tenant, model in self._models.items():
+            before, after = last.get(tenant, Counts()), self._counts.get(tenant, Counts())
+            if after.offered < before.offered:  # another gateway took over and counts from 0
+                before = Counts()
+            rows[tenant] = round((after.offered - before.offered) * max(1.0, self._rows.get(model, 1.0)))
+            ended = sum(getattr(after, name) - getattr(before, name) for name in _ENDS)
+            self.attainment[tenant] = (after.in_time - before.in_time) / ended if ended else None
+        self._tracker = self._tracker.after(rows, now_ns - began_ns)

@@ -1,0 +1,83 @@
+"""What the controller is given, and what it needs of the fleet and of the gateway."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from cotenant.cluster.detector import DetectorSettings
+from cotenant.cluster.replan import FLOOR
+from cotenant.cluster.types import GatewayReport, Node, Table
+from cotenant.plan.scaling import ScalingSettings
+from cotenant.plan.tracking import TrackingSettings
+from cotenant.plan.types import Costs, DeviceType, Load, Planner
+
+
+class Fleet(Protocol):
+    """The nodes and their agents. Thread-safe."""
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The machines that are there, with an agent or without."""
+        ...
+
+    def join(self, node: Node) -> None:
+        """Start an agent. Raises ClusterError."""
+        ...
+
+    def drop(self, node: str) -> None:
+        """End an agent at once, if it is still there."""
+        ...
+
+    def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """Call a method of an agent. Raises NodeLostError when it is gone, TimeoutError, and what the agent raised."""
+        ...
+
+
+class GatewayLink(Protocol):
+    """The gateway as the controller sees it: see `Gateway`."""
+
+    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None: ...  # noqa: D102
+    def set_status(self, status: bytes) -> None: ...  # noqa: D102
+    def report(self) -> GatewayReport: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the cluster is for. `kinds` are device types by name; `models` directories of the repository by tenant."""
+
+    loads: tuple[Load, ...]
+    kinds: Mapping[str, DeviceType]
+    models: Mapping[str, str]
+    costs: Costs
+    planner: Planner
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Rates are looked at every `period_s`; `drain_s` is the longest wait for queries before a model is let go.
+
+    A change of the plan on one node may take `change_s`. No tenant is planned for less than `floor` of its declared
+    rate: 1.0 never goes below what was declared.
+    """
+
+    period_s: float = 20.0
+    drain_s: float = 30.0
+    change_s: float = 300.0
+    floor: float = FLOOR
+    detector: DetectorSettings = field(default_factory=DetectorSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the plan: when, why, how long it took, and how many nodes serve since."""
+
+    at: str
+    reason: str
+    took_s: float
+    nodes: int
+    share: float
+    left_out: tuple[str, ...] = ()
+    detail: str = ""

@@ -1,0 +1,379 @@
+"""The controller: watches the nodes, plans for those that are there, and changes over make-before-break."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from cotenant.cluster.account import Account
+from cotenant.cluster.control import Change, ControllerSettings, Fleet, GatewayLink, Work
+from cotenant.cluster.detector import Detector
+from cotenant.cluster.parts import assign, gains, parts_of, place_guests, table_of
+from cotenant.cluster.replan import Held, Reason, Step, asked_loads, inventory_of, next_step
+from cotenant.cluster.types import (
+    Address,
+    ClusterError,
+    GatewayReport,
+    Node,
+    NodeLostError,
+    NodeReport,
+    Part,
+    Table,
+)
+from cotenant.errors import CotenantError
+from cotenant.plan.types import Load
+
+_log = logging.getLogger("cotenant.cluster")
+_CHANGES_KEPT = 50
+_JOIN_PAUSE_NS = 5_000_000_000
+_POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class _State:
+    """What runs. Guarded by the controller's lock; `parts` and `addresses` are those of the nodes in the table."""
+
+    members: dict[str, Node] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    addresses: dict[str, Address] = field(default_factory=dict)
+    reports: dict[str, NodeReport] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
+    table: Table = field(default_factory=lambda: Table(0, (), {}))
+    held: Held | None = None
+    lost: bool = False
+    breaks: str = ""
+    changes: tuple[Change, ...] = ()
+
+
+class Controller:
+    """See the module. `watch_once` and `plan_once` are what its two threads do again and again.
+
+    `now_ns` is a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        gateway: GatewayLink,
+        work: Work,
+        settings: ControllerSettings | None = None,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._fleet = fleet
+        self._gateway = gateway
+        self._work = work
+        self._settings = settings or ControllerSettings()
+        self._now_ns = now_ns
+        self._lock = threading.RLock()
+        self._state = _State()
+        self._detector = Detector(self._settings.detector)
+        self._account = Account(work.loads, work.models, self._settings.tracking)
+        self._pending: dict[str, Future[NodeReport]] = {}
+        self._join_after: dict[str, int] = {}
+        self._pool = ThreadPoolExecutor(32, "cotenant-cluster")
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Let agents join, put the first plan to work, and follow from then on. Raises ClusterError."""
+        self.join_nodes()
+        if not self._state.members:
+            raise ClusterError("no node could join: see the log")
+        self.plan_once()
+        if self._state.held is None:
+            raise ClusterError(f"the first plan cannot be run: {self._state.breaks}")
+        for name, loop in (("watch", self._watch), ("plan", self._follow)):
+            thread = threading.Thread(target=loop, name=f"cotenant-cluster-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def halt(self) -> None:
+        """Stop following; what runs goes on. Safe to repeat."""
+        self._stop.set()
+        self._wake.set()
+        for thread in self._threads:
+            thread.join(self._settings.change_s)
+
+    def stop(self) -> None:
+        """Stop following and end all agents with their servers."""
+        self.halt()
+        wait([self._pool.submit(self._end, node) for node in list(self._state.members)])
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _end(self, node: str) -> None:
+        try:
+            self._fleet.call(node, "stop", timeout_s=30.0)
+        except (CotenantError, TimeoutError) as error:
+            _log.warning("node %r did not stop: %s", node, error)
+        self._fleet.drop(node)
+
+    # --- watching ---------------------------------------------------------------------------------------------------
+
+    def watch_once(self) -> None:
+        """Take heartbeats and what the gateway saw; cut off the nodes that count as lost."""
+        interval_s = self._settings.detector.interval_ns / 1e9
+        for node in list(self._state.members):
+            if node not in self._pending:
+                self._pending[node] = self._pool.submit(
+                    self._fleet.call, node, "report", timeout_s=interval_s * self._settings.detector.misses
+                )
+        wait(list(self._pending.values()), interval_s)
+        for node, future in list(self._pending.items()):
+            if future.done():
+                del self._pending[node]
+                self._take(node, future)
+        self._look_at(self._gateway.report())
+        self._cut_lost()
+        self._publish()
+
+    def _take(self, node: str, future: Future[NodeReport]) -> None:
+        try:
+            report = future.result()
+        except NodeLostError as error:
+            self._detector.died(node, str(error))
+        except Exception as error:
+            _log.debug("no heartbeat of node %r: %s", node, error)
+        else:
+            with self._lock:
+                member = node in self._state.members
+                silent = node in self._state.table.addresses and report.address is None
+                if member and not silent:
+                    self._state.reports[node] = report
+            if report.ended:
+                self._detector.died(node, report.problem)
+            elif silent:  # a busy server may be slow once; when it stays silent, heartbeats are missed
+                _log.warning("node %r: %s", node, report.problem or "its server is gone")
+            elif member:
+                self._detector.heard(node, self._now_ns())
+
+    def _look_at(self, report: GatewayReport) -> None:
+        for node in report.suspects:
+            self._detector.suspect(node, self._now_ns())
+        with self._lock:
+            self._account.look(report, self._state.reports)
+
+    def _cut_lost(self) -> None:
+        """Take the nodes that count as lost out of the table, and have the plan made anew."""
+        with self._lock:
+            state = self._state
+            lost = self._detector.lost(self._now_ns())
+            if not lost:
+                return
+            names = tuple(lost)
+            state.table = state.table.without(names)
+            state.lost = state.lost or any(name in state.parts for name in names)
+            for name, reason in lost.items():
+                _log.error("node %r is lost: %s", name, reason)
+                state.members.pop(name, None)
+                state.parts.pop(name, None)
+                state.addresses.pop(name, None)
+                state.reports.pop(name, None)
+                state.gone[name] = reason
+                self._detector.forget(name)
+                self._pending.pop(name, None)
+                self._join_after[name] = self._now_ns() + _JOIN_PAUSE_NS
+            self._gateway.set_table(state.table, names)
+        for name in names:
+            self._pool.submit(self._fleet.drop, name)
+        self._wake.set()
+
+    def _watch(self) -> None:
+        interval_s = self._settings.detector.interval_ns / 1e9
+        while not self._stop.wait(interval_s):
+            try:
+                self.watch_once()
+            except Exception:
+                _log.exception("watching the nodes failed")
+
+    # --- planning ---------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        due_ns = self._now_ns()
+        while not self._stop.is_set():
+            due_ns = max(due_ns + round(self._settings.period_s * 1e9), self._now_ns())
+            while not self._wake.wait(max(0.0, (due_ns - self._now_ns()) / 1e9)) and self._now_ns() < due_ns:
+                continue
+            self._wake.clear()
+            if self._stop.is_set():
+                return
+            try:
+                with self._lock:
+                    self._account.close_window(self._now_ns())
+                self.plan_once()
+                self.join_nodes()
+            except Exception:
+                _log.exception("planning failed; what runs goes on")
+
+    def join_nodes(self) -> None:
+        """Start agents on the nodes that have none, side by side. One that cannot join is tried again later."""
+        now_ns = self._now_ns()
+        there = {node.name: node for node in self._fleet.nodes() if node.device in self._work.kinds}
+        wanted = [
+            node
+            for name, node in there.items()
+            if name not in self._state.members and now_ns >= self._join_after.get(name, 0)
+        ]
+        joins = {node.name: self._pool.submit(self._fleet.join, node) for node in wanted}
+        for name, future in joins.items():
+            try:
+                future.result()
+            except (CotenantError, TimeoutError) as error:
+                _log.error("node %r cannot join: %s", name, error)
+                self._join_after[name] = self._now_ns() + _JOIN_PAUSE_NS
+                continue
+            with self._lock:
+                self._state.members[name] = there[name]
+                self._state.gone.pop(name, None)
+            self._detector.heard(name, self._now_ns())
+            _log.info("node %r joined: a %r", name, there[name].device)
+
+    def plan_once(self) -> None:
+        """Look at nodes and rates, and run another plan where they ask for one."""
+        work, settings = self._work, self._settings
+        with self._lock:
+            nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
+            held, lost = self._state.held, self._state.lost
+            loads = asked_loads(work.loads, self._account.asked(), settings.floor)
+        inventory = [work.kinds[node.device] for node in nodes]
+        step = next_step(work.planner, loads, inventory, work.costs, held, settings.tracking, settings.scaling, lost)
+        if step.held is not None and step.reason is Reason.KEEP:
+            self._state.held = step.held
+        elif step.held is None:
+            why = step.breaks.detail if step.breaks else "there is no node"
+            _log.error("no plan serves any share of the rates: %s", why)
+            self._state.breaks = why
+        else:
+            self._run(step, step.held, loads, nodes)
+        self._publish()
+
+    def _run(self, step: Step, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
+        began_ns = self._now_ns()
+        try:
+            self._change(held, loads, nodes)
+        except NodeLostError as error:
+            _log.warning("a node was lost while the plan was changed (%s): planning again", error)
+            self._cut_lost()
+            self._wake.set()
+            return
+        except (CotenantError, TimeoutError) as error:
+            _log.error("the plan stays as it is: %s", error)
+            self._state.breaks = str(error)
+            return
+        took_s = (self._now_ns() - began_ns) / 1e9
+        detail = step.breaks.detail if step.breaks and not held.whole else ""
+        if detail:
+            without = f", without {', '.join(held.left_out)}" if held.left_out else ""
+            _log.warning("the rates do not fit: %.0f %% planned for%s: %s", 100 * held.share, without, detail)
+        used = len(held.plan.devices)
+        _log.info("another plan runs after %.2f s on %d nodes: %s", took_s, used, step.reason.value)
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        change = Change(at, step.reason.value, round(took_s, 3), used, round(held.share, 3), held.left_out, detail)
+        with self._lock:
+            self._state.breaks = detail
+            self._state.changes = (*self._state.changes, change)[-_CHANGES_KEPT:]
+
+    def _change(self, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
+        """Make before break: load everywhere, then send by the new table, then let go."""
+        work = self._work
+        with self._lock:
+            old = dict(self._state.parts)
+        placed = assign(held.plan, nodes, {node: part.plan for node, part in old.items()})
+        new = parts_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
+        addresses: dict[str, Address] = self._all("prepare", new)
+        early = {node: part for node, part in new.items() if gains(part, old.get(node))}
+        self._all("apply", early)
+        with self._lock:
+            gone = [node for node in new if node not in self._state.members]
+            if gone:
+                raise NodeLostError(f"node {gone[0]!r} is gone")
+            state = self._state
+            state.table = table_of(state.table.version + 1, new, loads, work.models, addresses)
+            self._gateway.set_table(state.table)
+            state.parts, state.addresses, state.held, state.lost = new, addresses, held, False
+            left = {node: part for node, part in old.items() if node in state.members}
+        self._drain({node: _let_go(part, new.get(node)) for node, part in left.items()})
+        self._all("apply", {node: part for node, part in new.items() if node not in early}, careful=False)
+        self._all("release", {node: part for node, part in new.items() if node in old}, careful=False)
+        self._all("pause", {node: None for node in left if node not in new}, careful=False)
+
+    def _all(self, method: str, parts: Mapping[str, Part | None], *, careful: bool = True) -> dict[str, Any]:
+        """Call a method of several agents at once. Raises the first error where `careful`, else logs it."""
+        calls = {
+            node: self._pool.submit(
+                self._fleet.call, node, method, *([part] if part else []), timeout_s=self._settings.change_s
+            )
+            for node, part in parts.items()
+        }
+        wait(list(calls.values()))
+        found: dict[str, Any] = {}
+        for node, call in calls.items():
+            error = call.exception()
+            if error is None:
+                found[node] = call.result()
+            elif isinstance(error, NodeLostError):
+                self._detector.died(node, str(error))
+                if careful:
+                    raise error
+            elif careful:
+                raise error
+            else:
+                _log.warning("node %r: %s failed: %s", node, method, error)
+        return found
+
+    def _drain(self, leaving: Mapping[str, tuple[str, ...]]) -> None:
+        """Wait until no query for what leaves is under way."""
+        pairs = [(node, model) for node, models in leaving.items() for model in models]
+        deadline_ns = self._now_ns() + round(self._settings.drain_s * 1e9)
+        while pairs and self._now_ns() < deadline_ns:
+            report = self._gateway.report()
+            self._look_at(report)
+            pairs = [
+                (node, model)
+                for node, model in pairs
+                if node in self._state.members and report.outstanding.get((node, model), 0)
+            ]
+            if pairs:
+                time.sleep(_POLL_S)
+        for node, model in pairs:
+            _log.warning("node %r: queries for %r are still under way after drain_s", node, model)
+
+    # --- looking on ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """What runs where, with rates and attainment, as plain values."""
+        from cotenant.cluster.status import status_of
+
+        with self._lock:
+            state = self._state
+            return status_of(
+                self._work.loads,
+                state.members,
+                state.parts,
+                state.reports,
+                state.gone,
+                state.held,
+                state.breaks,
+                state.changes,
+                state.table,
+                self._account,
+                self._work.planner.name,
+            )
+
+    def _publish(self) -> None:
+        import msgspec
+
+        self._gateway.set_status(msgspec.json.encode(self.status()))
+
+
+def _let_go(old: Part, new: Part | None) -> tuple[str, ...]:
+    """The models that a node stops serving."""
+    return tuple(model for model in old.models if new is None or model not in new.models)

@@ -1,0 +1,224 @@
+"""The heart of the gateway: which node gets a query, when it is tried again, and the one outcome that it gets.
+
+Knows nothing of HTTP or gRPC: a protocol gives an `Attempt`, which sends the bytes to one node. All of this runs on one
+event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from cotenant.cluster.balance import Balancer
+from cotenant.cluster.types import Address, Counts, GatewayReport, Route, Table
+from cotenant.serve.api import ServeError, Status
+
+MOST_ATTEMPTS = 4
+_PAUSE_NS = 500_000_000
+"""A node whose connection was refused is passed over for so long."""
+
+
+class NotRunError(Exception):
+    """The node cannot have run the query. `gone`: there was no connection at all; else `reply` is what it said."""
+
+    def __init__(self, reason: str, *, gone: bool, reply: Any = None) -> None:
+        super().__init__(reason)
+        self.gone = gone
+        self.reply = reply
+
+
+class BrokenError(Exception):
+    """The connection broke after the query was sent: it may have run."""
+
+
+class Reply(Protocol):
+    """An answer of a node, passed on as it is."""
+
+    @property
+    def outcome(self) -> str:
+        """The field of `Counts` that it belongs to; "in_time" for every result, whatever it took."""
+        ...
+
+
+class Link(Protocol):
+    """The connections to one node."""
+
+    async def close(self) -> None:
+        """Close them; queries under way break."""
+
+
+R = TypeVar("R", bound=Reply)
+L = TypeVar("L", bound=Link)
+Attempt = Callable[[L], Awaitable[R]]
+
+
+@dataclass(slots=True)
+class _Target:
+    """A model that has a route."""
+
+    route: Route
+    balancer: Balancer
+
+
+class Forwarder:
+    """Sends queries to nodes by the table. `connect` makes the links to a node; `now_ns` is a monotonic clock."""
+
+    def __init__(self, connect: Callable[[str, Address], Any], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._connect = connect
+        self._now_ns = now_ns
+        self._table = Table(0, (), {})
+        self._targets: dict[str, _Target] = {}
+        self._links: dict[str, tuple[Address, Any]] = {}
+        self._paused: dict[str, int] = {}
+        self._suspects: dict[str, None] = {}
+        self._under_way: dict[str, int] = defaultdict(int)
+        self._by_model: dict[tuple[str, str], int] = defaultdict(int)
+        self._counts: dict[str, Counts] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def models(self) -> Mapping[str, bool]:
+        """Every model that has a route, and whether a node serves it."""
+        return {name: bool(target.route.shares) for name, target in self._targets.items()}
+
+    @property
+    def counts(self) -> dict[str, Counts]:
+        """By tenant, since the start."""
+        return dict(self._counts)
+
+    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+        """Send by this table from now on; older ones than the present one are ignored.
+
+        Queries under way at a node that has left the table end there in peace, but links to `lost` nodes are cut.
+        """
+        for node in lost:
+            self._drop(node)
+        if table.version <= self._table.version:
+            return
+        for node, address in table.addresses.items():
+            known = self._links.get(node)
+            if known is None or known[0] != address:
+                self._drop(node)
+                self._links[node] = (address, self._connect(node, address))
+                self._paused.pop(node, None)
+        for node in [node for node in self._links if node not in table.addresses and not self._under_way[node]]:
+            self._drop(node)
+        self._table = table
+        targets = {}
+        for route in table.routes:
+            known_target = self._targets.get(route.model)
+            same = known_target is not None and known_target.route.shares == route.shares
+            balancer = known_target.balancer if known_target and same else Balancer(route.shares)
+            targets[route.model] = _Target(route, balancer)
+            self._counts.setdefault(route.tenant, Counts())
+        self._targets = targets
+
+    def report(self) -> GatewayReport:
+        """Counts so far, what is under way, and the nodes that were suspected since the last report."""
+        suspects = tuple(self._suspects)
+        self._suspects.clear()
+        under_way = {key: count for key, count in self._by_model.items() if count}
+        return GatewayReport(dict(self._counts), under_way, suspects, self._table.version)
+
+    async def close(self) -> None:
+        """Close all links."""
+        for node in list(self._links):
+            self._drop(node)
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    async def infer(self, model: str, attempt: Attempt[L, R]) -> R:
+        """Send a query and give the node's answer. Raises ServeError where no node gave one; counts its one outcome."""
+        target = self._target(model)
+        tenant = target.route.tenant
+        began_ns = self._now_ns()
+        self._count(tenant, "offered")
+        outcome = "cancelled"  # what ends in neither of the other ways was withdrawn
+        try:
+            reply = await self._send(target, attempt, began_ns)
+            outcome = reply.outcome
+            if outcome == "in_time" and self._now_ns() - began_ns > target.route.slo_ns:
+                outcome = "late"
+            return reply
+        except ServeError as error:
+            outcome = "refused" if error.message.startswith("rejected:") else "failed"
+            raise
+        except Exception:
+            outcome = "failed"
+            raise
+        finally:
+            self._count(tenant, outcome)
+
+    async def ask(self, model: str, attempt: Attempt[L, R]) -> R:
+        """As `infer` for a call that is no query: it is not counted."""
+        return await self._send(self._target(model), attempt, self._now_ns())
+
+    def _target(self, model: str) -> _Target:
+        target = self._targets.get(model)
+        if target is None:
+            raise ServeError(Status.NOT_FOUND, f"model {model!r} is not in the plan of this cluster")
+        return target
+
+    async def _send(self, target: _Target, attempt: Attempt[L, R], began_ns: int) -> R:
+        model, broke, reason = target.route.model, False, ""
+        tried: list[str] = []
+        refusal: R | None = None
+        while len(tried) < MOST_ATTEMPTS:
+            now_ns = self._now_ns()
+            paused = [node for node, until_ns in self._paused.items() if now_ns < until_ns]
+            target = self._targets.get(model, target)  # the table may have changed since the last attempt
+            node = target.balancer.choose(self._under_way, (*tried, *paused, *self._unlinked(target)))
+            if node is None:
+                break
+            tried.append(node)
+            if len(tried) > 1:
+                self._count(target.route.tenant, "retried")
+            self._under_way[node] += 1
+            self._by_model[node, model] += 1
+            try:
+                return await attempt(self._links[node][1])
+            except NotRunError as error:
+                reason, refusal = str(error), error.reply
+                if error.gone:
+                    self._paused[node] = self._now_ns() + _PAUSE_NS
+                    self._suspects[node] = None
+            except BrokenError as error:
+                # Inference changes nothing, so that running it twice is safe; but once is enough, and not when late.
+                reason = str(error)
+                self._suspects[node] = None
+                if broke or self._now_ns() - began_ns > target.route.slo_ns:
+                    broke = True
+                    break
+                broke = True
+            finally:
+                self._under_way[node] -= 1
+                self._by_model[node, model] -= 1
+                self._tidy(node)
+        if broke:
+            raise ServeError(Status.UNAVAILABLE, f"failed: the node was lost while the query ran ({reason})")
+        if refusal is not None:
+            return refusal  # every node said so
+        why = f" ({reason})" if reason else ""
+        raise ServeError(Status.UNAVAILABLE, f"rejected: no node serves model {model!r} now{why}")
+
+    def _unlinked(self, target: _Target) -> list[str]:
+        return [node for node, _ in target.route.shares if node not in self._links]
+
+    def _tidy(self, node: str) -> None:
+        if node not in self._table.addresses and not self._under_way[node]:
+            self._drop(node)
+
+    def _drop(self, node: str) -> None:
+        known = self._links.pop(node, None)
+        if known is not None:
+            task = asyncio.get_running_loop().create_task(known[1].close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _count(self, tenant: str, field: str) -> None:
+        counts = self._counts.get(tenant, Counts())
+        self._counts[tenant] = replace(counts, **{field: getattr(counts, field) + 1})

@@ -1,0 +1,189 @@
+"""The gateway over gRPC: messages for a model go to a node as bytes, all else is answered here."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from cotenant.cluster.forward import Forwarder
+from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
+from cotenant.cluster.links import GrpcReply, NodeLink
+from cotenant.cluster.wire import WireError, length_field, string_field
+from cotenant.serve.api import ServeError, Status
+from cotenant.serve.oip import EXTENSIONS, HEALTH_SERVICE, MESSAGES, SERVER_NAME, SERVER_VERSION, SERVICE
+
+_log = logging.getLogger("cotenant.cluster")
+_NAME, _ID = 1, 3
+"""Fields of the requests: `name` or `model_name` is always the first one, `id` of ModelInferRequest the third."""
+_ERROR, _RESPONSE = 1, 2
+"""Fields of ModelStreamInferResponse."""
+_STREAM_IN_FLIGHT = 256
+_OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
+_MAX_DETAIL_CHARS = 1000
+
+
+class GrpcGateway:
+    """Handlers of the protocol's service and of gRPC's health service, for grpc.aio."""
+
+    def __init__(self, forwarder: Forwarder) -> None:
+        self._forwarder = forwarder
+
+    def handlers(self) -> tuple[Any, ...]:
+        """For `grpc.aio.Server.add_generic_rpc_handlers`."""
+        unary = grpc.unary_unary_rpc_method_handler
+        methods = {"ModelInfer": unary(self._guarded(self._infer))}
+        for name in _OF_MODEL:
+            methods[name] = unary(self._guarded(functools.partial(self._ask, name)))
+        for name, call in self._own().items():
+            methods[name] = unary(self._guarded(call))
+        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        check = unary(self._guarded(self._check))
+        return (
+            grpc.method_handlers_generic_handler(SERVICE, methods),
+            grpc.method_handlers_generic_handler(HEALTH_SERVICE, {"Check": check}),
+        )
+
+    # --- models ----------------------------------------------------------------------------------------------------
+
+    async def _infer(self, data: bytes, context: Any) -> bytes:
+        reply = await self._forwarder.infer(_name(data), self._call("ModelInfer", data, context.time_remaining()))
+        return await self._passed(reply, context)
+
+    async def _ask(self, method: str, data: bytes, context: Any) -> bytes:
+        reply = await self._forwarder.ask(_name(data), self._call(method, data, context.time_remaining()))
+        return await self._passed(reply, context)
+
+    def _call(self, method: str, data: bytes, remaining_s: float | None) -> Callable[[NodeLink], Any]:
+        async def attempt(link: NodeLink) -> GrpcReply:
+            return await link.grpc(f"/{SERVICE}/{method}", data, remaining_s)
+
+        return attempt
+
+    async def _passed(self, reply: GrpcReply, context: Any) -> bytes:
+        trailing = tuple((key, value) for key, value in reply.trailing if not key.startswith("grpc-"))
+        context.set_trailing_metadata((*trailing, (NODE_HEADER, reply.node)))
+        if reply.code is not grpc.StatusCode.OK:
+            await context.abort(reply.code, reply.details[:_MAX_DETAIL_CHARS])
+        return reply.data
+
+    async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """Each request of a stream is a query of its own, and may go to another node than the one before."""
+        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        places = asyncio.Semaphore(_STREAM_IN_FLIGHT)
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def one(data: bytes) -> None:
+            try:
+                answers.put_nowait(await self._streamed(data, context.time_remaining()))
+            finally:
+                places.release()
+
+        async def read() -> None:
+            try:
+                async for data in requests:
+                    await places.acquire()
+                    task = asyncio.get_running_loop().create_task(one(data))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                while tasks:
+                    await asyncio.wait(set(tasks))
+            finally:
+                answers.put_nowait(None)
+
+        reader = asyncio.get_running_loop().create_task(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+        finally:
+            for task in (reader, *tasks):
+                task.cancel()
+
+    async def _streamed(self, data: bytes, remaining_s: float | None) -> bytes:
+        try:
+            reply = await self._forwarder.infer(_name(data), self._call("ModelInfer", data, remaining_s))
+            if reply.code is grpc.StatusCode.OK:
+                return length_field(_RESPONSE, reply.data)
+            sentence = reply.details or reply.code.name
+        except ServeError as error:
+            sentence = error.message
+        except Exception:
+            _log.exception("a request of a stream failed")
+            sentence = "internal error; the gateway's log has the details"
+        try:
+            number = string_field(data, _ID)
+        except WireError:
+            number = ""
+        response = length_field(_ID, number.encode()) if number else b""
+        return length_field(_ERROR, sentence.encode()) + length_field(_RESPONSE, response)
+
+    # --- the gateway itself ------------------------------------------------------------------------------------------
+
+    def _own(self) -> dict[str, Callable[[bytes, Any], Any]]:
+        def answer(make: Callable[[], Any]) -> Callable[[bytes, Any], Any]:
+            async def call(data: bytes, context: Any) -> bytes:
+                made: bytes = make().SerializeToString()
+                return made
+
+            return call
+
+        def metadata() -> Any:
+            return MESSAGES["ServerMetadataResponse"](
+                name=SERVER_NAME, version=SERVER_VERSION, extensions=list(EXTENSIONS)
+            )
+
+        def index() -> Any:
+            message = MESSAGES["RepositoryIndexResponse"]()
+            for name, served in sorted(self._forwarder.models.items()):
+                message.models.add(**index_entry(name, served=served))
+            return message
+
+        async def refused(data: bytes, context: Any) -> bytes:
+            raise ServeError(
+                Status.UNIMPLEMENTED, "the plan of the cluster says what is loaded: change the tenants' file"
+            )
+
+        return {
+            "ServerLive": answer(lambda: MESSAGES["ServerLiveResponse"](live=True)),
+            "ServerReady": answer(lambda: MESSAGES["ServerReadyResponse"](ready=self._ready())),
+            "ServerMetadata": answer(metadata),
+            "RepositoryIndex": answer(index),
+            "RepositoryModelLoad": refused,
+            "RepositoryModelUnload": refused,
+        }
+
+    def _ready(self) -> bool:
+        models = self._forwarder.models
+        return bool(models) and all(models.values())
+
+    async def _check(self, data: bytes, context: Any) -> bytes:
+        made: bytes = MESSAGES["HealthCheckResponse"](status=1 if self._ready() else 2).SerializeToString()
+        return made
+
+    def _guarded(self, call: Callable[[bytes, Any], Any]) -> Callable[[bytes, Any], Any]:
+        async def handle(data: bytes, context: Any) -> bytes:
+            try:
+                answer: bytes = await call(data, context)
+                return answer
+            except ServeError as error:
+                code, sentence = grpc.StatusCode[error.status.value[1]], error.message
+            except (grpc.RpcError, grpc.aio.AbortError):
+                raise
+            except Exception:
+                _log.exception("a gRPC call failed")
+                code, sentence = grpc.StatusCode.INTERNAL, "internal error; the gateway's log has the details"
+            await context.abort(code, sentence[:_MAX_DETAIL_CHARS])
+            raise AssertionError("context.abort always raises")
+
+        return handle
+
+
+def _name(data: bytes) -> str:
+    try:
+        return string_field(data, _NAME)
+    except WireError as error:
+        raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None

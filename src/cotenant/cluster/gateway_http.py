@@ -1,0 +1,122 @@
+"""The gateway over HTTP: requests for a model go to a node as they came, all else is answered here."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+from aiohttp import web
+
+from cotenant.cluster.forward import Forwarder
+from cotenant.cluster.links import Headers, HttpReply, NodeLink
+from cotenant.serve.api import ServeError, Status
+from cotenant.serve.http_routes import Endpoint, Router
+from cotenant.serve.oip import EXTENSIONS, SERVER_NAME, SERVER_VERSION
+
+NODE_HEADER = "x-cotenant-node"
+"""Names the node that gave an answer: numbers of queries are those of its trace."""
+_HOP = frozenset(
+    {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host"}
+    | {"content-length", "date", "server", "expect"}
+)
+_OF_MODEL = (Endpoint.MODEL, Endpoint.MODEL_READY, Endpoint.CONFIG)
+_log = logging.getLogger("cotenant.cluster")
+
+
+def http_app(
+    forwarder: Forwarder, status: Callable[[], bytes], metrics: Callable[[], bytes], max_body_bytes: int
+) -> web.Application:
+    """The application. `status` gives the JSON of GET /v2/cotenant/cluster, `metrics` the page for Prometheus."""
+    handlers = _Handlers(forwarder, status, metrics)
+    app = web.Application(client_max_size=max_body_bytes)
+    app.router.add_get("/v2/cotenant/cluster", handlers.cluster)
+    app.router.add_route("*", "/{path:.*}", handlers.any)
+    return app
+
+
+class _Handlers:
+    def __init__(self, forwarder: Forwarder, status: Callable[[], bytes], metrics: Callable[[], bytes]) -> None:
+        self._forwarder = forwarder
+        self._status = status
+        self._metrics = metrics
+        self._router = Router()
+
+    async def cluster(self, request: web.Request) -> web.Response:
+        """What the cluster runs."""
+        return web.Response(body=self._status(), content_type="application/json")
+
+    async def any(self, request: web.Request) -> web.Response:
+        """Every path of the protocol."""
+        try:
+            return await self._answer(request)
+        except ServeError as error:
+            return _error(error.status.value[0], error.message)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body has more than {request.app._client_max_size} bytes, the limit")
+        except web.HTTPException:
+            raise
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.path)
+            return _error(500, "internal error; the gateway's log has the details")
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        raw_path = request.raw_path.partition("?")[0]
+        route = self._router.find(raw_path.encode("latin-1"))
+        if request.method != route.method:
+            return _error(405, f"method {request.method!r} is not allowed here, expected {route.method}")
+        endpoint = route.endpoint
+        if endpoint is Endpoint.INFER:
+            body = await request.read()
+            call = functools.partial(_exchange, request.method, raw_path, _kept(request.headers.items()), body)
+            return _passed(await self._forwarder.infer(route.model, call))
+        if endpoint in _OF_MODEL or (endpoint is Endpoint.STATISTICS and route.model):
+            call = functools.partial(_exchange, request.method, raw_path, _kept(request.headers.items()), b"")
+            return _passed(await self._forwarder.ask(route.model, call))
+        return self._own(endpoint)
+
+    def _own(self, endpoint: Endpoint) -> web.Response:
+        models = self._forwarder.models
+        if endpoint is Endpoint.SERVER:
+            return _json(200, {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS})
+        if endpoint is Endpoint.LIVE:
+            return _json(200, {"live": True})
+        if endpoint is Endpoint.READY:
+            ready = bool(models) and all(models.values())
+            return _json(200, {"ready": True}) if ready else _error(503, "not every model of the plan has a node")
+        if endpoint is Endpoint.METRICS:
+            return web.Response(body=self._metrics(), headers={"content-type": "text/plain; version=0.0.4"})
+        if endpoint is Endpoint.INDEX:
+            return _json(200, [index_entry(name, served=served) for name, served in sorted(models.items())])
+        if endpoint is Endpoint.STATISTICS:
+            raise ServeError(Status.UNIMPLEMENTED, "the gateway keeps no statistics of models: ask for one model")
+        raise ServeError(Status.UNIMPLEMENTED, "the plan of the cluster says what is loaded: change the tenants' file")
+
+
+async def _exchange(method: str, raw_path: str, headers: Headers, body: bytes, link: NodeLink) -> HttpReply:
+    return await link.http(method, raw_path, headers, body)
+
+
+def index_entry(name: str, *, served: bool) -> dict[str, str]:
+    """A line of the repository index."""
+    state = ("READY", "") if served else ("UNAVAILABLE", "no node serves it")
+    return {"name": name, "version": "", "state": state[0], "reason": state[1]}
+
+
+def _kept(headers: Iterable[tuple[str, str]]) -> Headers:
+    return [(name, value) for name, value in headers if name.lower() not in _HOP]
+
+
+def _passed(reply: HttpReply) -> web.Response:
+    return web.Response(
+        status=reply.status, body=reply.body, headers=[*_kept(reply.headers), (NODE_HEADER, reply.node)]
+    )
+
+
+def _json(status: int, value: object) -> web.Response:
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _error(status: int, sentence: str) -> web.Response:
+    return _json(status, {"error": sentence})

@@ -1,0 +1,164 @@
+"""The head of a cluster: what `cotenant cluster up` runs. Ray, agents, gateway and controller, from up to down."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.cluster.control import ControllerSettings, Work
+from cotenant.cluster.types import Address, ClusterError
+from cotenant.errors import CotenantError
+from cotenant.plan.types import DeviceType, Load, PlanError
+from cotenant.repository import find_versions, model_names
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """How the head is run: where the gateway listens, and which Ray cluster is joined or started.
+
+    Without `address` a cluster is started on this machine, a node for each entry of `local_cores`.
+    """
+
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    address: str = ""
+    local_cores: tuple[tuple[int, ...], ...] = ()
+    max_body_bytes: int = 64 << 20
+
+
+def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
+    """The directory in the repository of each load's tenant. Raises PlanError for a tenant that owns no model there."""
+    owners: dict[str, str] = {}
+    for name in model_names(root):
+        try:
+            owners.update((found.tenant, name) for found in find_versions(root, name) if found.is_default)
+        except CotenantError:
+            continue  # a model that cannot be served has no tenant
+    missing = [load.tenant for load in loads if load.tenant not in owners]
+    if missing:
+        raise PlanError(
+            f"tenant {missing[0]!r} owns no model in {root}, expected one of {', '.join(sorted(owners)) or 'none'}"
+        )
+    return {load.tenant: owners[load.tenant] for load in loads}
+
+
+def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, headroom: float) -> Work:
+    """What the cluster is for, from a file of tenants and a repository with its profile, or another profile.
+
+    The file's devices are taken as types; how many there are is for the cluster to say. Raises PlanError, or what a
+    file that cannot be used raises.
+    """
+    from cotenant.plan.advice import all_loads
+    from cotenant.plan.file import read_request
+    from cotenant.plan.planners import make_planner
+    from cotenant.plan.sources import grounds_of, read_tables
+
+    repository = read_tables(root) if profiles is None else None
+    tables = repository or read_tables(profiles or root)
+    request = read_request(tenants, tables.known)
+    kinds: dict[str, DeviceType] = {}
+    grounds = grounds_of({"": tables}, request.devices, [load.model for load in request.loads])
+    for device in grounds.devices:
+        kinds[device.name] = device
+    loads = all_loads(request, tuple(kinds.values()), grounds.costs)
+    return Work(loads, kinds, models_of(root, loads), grounds.costs, make_planner(planner, headroom))
+
+
+class Head:
+    """A cluster that runs; `close` ends all of it. Raises ClusterError when it cannot be started."""
+
+    def __init__(self, work: Work, root: Path, settings: HeadSettings, control: ControllerSettings) -> None:
+        from cotenant.cluster.controller import Controller
+        from cotenant.cluster.ray_fleet import RayFleet, RayGateway, RaySession
+
+        self._session = RaySession(settings.address, settings.local_cores)
+        self._gateway: RayGateway | None = None
+        self._controller: Controller | None = None
+        try:
+            fleet = RayFleet(self._session, root, work.kinds)
+            self._gateway = RayGateway(
+                self._session, settings.host, settings.http_port, settings.grpc_port, settings.max_body_bytes
+            )
+            self._controller = Controller(fleet, self._gateway, work, control)
+            self._controller.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def address(self) -> Address:
+        """Where the gateway listens."""
+        if self._gateway is None:
+            raise ClusterError("the cluster is down")
+        return self._gateway.address
+
+    def status(self) -> dict[str, Any]:
+        """See `Controller.status`."""
+        if self._controller is None:
+            raise ClusterError("the cluster is down")
+        return self._controller.status()
+
+    def close(self) -> None:
+        """Stop listening, then end agents, servers and what was started of Ray. Safe to repeat."""
+        controller, self._controller = self._controller, None
+        gateway, self._gateway = self._gateway, None
+        if controller is not None:
+            controller.halt()
+        if gateway is not None:
+            gateway.stop()
+        if controller is not None:
+            controller.stop()
+        self._session.close()
+
+
+# --- finding a running head -------------------------------------------------------------------------------------------
+
+
+def state_path() -> Path:
+    """Where `up` leaves a note for `status` and `down`: one cluster per user and machine."""
+    return Path(tempfile.gettempdir()) / f"cotenant-cluster-{os.getuid()}.json"
+
+
+def write_note(address: Address, path: Path | None = None) -> None:
+    """Leave a note. The file belongs to this user alone."""
+    path = path or state_path()
+    note = {"pid": os.getpid(), "started": started(os.getpid()), "host": address.host, "http_port": address.http_port}
+    partial = path.with_suffix(f".{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(note, file)
+    os.replace(partial, path)
+
+
+def read_note(path: Path | None = None) -> Mapping[str, Any]:
+    """The note of the head that runs on this machine. Raises ClusterError when none runs."""
+    path = path or state_path()
+    try:
+        if path.stat().st_uid != os.getuid():
+            raise ClusterError(f"{path}: belongs to another user")
+        note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        runs = started(int(note["pid"])) == note["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        runs = False
+    if not runs:
+        raise ClusterError("no cluster was started here by you; start one with 'cotenant cluster up'")
+    return note
+
+
+def started(pid: int) -> str:
+    """When a process started, in the kernel's clock ticks: tells it from a later one of the same number.
+
+    "" when there is none, or it has ended and only waits for its parent to notice.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else fields[19]

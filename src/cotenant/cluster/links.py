@@ -1,0 +1,151 @@
+"""The gateway's connections to one node, over both protocols; bytes in, bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+import grpc
+import msgspec
+from yarl import URL
+
+from cotenant.cluster.forward import BrokenError, NotRunError
+from cotenant.cluster.types import Address
+from cotenant.cluster.wire import connection_broke, connection_refused, has_not_run
+
+ANSWER_LIMIT_S = 600.0
+"""No query takes longer; a node that is alive and silent for so long has lost it."""
+_CONNECT_LIMIT_S = 2.0
+_POOL = 512
+Headers = list[tuple[str, str]]
+
+
+class HttpReply(NamedTuple):
+    """A node's answer over HTTP. `outcome` is the field of `Counts` that it belongs to."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    outcome: str
+    node: str
+
+
+class GrpcReply(NamedTuple):
+    """A node's answer over gRPC: bytes, or a status that is not OK with its details."""
+
+    data: bytes
+    code: Any
+    details: str
+    trailing: Sequence[tuple[str, str | bytes]]
+    outcome: str
+    node: str
+
+
+class NodeLink:
+    """Pools of connections to the node `name`; opened when they are first used."""
+
+    def __init__(self, name: str, address: Address) -> None:
+        self.name = name
+        self._address = address
+        self._session: aiohttp.ClientSession | None = None
+        self._channel: Any = None
+        self._closed = False
+
+    async def http(self, method: str, raw_path: str, headers: Headers, body: bytes) -> HttpReply:
+        """Send a request as it came. Raises NotRunError, BrokenError."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=_POOL),
+                timeout=aiohttp.ClientTimeout(total=ANSWER_LIMIT_S, sock_connect=_CONNECT_LIMIT_S),
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            )
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        url = URL(f"http://{host}:{self._address.http_port}{raw_path}", encoded=True)
+        try:
+            async with self._session.request(
+                method, url, data=body or None, headers=headers, allow_redirects=False
+            ) as answer:
+                content = await answer.read()
+                found = list(answer.headers.items())
+                status = answer.status
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise NotRunError(f"node {self.name!r}: {error}", gone=True) from None
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise BrokenError(f"node {self.name!r}: {error or type(error).__name__}") from None
+        reply = HttpReply(status, found, content, _http_outcome(status), self.name)
+        # 404: the table is ahead of the node, or behind
+        if status == 404 or (status == 503 and has_not_run(_sentence(content))):
+            raise NotRunError(f"node {self.name!r}: {_sentence(content)}", gone=False, reply=reply)
+        return reply
+
+    async def grpc(self, method: str, data: bytes, timeout_s: float | None, metadata: Sequence[Any] = ()) -> GrpcReply:
+        """Call a unary method, named like '/package.Service/Method'. Raises NotRunError, BrokenError."""
+        if self._channel is None:
+            self._channel = grpc.aio.insecure_channel(
+                f"{self._address.host}:{self._address.grpc_port}",
+                options=[
+                    ("grpc.use_local_subchannel_pool", 1),
+                    ("grpc.max_send_message_length", -1),
+                    ("grpc.max_receive_message_length", -1),
+                    ("grpc.enable_retries", 0),  # whether a query may run twice is decided in one place
+                    ("grpc.initial_reconnect_backoff_ms", 100),
+                    ("grpc.max_reconnect_backoff_ms", 1000),
+                ],
+            )
+        limit_s = ANSWER_LIMIT_S if timeout_s is None else min(timeout_s, ANSWER_LIMIT_S)
+        call = self._channel.unary_unary(method)(data, timeout=limit_s, metadata=tuple(metadata))
+        try:
+            answer = await call
+        except grpc.aio.AioRpcError as error:
+            return self._failed(error)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            task = asyncio.current_task()
+            if self._closed and not (task is not None and task.cancelling()):
+                raise BrokenError(f"node {self.name!r} was lost") from None
+            raise
+        return GrpcReply(
+            answer, grpc.StatusCode.OK, "", tuple(await call.trailing_metadata() or ()), "in_time", self.name
+        )
+
+    def _failed(self, error: Any) -> GrpcReply:
+        code, details = error.code(), error.details() or ""
+        where = f"node {self.name!r}: {details}"
+        unavailable = code is grpc.StatusCode.UNAVAILABLE
+        if unavailable and connection_refused(details):
+            raise NotRunError(where, gone=True) from None
+        if (unavailable and connection_broke(details)) or (code is grpc.StatusCode.CANCELLED and self._closed):
+            raise BrokenError(where) from None
+        outcome = "failed"
+        if unavailable and not details.startswith("failed:"):
+            outcome = "refused"
+        elif code is grpc.StatusCode.CANCELLED:
+            outcome = "cancelled"
+        reply = GrpcReply(b"", code, details, tuple(error.trailing_metadata() or ()), outcome, self.name)
+        if code is grpc.StatusCode.NOT_FOUND or (unavailable and has_not_run(details)):
+            raise NotRunError(where, gone=False, reply=reply) from None
+        return reply
+
+    async def close(self) -> None:
+        """Close everything; what is under way breaks."""
+        self._closed = True
+        if self._channel is not None:
+            await self._channel.close()
+        if self._session is not None:
+            await self._session.close()
+
+
+def _sentence(content: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(content)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return ""
+
+
+def _http_outcome(status: int) -> str:
+    if status < 400:
+        return "in_time"
+    return {503: "refused", 499: "cancelled"}.get(status, "failed")

@@ -1,0 +1,303 @@
+"""The server of one node: a `cotenant serve` process that has this node's part of the plan, and no other models.
+
+Its repository is a folder of links to the models of the part, so that a node holds in memory what it serves. Nothing
+here knows of Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from cotenant.cluster.types import Address, ClusterError, NodeReport, Part, Served
+from cotenant.plan.file import PlanFile, Request, plan_text
+from cotenant.plan.types import Plan
+from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
+
+START_LIMIT_S = 120.0
+LOAD_LIMIT_S = 300.0
+_CHANGE_LIMIT_S = 120.0
+_PROBE_S = 2.0
+_STOP_S = 15.0
+_POLL_S = 0.05
+PLAN_FILE = "plan.toml"
+_LEASH = (
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 15)\n"  # PR_SET_PDEATHSIG: SIGTERM when the thread that started it ends
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
+    "os.execv(sys.argv[2], sys.argv[2:])\n"
+)
+"""Runs before the server, in its process: the kernel ends it with its agent, however that ended."""
+
+
+class NodeServer:
+    """Starts, changes and stops the server of a node. One call at a time, but for `report`.
+
+    `repository` is the whole model repository, which must be there on every node. `cores` are those of the node.
+    """
+
+    def __init__(self, repository: Path, cores: Sequence[int], host: str) -> None:
+        self._repository = repository.resolve()
+        self._cores = tuple(cores)
+        self._host = host
+        self._home = Path(tempfile.mkdtemp(prefix="cotenant-node-"))
+        self._models = self._home / "models"
+        self._models.mkdir()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address: Address | None = None
+        self._running: Part | None = None
+        self._loaded: tuple[str, ...] = ()
+        self._starter = _Starter()
+
+    def prepare(self, part: Part) -> Address:
+        """Load the models of a part beside what is served now; start the server if there is none.
+
+        Raises ClusterError with the reason when the server does not start or a model cannot be loaded.
+        """
+        if self._process is None:
+            self._start(part)
+        else:
+            for model in part.models:
+                if model not in self._loaded:
+                    self._link(model)
+                    self._post(f"/v2/repository/models/{quote(model, safe='')}/load", LOAD_LIMIT_S)
+                    self._loaded = (*self._loaded, model)
+        assert self._address is not None
+        return self._address
+
+    def apply(self, part: Part) -> None:
+        """Serve by the plan of a part whose models have been prepared. Returns when it is in force."""
+        if self._running is not None and part.plan == self._running.plan:
+            return
+        version = self._plan_version()
+        self._write(part)
+        assert self._process is not None
+        self._process.send_signal(signal.SIGHUP)
+        deadline = time.monotonic() + _CHANGE_LIMIT_S
+        while self._plan_version() <= version:
+            if time.monotonic() > deadline or self._process.poll() is not None:
+                raise ClusterError(f"the server did not take its new plan; its log is {self._log}")
+            time.sleep(_POLL_S)
+        self._running = part
+
+    def release(self, part: Part) -> None:
+        """Let go of the models that are not in the part. No query for them may be on its way any more."""
+        for model in self._loaded:
+            if model not in part.models:
+                self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", LOAD_LIMIT_S)
+                (self._models / model).unlink(missing_ok=True)
+        self._loaded = tuple(model for model in self._loaded if model in part.models)
+
+    def report(self) -> NodeReport:
+        """How the server is, and what it did so far."""
+        process, address = self._process, self._address
+        if process is None or address is None:
+            return NodeReport(None, agent_pid=os.getpid())
+        status = process.poll()
+        if status is not None:
+            return NodeReport(None, f"its server ended with status {status}; the log is {self._log}", ended=True)
+        try:
+            statistics = json.loads(self._get("/v2/models/stats", _PROBE_S))
+        except OSError as error:
+            return NodeReport(None, f"its server does not answer: {error}")
+        served: dict[str, Served] = {}
+        for entry in statistics["model_stats"]:
+            known = served.get(entry["name"], Served(0, 0))
+            queries = entry["inference_stats"]["success"]["count"]
+            served[entry["name"]] = Served(known.rows + entry["inference_count"], known.queries + queries)
+        return NodeReport(address, "", False, served, process.pid, os.getpid())
+
+    def stop(self) -> None:
+        """Drain and stop the server, and remove what was written. Safe to repeat."""
+        self.pause()
+        self._starter.end()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def pause(self) -> None:
+        """Drain and stop the server; `prepare` starts one again."""
+        process, self._process = self._process, None
+        self._address, self._running, self._loaded = None, None, ()
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for link in self._models.iterdir():
+            if link.is_symlink():
+                link.unlink()
+
+    @property
+    def _log(self) -> Path:
+        return self._home / "server.log"
+
+    def _start(self, part: Part) -> None:
+        state = self._models / STATE_FOLDER
+        state.mkdir(exist_ok=True)
+        if (self._repository / SERVER_FILE).exists():
+            text = node_config((self._repository / SERVER_FILE).read_text(encoding="utf-8"))
+            (self._models / SERVER_FILE).write_text(text, encoding="utf-8")
+        for source, link in (
+            (profile_path(self._repository), profile_path(self._models)),
+            (self._repository / STATE_FOLDER / "graphs", state / "graphs"),
+        ):
+            if source.exists() and not link.exists():
+                link.symlink_to(source)
+        for model in part.models:
+            self._link(model)
+        self._write(part)
+        command = [
+            *(sys.executable, "-m", "cotenant", "serve", str(self._models), "--json", "--no-trace"),
+            *("--host", self._host, "--http-port", "0", "--grpc-port", "0"),
+            *("--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))),
+        ]
+        with self._log.open("ab") as log:
+            process = self._starter.start(command, log)
+        try:
+            ready = _ready_line(process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        if ready is None:
+            process.kill()
+            process.wait()
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise ClusterError(f"the server did not start: {lines[-1] if lines else 'it wrote no log'}")
+        failed = sorted(name for name, state in ready["models"].items() if state != "READY")
+        if failed:
+            process.terminate()
+            process.wait(_STOP_S)
+            raise ClusterError(f"model {failed[0]!r} cannot be served; the log is {self._log}")
+        self._process = process
+        self._address = Address(self._host, ready["http_port"], ready["grpc_port"])
+        self._loaded, self._running = part.models, part
+
+    def _link(self, model: str) -> None:
+        link = self._models / model
+        if not link.is_symlink():
+            link.symlink_to(self._repository / model, target_is_directory=True)
+
+    def _write(self, part: Part) -> None:
+        """The plan file of this node: its device alone, with the rates of its part."""
+        file = PlanFile(Request(part.loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
+        path = self._home / PLAN_FILE
+        partial = path.with_suffix(".part")
+        partial.write_text(plan_text(file), encoding="utf-8")
+        os.replace(partial, path)
+
+    def _plan_version(self) -> int:
+        return int(json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["version"])
+
+    def _get(self, path: str, timeout_s: float) -> bytes:
+        return self._ask(path, None, timeout_s)
+
+    def _post(self, path: str, timeout_s: float) -> None:
+        try:
+            self._ask(path, b"{}", timeout_s)
+        except urllib.error.HTTPError as error:
+            raise ClusterError(f"{path}: {error.read().decode(errors='replace')}") from None
+        except OSError as error:
+            raise ClusterError(f"{path}: the server does not answer ({error})") from None
+
+    def _ask(self, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        if self._address is None:
+            raise ClusterError("the server is not running")
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        url = f"http://{host}:{self._address.http_port}{path}"
+        with _direct().open(urllib.request.Request(url, data=body), timeout=timeout_s) as answer:
+            content: bytes = answer.read()
+            return content
+
+
+def node_config(text: str) -> str:
+    """The repository's `cotenant.toml` without what the cluster decides: where to listen, which cores, which plan."""
+    table = tomllib.loads(text)
+    for section, keys in (
+        ("plan", None),
+        ("server", ("host", "http_port", "grpc_port")),
+        ("device", ("cores", "lanes")),
+    ):
+        if keys is None:
+            table.pop(section, None)
+        else:
+            for key in keys:
+                table.get(section, {}).pop(key, None)
+    lines = []
+    for section, values in table.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _direct() -> urllib.request.OpenerDirector:
+    """Nodes are never behind a proxy."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _ready_line(process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+    """The line by which a server says that it is ready; None when it ended, or was too slow."""
+    found: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    assert process.stdout is not None
+    stdout = process.stdout
+
+    def read() -> None:
+        found.put(stdout.readline())
+        stdout.close()
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        line = found.get(timeout=START_LIMIT_S)
+    except queue.Empty:
+        return None
+    ready: dict[str, Any] | None = json.loads(line) if line.strip() else None
+    return ready
+
+
+class _Starter:
+    """A thread that lives as long as its owner: the kernel ends a child of it when the thread that made it ends."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[list[str], Any] | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="cotenant-starter", daemon=True).start()
+
+    def start(self, command: list[str], log: Any) -> subprocess.Popen[bytes]:
+        """Start a process that ends with this one."""
+        self._asked.put((command, log))
+        made = self._made.get()
+        if isinstance(made, OSError):
+            raise ClusterError(f"the server cannot be started: {made}") from made
+        return made
+
+    def end(self) -> None:
+        """End the thread, and with it every process that still runs."""
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            command, log = asked
+            leash = [sys.executable, "-I", "-c", _LEASH, str(os.getpid()), *command]
+            try:
+                made = subprocess.Popen(
+                    leash, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, process_group=0
+                )
+            except OSError as error:
+                self._made.put(error)
+            else:
+                self._made.put(made)

@@ -1,0 +1,273 @@
+"""Everything that speaks to Ray: joining or starting a cluster, agents and the gateway as its actors.
+
+Ray carries control calls alone, a millisecond each; queries go from the gateway to the nodes over the protocol.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cotenant.cluster.agent import Agent
+from cotenant.cluster.gateway import Gateway
+from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, Table
+from cotenant.plan.types import DeviceType
+
+NODE_LABEL = "cotenant-node"
+DEVICE_LABEL = "cotenant-device"
+LOOPBACK = "127.0.0.1"
+_JOIN_S = 60.0
+_CALL_S = 30.0
+_STORE_BYTES = 80_000_000
+"""Object store of a local node: the least that Ray takes; nothing of ours lies in it."""
+_CALLS = 4
+"""Calls of one agent at once: a heartbeat is answered while models are loaded."""
+
+_log = logging.getLogger("cotenant.cluster")
+
+
+def need_ray() -> None:
+    """Raises ClusterError where Ray is not installed; does not import it."""
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("aiohttp") is None:
+        raise ClusterError("a cluster needs Ray and aiohttp, which are not installed: pip install 'cotenant[cluster]'")
+
+
+def _load_ray(*, loopback: bool) -> Any:
+    """The package, with what it reads from the environment when it is imported."""
+    need_ray()
+    # Usage reports to the makers of Ray are for users to switch on, not for us.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if loopback:
+        # Ray takes the loopback address for itself only where it believes that there is no other machine.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return importlib.import_module("ray")
+
+
+class RaySession:
+    """A connection to a Ray cluster, one that was there or one that was started here for as long as this lives.
+
+    With an `address` the cluster there is joined. Without, `local_cores` says which cores each node of a cluster gets
+    that is started on this machine, on its loopback address. Raises ClusterError.
+    """
+
+    def __init__(self, address: str = "", local_cores: Sequence[Sequence[int]] = ()) -> None:
+        self.local_cores: dict[str, tuple[int, ...]] = {}
+        self._cluster: Any = None
+        loopback = not address or address.startswith((LOOPBACK, "localhost"))
+        self.ray = _load_ray(loopback=loopback)
+        try:
+            if not address:
+                address = self._start(local_cores)
+            self.ray.init(
+                address=address,
+                namespace="cotenant",
+                log_to_driver=False,
+                configure_logging=False,
+                **({"_node_ip_address": LOOPBACK} if loopback else {}),
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            self.close()
+            raise ClusterError(f"Ray at {address or 'this machine'}: {error}") from None
+
+    def _start(self, local_cores: Sequence[Sequence[int]]) -> str:
+        cluster = importlib.import_module("ray.cluster_utils").Cluster(shutdown_at_exit=True)
+        self._cluster = cluster
+        for number, cores in enumerate(local_cores):
+            name = f"node-{number}"
+            self.local_cores[name] = tuple(cores)
+            cluster.add_node(
+                wait=False,
+                node_ip_address=LOOPBACK,
+                num_cpus=len(cores),
+                object_store_memory=_STORE_BYTES,
+                include_dashboard=False,
+                include_log_monitor=False,
+                labels={NODE_LABEL: name},
+            )
+        cluster.wait_for_nodes()
+        return str(cluster.address)
+
+    def close(self) -> None:
+        """Leave the cluster; end it if it was started here. Safe to repeat."""
+        self.ray.shutdown()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.shutdown()
+
+
+class RayFleet:
+    """The nodes of a Ray cluster with an agent on each. Implements `Fleet`.
+
+    A node is called by its label `cotenant-node`, else after its host; its device type is that of the label
+    `cotenant-device`, else the only one of `kinds`.
+    """
+
+    def __init__(self, session: RaySession, repository: Path, kinds: Mapping[str, DeviceType]) -> None:
+        self._session = session
+        self._ray = session.ray
+        self._repository = repository.resolve()
+        self._kinds = dict(kinds)
+        self._agents: dict[str, Any] = {}
+        self._hosts: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def nodes(self) -> tuple[Node, ...]:
+        """See Fleet."""
+        found = []
+        for entry in self._ray.nodes():
+            if entry["Alive"]:
+                node = node_of(entry, self._kinds)
+                self._hosts[node.name] = entry["NodeManagerAddress"]
+                found.append(node)
+        return tuple(sorted(found, key=lambda node: node.name))
+
+    def join(self, node: Node) -> None:
+        """See Fleet."""
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        agent = (
+            self._ray.remote(Agent)
+            .options(
+                num_cpus=0,
+                max_concurrency=_CALLS,
+                max_restarts=0,  # whether a node is used again is for the controller to say
+                scheduling_strategy=affinity(node_id=node.key, soft=False),
+            )
+            .remote(
+                str(self._repository),
+                self._hosts[node.name],
+                self._kinds[node.device].whole,
+                self._session.local_cores.get(node.name, ()),
+            )
+        )
+        try:
+            self._get(agent.pid.remote(), _JOIN_S, node.name)
+        except (ClusterError, TimeoutError):
+            self._ray.kill(agent)
+            raise
+        with self._lock:
+            self._agents[node.name] = agent
+
+    def drop(self, node: str) -> None:
+        """See Fleet."""
+        with self._lock:
+            agent = self._agents.pop(node, None)
+        if agent is not None:
+            self._ray.kill(agent)
+
+    def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """See Fleet."""
+        with self._lock:
+            agent = self._agents.get(node)
+        if agent is None:
+            raise NodeLostError(f"node {node!r} has no agent")
+        return self._get(getattr(agent, method).remote(*arguments), timeout_s, node)
+
+    def _get(self, reference: Any, timeout_s: float, node: str) -> Any:
+        errors = self._ray.exceptions
+        try:
+            return self._ray.get(reference, timeout=timeout_s)
+        except errors.GetTimeoutError:
+            raise TimeoutError(f"node {node!r} did not answer within {timeout_s:g} s") from None
+        except errors.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, ClusterError):
+                raise cause from None
+            raise ClusterError(f"node {node!r}: {cause!r}") from error
+        except errors.RayError as error:
+            cause = getattr(error, "cause", None)
+            text = str(cause or error).strip().splitlines()
+            last = next((line.strip() for line in reversed(text) if "ClusterError" in line), "its agent ended")
+            raise NodeLostError(f"node {node!r}: {last}") from None
+
+
+class RayGateway:
+    """The gateway in an actor of its own, on the machine of the controller. Implements `GatewayLink`.
+
+    When its process ends, another one takes its place at the same ports, with the same table.
+    """
+
+    def __init__(self, session: RaySession, host: str, http_port: int, grpc_port: int, max_body_bytes: int) -> None:
+        self._ray = session.ray
+        self._max_body_bytes = max_body_bytes
+        self._wanted = Address(host, http_port, grpc_port)
+        self._table: Table | None = None
+        self._lock = threading.RLock()
+        self._actor: Any = None
+        self._start()
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return self._wanted
+
+    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+        """See GatewayLink."""
+        with self._lock:
+            self._table = table
+            self._call("set_table", table, lost)
+
+    def set_status(self, status: bytes) -> None:
+        """See GatewayLink."""
+        self._call("set_status", status)
+
+    def report(self) -> GatewayReport:
+        """See GatewayLink."""
+        found: GatewayReport = self._call("report")
+        return found
+
+    def stop(self) -> None:
+        """Let what is under way end, and stop."""
+        try:
+            self._ray.get(self._actor.stop.remote(), timeout=_CALL_S)
+        except self._ray.exceptions.RayError as error:
+            _log.warning("the gateway did not stop: %s", error)
+        self._ray.kill(self._actor)
+
+    def _start(self) -> None:
+        affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+        here = self._ray.get_runtime_context().get_node_id()
+        self._actor = (
+            self._ray.remote(Gateway)
+            .options(num_cpus=0, max_concurrency=_CALLS, scheduling_strategy=affinity(node_id=here, soft=False))
+            .remote(self._max_body_bytes)
+        )
+        wanted = self._wanted
+        try:
+            self._wanted = self._ray.get(
+                self._actor.start.remote(wanted.host, wanted.http_port, wanted.grpc_port), timeout=_JOIN_S
+            )
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ClusterError):
+                raise error.cause from None
+            raise
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        with self._lock:
+            try:
+                return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_S)
+            except self._ray.exceptions.RayActorError:
+                _log.error("the gateway ended; starting another one at the same ports")
+                self._start()
+                if self._table is not None:
+                    self._ray.get(self._actor.set_table.remote(self._table), timeout=_CALL_S)
+                return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_S)
+
+
+def node_of(entry: Mapping[str, Any], kinds: Mapping[str, DeviceType]) -> Node:
+    """A node from what Ray says of it. Raises ClusterError when its device type cannot be told."""
+    labels = entry.get("Labels") or {}
+    key = str(entry["NodeID"])
+    name = labels.get(NODE_LABEL) or f"{entry['NodeManagerHostname']}-{key[:6]}"
+    device = labels.get(DEVICE_LABEL) or (next(iter(kinds)) if len(kinds) == 1 else "")
+    if not device:
+        raise ClusterError(
+            f"node {name!r} has no label {DEVICE_LABEL!r}, expected one of {', '.join(kinds)}: "
+            f"ray start --labels {DEVICE_LABEL}=NAME"
+        )
+    return Node(name, device, key)

@@ -1,0 +1,80 @@
+"""What a cluster tells of itself: the JSON of `GET /v2/cotenant/cluster`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cotenant.cluster.parts import served_rates
+from cotenant.cluster.types import Address, Counts, Node, NodeReport, Part, Table
+from cotenant.plan.types import Load
+
+if TYPE_CHECKING:
+    from cotenant.cluster.account import Account
+    from cotenant.cluster.control import Change
+    from cotenant.cluster.replan import Held
+
+
+def status_of(
+    loads: Sequence[Load],
+    members: Mapping[str, Node],
+    parts: Mapping[str, Part],
+    reports: Mapping[str, NodeReport],
+    gone: Mapping[str, str],
+    held: Held | None,
+    breaks: str,
+    changes: Sequence[Change],
+    table: Table,
+    account: Account,
+    planner: str,
+) -> dict[str, Any]:
+    """Nodes with what they serve, tenants with rates and attainment, and the changes so far."""
+    served = served_rates(held.plan) if held else {}
+    return {
+        "planner": planner,
+        "table": table.version,
+        "share": held.share if held else 0.0,
+        "left_out": list(held.left_out) if held else [],
+        "breaks": breaks,
+        "nodes": [
+            _node(node, parts.get(name), reports.get(name), table.addresses.get(name))
+            for name, node in sorted(members.items())
+        ]
+        + [{"node": name, "state": "lost", "reason": reason} for name, reason in sorted(gone.items())],
+        "tenants": [_tenant(load, served.get(load.tenant, 0.0), table, account) for load in loads],
+        "changes": [asdict(change) for change in changes],
+    }
+
+
+def _node(node: Node, part: Part | None, report: NodeReport | None, address: Address | None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "node": node.name,
+        "device": node.device,
+        "state": "serving" if part else "idle",
+        "http": f"{address.host}:{address.http_port}" if address else "",
+        "grpc": f"{address.host}:{address.grpc_port}" if address else "",
+        "pid": report.pid if report else 0,
+        "agent_pid": report.agent_pid if report else 0,
+        "partitions": [],
+        "guests": list(part.guests) if part else [],
+    }
+    for partition in part.plan.partitions if part else ():
+        slots = [{"tenant": slot.tenant, "batch": slot.batch, "rate": slot.rate_per_s} for slot in partition.slots]
+        found["partitions"].append({"size": partition.size, "duty_ms": partition.duty_ns / 1e6, "slots": slots})
+    return found
+
+
+def _tenant(load: Load, served: float, table: Table, account: Account) -> dict[str, Any]:
+    rate = account.rates.get(load.tenant)
+    return {
+        "tenant": load.tenant,
+        "model": load.model,
+        "slo_ms": load.slo_ns / 1e6,
+        "declared_rate": load.rate_per_s,
+        "tracked_rate": rate.asked_per_s if rate else None,
+        "planned_rate": served,
+        "nodes": [node for route in table.routes if route.tenant == load.tenant for node, _ in route.shares],
+        "attainment": account.attainment.get(load.tenant),
+        "queries": asdict(account.counts.get(load.tenant, Counts())),
+    }

@@ -1,0 +1,139 @@
+"""The nouns of the cluster: nodes, what each has of the plan, the table by which queries are sent, and reports.
+
+Everything here is frozen: it crosses processes. Rates are rows a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cotenant.errors import CotenantError
+from cotenant.plan.types import DevicePlan, DeviceType, Load
+
+
+class ClusterError(CotenantError):
+    """The cluster cannot be started, reached or changed: names the thing and what was expected."""
+
+
+class NodeLostError(ClusterError):
+    """A node does not answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A member of the cluster: one device of the named type. `key` is what Ray calls it."""
+
+    name: str
+    device: str
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one node has of the plan. `models` are the directories of the repository that it serves, sorted.
+
+    `loads` are those of its tenants with the rates that this node is to serve. `guests` are tenants for whom no plan
+    has room: they get the turns that nobody in the plan uses.
+    """
+
+    plan: DevicePlan
+    kind: DeviceType
+    loads: tuple[Load, ...]
+    models: tuple[str, ...]
+    guests: tuple[str, ...] = ()
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Whom it serves, sorted."""
+        return tuple(load.tenant for load in self.loads)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The nodes that serve a tenant's model, each with the rate planned there. `slo_ns` bounds a retry."""
+
+    tenant: str
+    model: str
+    slo_ns: int
+    shares: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How the gateway sends queries: one route a tenant, and where each node that is named in one listens."""
+
+    version: int
+    routes: tuple[Route, ...]
+    addresses: Mapping[str, Address]
+
+    def without(self, lost: tuple[str, ...]) -> Table:
+        """The table with no way to these nodes; routes may be left empty."""
+        return Table(
+            self.version + 1,
+            tuple(
+                Route(each.tenant, each.model, each.slo_ns, tuple(s for s in each.shares if s[0] not in lost))
+                for each in self.routes
+            ),
+            {node: address for node, address in self.addresses.items() if node not in lost},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a node did for a model since its server started: rows inferred, and queries answered with them."""
+
+    rows: int
+    queries: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What an agent says of its node. `address` is None while no server runs; `problem` is why it does not.
+
+    `ended` says that the server was there and is no more. `served` is by model; `pid` is that of the server,
+    `agent_pid` that of the agent.
+    """
+
+    address: Address | None
+    problem: str = ""
+    ended: bool = False
+    served: Mapping[str, Served] = field(default_factory=dict)
+    pid: int = 0
+    agent_pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Queries of one tenant since the gateway started. Each one that has ended is in one of the last four.
+
+    `in_time` were answered within the SLO as the gateway saw it, `late` after it; `refused` got 503 or UNAVAILABLE,
+    `failed` any other error, `cancelled` were withdrawn by their clients.
+    """
+
+    offered: int = 0
+    in_time: int = 0
+    late: int = 0
+    refused: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """Counts by tenant, queries under way by (node, model), and nodes whose connections were refused or broke."""
+
+    counts: Mapping[str, Counts]
+    outstanding: Mapping[tuple[str, str], int]
+    suspects: tuple[str, ...]
+    version: int

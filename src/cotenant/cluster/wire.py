@@ -1,0 +1,95 @@
+"""What the gateway reads of requests and answers: the model's name, and whether a refusal means "has not run".
+
+Tensors are never decoded: a protobuf message is walked over from field to field.
+"""
+
+from __future__ import annotations
+
+from cotenant.errors import CotenantError
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_OUTCOMES = ("rejected:", "dropped:", "failed:", "cancelled:")
+_UNRUN = ("is not served", "is shutting down")
+_CONNECT = ("connect to all addresses", "connection refused", "failed to connect")
+_TRANSPORT = ("socket", "recvmsg", "sendmsg", "endpoint", "goaway", "transport", "connection reset", "broken pipe")
+
+
+class WireError(CotenantError):
+    """The bytes are no protobuf message."""
+
+
+def string_field(data: bytes, number: int) -> str:
+    """A string field of a protobuf message, the last one where it is there twice; "" when it is not there.
+
+    Raises WireError for bytes that are no message.
+    """
+    at, end, found = 0, len(data), ""
+    while at < end:
+        key, at = _varint(data, at)
+        kind = key & 7
+        if kind == _LENGTH:
+            size, at = _varint(data, at)
+            if at + size > end:
+                raise WireError("the message is cut off")
+            if key >> 3 == number:
+                try:
+                    found = data[at : at + size].decode("utf-8")
+                except UnicodeDecodeError:
+                    raise WireError(f"field {number} of the message is not UTF-8") from None
+            at += size
+        elif kind == _VARINT:
+            _, at = _varint(data, at)
+        elif kind in (_FIXED64, _FIXED32):
+            at += 8 if kind == _FIXED64 else 4
+        else:
+            raise WireError("the bytes received are no protobuf message")
+    if at != end:
+        raise WireError("the message is cut off")
+    return found
+
+
+def length_field(number: int, content: bytes) -> bytes:
+    """A length-delimited field of a protobuf message, such as a message inside another one."""
+    return _encoded(number << 3 | _LENGTH) + _encoded(len(content)) + content
+
+
+def has_not_run(sentence: str) -> bool:
+    """Whether a server that answered 503 or UNAVAILABLE with this sentence has not let the query in.
+
+    Outcomes of a query start with their name. Of these only two are refusals of the server and not of the query.
+    """
+    if sentence.startswith(_OUTCOMES):
+        return sentence.startswith("rejected:") and sentence.endswith(_UNRUN)
+    return True
+
+
+def connection_refused(details: str) -> bool:
+    """Whether grpc's own words for UNAVAILABLE mean that there was no connection."""
+    return any(word in details.lower() for word in _CONNECT)
+
+
+def connection_broke(details: str) -> bool:
+    """Whether grpc's own words for UNAVAILABLE mean that a connection broke. Ask `connection_refused` first."""
+    return not details.startswith(_OUTCOMES) and any(word in details.lower() for word in _TRANSPORT)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise WireError("the bytes received are no protobuf message")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _encoded(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

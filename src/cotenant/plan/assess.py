@@ -1,0 +1,207 @@
+"""What a plan means for its tenants: how full every partition is, how long rows take, and what is left to each SLO.
+
+Pure; works from the plan alone, so that a plan read from a file is judged like one just made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cotenant.plan.application import Application
+from cotenant.plan.check import check_plan, worst_factor
+from cotenant.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, PartitionPlan, Plan, checked, padded
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """A slot: its execution beside the worst neighbours, and what is left to the SLO in the worst case.
+
+    `factor` is the slowdown in `execution_ns`. `tail_slack_ns` is the slack when executions take their tail quantile;
+    None where no tail was measured.
+    """
+
+    tenant: str
+    model: str
+    batch: int
+    rate_per_s: float
+    execution_ns: int
+    factor: float
+    slo_ns: int
+    slack_ns: int
+    tail_slack_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """A partition: `load` is the share of its duty cycle in which it runs something when every batch is full."""
+
+    size: int
+    duty_ns: int
+    load: float
+    slots: tuple[SlotView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """A device in use. `whole` and sizes of partitions are in the units of its type; what they leave is unused."""
+
+    device: str
+    whole: int
+    memory_used_bytes: int
+    memory_bytes: int
+    partitions: tuple[PartitionView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """What a tenant asked for and gets, in rows a second.
+
+    `planned_per_s` is what the plan gives it, `capacity_per_s` what its full batches serve. `worst_ns` is the largest
+    duty cycle and execution of its slots, `slack_ns` what that leaves of the SLO. `growth` is the factor at which its
+    batches are full; below 1 it is not served.
+    """
+
+    tenant: str
+    model: str
+    rate_per_s: float
+    planned_per_s: float
+    capacity_per_s: float
+    slo_ns: int
+    worst_ns: int
+    slack_ns: int
+    tail_slack_ns: int | None
+    growth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """A plan seen from its devices and from its tenants, in the order of the plan and of the loads."""
+
+    devices: tuple[DeviceView, ...]
+    tenants: tuple[TenantView, ...]
+
+    @property
+    def first(self) -> TenantView:
+        """The tenant whose batches are full first when all rates grow together and the plan stays."""
+        return min(self.tenants, key=lambda each: each.growth)
+
+
+def assess(
+    plan: Plan, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, tail: Costs | None = None
+) -> Assessment:
+    """See Assessment. The plan must name loads, device types and batches that there are: `violations` says which not.
+
+    Raises what the costs raise.
+    """
+    known = {load.tenant: load for load in loads}
+    types = checked(loads, devices)
+    views = tuple(_device(device, types[device.device], known, costs, tail) for device in plan.devices)
+    return Assessment(views, tuple(_tenant(load, views) for load in loads))
+
+
+def violations(
+    plan: Plan,
+    loads: Sequence[Load],
+    devices: Sequence[DeviceType],
+    costs: Costs,
+    headroom: float = 0.0,
+    applications: Sequence[Application] = (),
+) -> tuple[str, ...]:
+    """A sentence for everything that is wrong: what `check_plan` finds with the headroom that was promised, and stages
+    whose SLOs along a path exceed that of their application. Raises what `check_plan` and `padded` raise.
+    """
+    found = []
+    for each in check_plan(plan, padded(loads, headroom), devices, costs):
+        place = "" if each.device < 0 else f"device {each.device} "
+        place += "" if each.partition < 0 else f"partition {each.partition} "
+        tenant = f"tenant {each.tenant!r} " if each.tenant else ""
+        found.append(f"{each.kind}: {place}{tenant}: {each.detail}".replace(" :", ":"))
+    slos = {load.tenant: load.slo_ns for load in loads}
+    for application in applications:
+        ends: dict[str, int] = {}
+        for stage in application.order():
+            name = application.tenant(stage)
+            if name not in slos:
+                found.append(f"stage: application {application.name!r}: stage {stage.name!r} has no load {name!r}")
+            ends[stage.name] = slos.get(name, 0) + max((ends[needed] for needed in stage.after), default=0)
+        if max(ends.values()) > application.slo_ns:
+            took, slo = max(ends.values()) / 1e6, application.slo_ns / 1e6
+            found.append(
+                f"stage: application {application.name!r}: SLOs of its stages add up to {took:g} of {slo:g} ms"
+            )
+    return tuple(found)
+
+
+def _device(plan: DevicePlan, kind: DeviceType, loads: dict[str, Load], costs: Costs, tail: Costs | None) -> DeviceView:
+    memory = 0
+    views = []
+    for position, partition in enumerate(plan.partitions):
+        models = sorted({loads[slot.tenant].model for slot in partition.slots})
+        memory += kind.partition_bytes + sum(costs.memory_bytes(model) for model in models)
+        others = [other for index, other in enumerate(plan.partitions) if index != position]
+        views.append(_partition(partition, others, kind.name, loads, costs, tail))
+    return DeviceView(plan.device, kind.whole, memory, kind.memory_bytes, tuple(views))
+
+
+def _partition(
+    partition: PartitionPlan,
+    others: Sequence[PartitionPlan],
+    device: str,
+    loads: dict[str, Load],
+    costs: Costs,
+    tail: Costs | None,
+) -> PartitionView:
+    beside = [[(loads[slot.tenant].model, slot.batch, other.size) for slot in other.slots] for other in others]
+    slots = []
+    for slot in partition.slots:
+        load = loads[slot.tenant]
+        factor = worst_factor(load.model, slot.batch, partition.size, beside, device, costs)
+
+        def takes(believed: Costs, model: str = load.model, batch: int = slot.batch, factor: float = factor) -> int:
+            return math.ceil(believed.latency_ns(model, batch, partition.size, device) * factor)
+
+        execution = takes(costs)
+        left = load.slo_ns - partition.duty_ns
+        tail_slack = None if tail is None else left - takes(tail)
+        slots.append(
+            SlotView(
+                slot.tenant,
+                load.model,
+                slot.batch,
+                slot.rate_per_s,
+                execution,
+                factor,
+                load.slo_ns,
+                left - execution,
+                tail_slack,
+            )
+        )
+    busy = sum(slot.execution_ns for slot in slots)
+    return PartitionView(partition.size, partition.duty_ns, busy / partition.duty_ns, tuple(slots))
+
+
+def _tenant(load: Load, devices: Sequence[DeviceView]) -> TenantView:
+    own = [
+        (partition, slot)
+        for device in devices
+        for partition in device.partitions
+        for slot in partition.slots
+        if slot.tenant == load.tenant
+    ]
+    worst = max((partition.duty_ns + slot.execution_ns for partition, slot in own), default=0)
+    tails = [slot.tail_slack_ns for _, slot in own if slot.tail_slack_ns is not None]
+    capacity = sum(slot.batch * NS_PER_S / partition.duty_ns for partition, slot in own)
+    return TenantView(
+        load.tenant,
+        load.model,
+        load.rate_per_s,
+        sum(slot.rate_per_s for _, slot in own),
+        capacity,
+        load.slo_ns,
+        worst,
+        load.slo_ns - worst,
+        min(tails) if tails else None,
+        capacity / load.rate_per_s,
+    )

@@ -1,0 +1,320 @@
+"""Anytime search for a plan on given devices: empties some of them, fills them again, and keeps what is no worse.
+
+What counts is the part of the loads that is not served, each load weighted by the share of a device that it takes; the
+weights of those that stay unserved grow, so that the search turns to them (breakout). Deterministic: its effort is
+counted in fillings, not in seconds, and its generator is seeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cotenant.plan.columns import Column, Filling, Floats, Node, Shelf
+from cotenant.plan.opt_pool import Pool, rebatched
+from cotenant.plan.types import NS_PER_S
+
+SERVED = 1e-10
+"""Share of a rate that counts as nothing."""
+_LEAVES = 3
+"""Splits whose best columns are looked at beside each other."""
+_GROWTH = 1.05
+_NOISE = 0.4
+_PASSES = 4
+_SWAPS = 0.5
+_CLOSE = 0.02
+_MARGIN = 1e-7
+
+
+class Effort:
+    """How many fillings a search may still make. Shared by all searches of one plan."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, fillings: int) -> None:
+        self.left = fillings
+
+
+class Search:
+    """A state of devices of the given types, with a filling or nothing in each, and the moves that better it.
+
+    `rates` are wanted, in rows/s by load; `worth` is a share of a device for a row/s of each load.
+    """
+
+    def __init__(
+        self,
+        shelves: Mapping[str, Shelf],
+        kinds: Sequence[str],
+        rates: Floats,
+        worth: Floats,
+        effort: Effort,
+        *,
+        most_slots: int,
+        seed: int = 0,
+        pools: Mapping[str, Pool] | None = None,
+        memory: Mapping[str, float] | None = None,
+    ) -> None:
+        self.shelves = shelves
+        self.kinds = tuple(kinds)
+        self.rates = rates
+        self.worth = worth
+        self.effort = effort
+        self.most_slots = most_slots
+        self.random = np.random.default_rng(seed)
+        self.fillings: list[Filling | None] = [None] * len(kinds)
+        self.pools = pools or {}
+        self.memory = memory or {}
+
+    def served(self, fillings: Sequence[Filling | None]) -> Floats:
+        """Rates that these serve, in rows/s by load."""
+        total = np.zeros(len(self.rates))
+        for filling in fillings:
+            if filling is not None:
+                total += filling.served
+        return total
+
+    def missing(self, fillings: Sequence[Filling | None]) -> Floats:
+        """Rates that these do not serve, in rows/s by load; what rounding may lose counts as served."""
+        rest: Floats = self.rates - self.served(fillings)
+        return np.where(rest > self.rates * SERVED, rest, 0.0)
+
+    def run(self, start: Sequence[Filling | None]) -> bool:
+        """Search from a start until all is served; whether it is. The best state found is kept in `fillings`."""
+        now = list(start)
+        weights = self.worth.copy()
+        lost = self.missing(now)
+        best = float(lost @ self.worth)
+        self.fillings = list(now)
+        is_first = True
+        while best > 0 and self.effort.left > 0:
+            empty = [number for number, filling in enumerate(now) if filling is None]
+            if not is_first and self.pools and self.random.random() < _SWAPS:
+                then = self._swapped(now, weights)
+            else:
+                turn = empty if is_first and empty else self._turn(len(now))
+                then = [None if number in turn else filling for number, filling in enumerate(now)]
+                spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if not empty else 1.0
+                for number in turn:
+                    then[number] = self.fill(self.kinds[number], self.missing(then), weights * spread)
+                    if self.effort.left <= 0:
+                        break
+            is_first = False
+            lost_then = self.missing(then)
+            if lost_then @ weights <= lost @ weights * 1.0001:
+                now, lost = then, lost_then
+                total = float(lost @ self.worth)
+                if total < best:
+                    if self.pools and total < _CLOSE * float(self.rates @ self.worth):
+                        now = self._closed(now, weights)
+                        lost = self.missing(now)
+                        total = float(lost @ self.worth)
+                    best, self.fillings = total, list(now)
+            weights = np.where(lost > 0, weights * _GROWTH, weights)
+            if weights.max() > 1e3 * self.worth.max():
+                weights = np.sqrt(weights * self.worth)
+        return best <= 0
+
+    def _swapped(self, now: Sequence[Filling | None], weights: Floats) -> list[Filling | None]:
+        """Some columns, wherever they are, chosen anew; the rest stays."""
+        then = list(now)
+        places = [(d, c) for d, filling in enumerate(now) if filling is not None for c in range(len(filling.columns))]
+        if not places:
+            return then
+        self.effort.left -= 1
+        count = min(len(places), int(self.random.choice((1, 2, 3, 4))))
+        turn = [places[int(at)] for at in self.random.permutation(len(places))[:count]]
+        made: dict[int, list[Column | None]] = {}
+        wanted = self.rates - self.served(now)
+        for device, index in turn:
+            filling = now[device]
+            assert filling is not None
+            made.setdefault(device, list(filling.columns))[index] = None
+            for number, batch in filling.columns[index].slots:
+                wanted[number] += batch * NS_PER_S / filling.duty_ns[index]
+        wanted = np.where(wanted > self.rates * SERVED, wanted, 0.0)
+        spread = np.exp(_NOISE * self.random.standard_normal(len(weights)))
+        for device, index in turn:
+            old = now[device]
+            assert old is not None
+            shelf, size = self.shelves[self.kinds[device]], old.columns[index].size
+            own = [column for column in made[device] if column is not None]
+            taken = sum(float(shelf.memory[number]) for column in own for number, _ in column.slots)
+            free = shelf.kind.memory_bytes - taken - shelf.kind.partition_bytes * len(old.columns)
+            column = self._column(shelf, size, wanted, weights * spread, free)
+            if column is None:
+                continue
+            made[device][index] = column
+            time = shelf.grids[size].time
+            took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
+            for number, batch in column.slots:
+                wanted[number] = max(0.0, wanted[number] - batch * NS_PER_S / sum(took))
+        for device, columns in made.items():
+            then[device] = None
+        for device, columns in made.items():
+            kept = [column for column in columns if column is not None]
+            found = self._held(self.shelves[self.kinds[device]], kept, self.missing(then), weights) if kept else None
+            then[device] = None if found is None else found[1]
+        return then
+
+    def _closed(self, now: Sequence[Filling | None], weights: Floats) -> list[Filling | None]:
+        """The same columns with better batches, and slots more for what is still missing, as long as that helps."""
+        best = list(now)
+        lost = float(self.missing(best) @ weights)
+        is_better = True
+        while is_better and lost > 0 and self.effort.left > 0:
+            is_better = False
+            for device, filling in enumerate(best):
+                if filling is None:
+                    continue
+                self.effort.left -= 1
+                shelf = self.shelves[self.kinds[device]]
+                rest: list[Filling | None] = [*best[:device], None, *best[device + 1 :]]
+                wanted = self.missing(rest)
+                before = float(wanted @ weights)
+                for columns in self._variants(shelf, filling, self.missing(best), wanted, weights):
+                    other = shelf.filling(columns)
+                    if other is not None:
+                        left = before - float(np.minimum(wanted, other.served) @ weights)
+                        if left < lost * (1 - 1e-6):
+                            best[device], lost, is_better = other, float(self.missing([*rest, other]) @ weights), True
+        return best
+
+    def _variants(
+        self, shelf: Shelf, filling: Filling, lost: Floats, wanted: Floats, weights: Floats
+    ) -> list[list[Column]]:
+        """The filling with better batches, and with each load that is missing added to one of its columns."""
+        columns = list(filling.columns)
+        found = [self.rebatched(shelf, columns, wanted, weights)]
+        for number in np.flatnonzero(lost).tolist():
+            for index, column in enumerate(columns):
+                if len(column.slots) < self.most_slots and all(number != other for other, _ in column.slots):
+                    first = int(shelf.rows[number, 0])
+                    slots = tuple(sorted((*column.slots, (number, first))))
+                    grown = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
+                    found.append(self.rebatched(shelf, grown, wanted, weights, only=index))
+        return found
+
+    def _turn(self, devices: int) -> list[int]:
+        """Devices to fill anew, in the order in which that is done."""
+        count = min(devices, int(self.random.choice((2, 3))))
+        return [int(number) for number in self.random.permutation(devices)[:count]]
+
+    def fill(self, kind: str, wanted: Floats, prices: Floats) -> Filling | None:
+        """A filling that serves much of what is wanted; None where nothing can be served."""
+        self.effort.left -= 1
+        shelf = self.shelves[kind]
+        leaves: list[tuple[float, list[Column]]] = []
+        self._grow(shelf, shelf.tree, [], 0.0, wanted, prices, float(shelf.kind.memory_bytes), leaves)
+        leaves.sort(key=lambda leaf: (-leaf[0], leaf[1]))
+        best: tuple[float, Filling] | None = None
+        for _, columns in leaves[:_LEAVES]:
+            found = self._held(shelf, columns, wanted, prices)
+            if found is not None and (best is None or found[0] > best[0]):
+                best = found
+        if best is None:
+            return None
+        return best[1]
+
+    def _grow(
+        self,
+        shelf: Shelf,
+        nodes: Sequence[Node],
+        columns: list[Column],
+        value: float,
+        wanted: Floats,
+        prices: Floats,
+        free_bytes: float,
+        leaves: list[tuple[float, list[Column]]],
+    ) -> None:
+        """Columns for every split, the largest partition first, each for what those before it leave."""
+        for node in nodes:
+            free = free_bytes - shelf.kind.partition_bytes
+            column = self._column(shelf, node.size, wanted, prices, free)
+            if column is None:
+                continue
+            left, gained = wanted.copy(), value
+            time = shelf.grids[node.size].time
+            took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
+            for number, batch in column.slots:
+                part = min(left[number], batch * 1e9 / sum(took))
+                left[number] -= part
+                gained += part * prices[number]
+                free -= float(shelf.memory[number])
+            grown = [*columns, column]
+            leaves.append((gained, grown))
+            self._grow(shelf, node.children, grown, gained, left, prices, free, leaves)
+
+    def _column(self, shelf: Shelf, size: int, wanted: Floats, prices: Floats, free_bytes: float) -> Column | None:
+        pool = self.pools.get(shelf.kind.name)
+        if pool is None:
+            return shelf.propose(size, wanted, prices, free_bytes, self.most_slots)
+        lines = pool.lines[size]
+        if not len(lines.memory):
+            return None
+        values = pool.values(size, wanted, prices)
+        net = values - self.memory.get(shelf.kind.name, 0.0) * lines.memory
+        net = np.where((values > 0) & (lines.memory <= free_bytes + shelf.kind.partition_bytes), net, -np.inf)
+        line = int(net.argmax())
+        return pool.column(size, line) if net[line] > -np.inf else None
+
+    def _held(
+        self, shelf: Shelf, columns: Sequence[Column], wanted: Floats, prices: Floats
+    ) -> tuple[float, Filling] | None:
+        """The columns beside each other, with the batches that are best for the slowdowns that they really have."""
+        best: tuple[float, Filling] | None = None
+        for _ in range(_PASSES):
+            filling = shelf.filling(columns)
+            if filling is not None:
+                value = float(np.minimum(wanted, filling.served) @ prices)
+                if best is not None and value <= best[0] * (1 + 1e-9):
+                    break
+                best = value, filling
+            changed = self.rebatched(shelf, columns, wanted, prices)
+            if changed == columns:
+                break
+            columns = changed
+        return best
+
+    def rebatched(
+        self, shelf: Shelf, columns: Sequence[Column], wanted: Floats, prices: Floats, only: int = -1
+    ) -> list[Column]:
+        """The same loads in the same partitions, each column with the best batches for what the others leave."""
+        made = list(columns)
+        for index, column in enumerate(made):
+            if only not in (-1, index):
+                continue
+            factors, took = [], {}
+            for position, other in enumerate(made):
+                around = made[:position] + made[position + 1 :]
+                took[position] = [shelf.execution_ns(*slot, other.size, around) for slot in other.slots]
+            left = wanted.copy()
+            for position, other in enumerate(made):
+                if position != index:
+                    duty = sum(took[position])
+                    for number, batch in other.slots:
+                        left[number] = max(0.0, left[number] - batch * NS_PER_S / duty)
+            for (number, batch), ns in zip(column.slots, took[index], strict=True):
+                factors.append(ns / shelf.alone[column.size][number, shelf.position(number, batch)])
+            found = rebatched(shelf, column, [each * (1 + _MARGIN) for each in factors], left, prices)
+            if found is not None:
+                made[index] = found[1]
+            else:
+                made[index] = Column(
+                    column.size, tuple((number, shelf.smaller(number, batch)) for number, batch in column.slots)
+                )
+        return made
+
+
+def kept(
+    kinds: Sequence[str], names: Sequence[str], fillings: Sequence[Filling], rates: Floats, worth: Floats
+) -> list[Filling | None]:
+    """Of these fillings, on devices of the types `names`, those that serve the most, on devices of types `kinds`."""
+    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(fillings[n].served, rates) @ worth))
+    start: list[Filling | None] = [None] * len(kinds)
+    for number in order:
+        for place, name in enumerate(kinds):
+            if start[place] is None and name == names[number]:
+                start[place] = fillings[number]
+                break
+    return start

@@ -1,0 +1,150 @@
+"""All columns of one load and of two that are worth making, as arrays: a whole partition is proposed at a glance.
+
+Of the batches of two loads only those stay that no other ones of the same two match in both rates, each up to the rate
+that is wanted. Pairs are enough to begin with: what a third load in a round adds is little where interference and
+memory allow for several partitions; `Search` still asks for such columns where they help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.plan.columns import Column, Floats, Shelf
+from cotenant.plan.types import NS_PER_S
+
+Ints = NDArray[np.int64]
+MOST_WORK = 30_000_000
+"""Pairs of batches that may be looked at for one type of device; some two seconds."""
+_MOST_SLOTS = 3
+
+
+class Lines(NamedTuple):
+    """Columns of one size by line: two loads (or one, twice, with nothing for the second), batches, rates, memory."""
+
+    loads: Ints
+    batches: Ints
+    rates: Floats
+    memory: Floats
+
+
+class Pool:
+    """The columns of one type of device, beside neighbours as they typically are, or as if there were none."""
+
+    def __init__(self, shelf: Shelf, rates: Floats, *, alone: bool = False) -> None:
+        self.shelf = shelf
+        self.lines: dict[int, Lines] = {}
+        for size in shelf.kind.sizes:
+            time = shelf.alone[size]
+            if not alone and size != shelf.kind.whole:
+                time = time * shelf.typical[size][:, None]
+            self.lines[size] = _lines(shelf, time, rates)
+
+    def values(self, size: int, wanted: Floats, prices: Floats) -> Floats:
+        """What each line of a size serves of what is wanted, at these prices of a row/s."""
+        lines = self.lines[size]
+        found: Floats = (np.minimum(wanted[lines.loads], lines.rates) * prices[lines.loads]).sum(axis=0)
+        return found
+
+    def column(self, size: int, line: int) -> Column:
+        """A line as a column."""
+        lines = self.lines[size]
+        (first, second), (batch, other) = lines.loads[:, line].tolist(), lines.batches[:, line].tolist()
+        return Column(size, ((first, batch), (second, other)) if other else ((first, batch),))
+
+
+def is_affordable(shelf: Shelf) -> bool:
+    """Whether all pairs of batches can be looked at."""
+    loads, batches = shelf.rows.shape
+    return loads * loads // 2 * batches * batches * len(shelf.kind.sizes) <= MOST_WORK
+
+
+def rebatched(
+    shelf: Shelf, column: Column, factors: Sequence[float], wanted: Floats, prices: Floats
+) -> tuple[float, Column] | None:
+    """The batches of the same loads that serve the most, slowed down by `factors`; None where no batches hold.
+
+    All combinations are tried, up to three loads; with more there is no answer.
+    """
+    numbers = [number for number, _ in column.slots]
+    if not 1 <= len(numbers) <= _MOST_SLOTS:
+        return None
+    batches, times = [], []
+    for axis, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
+        time = shelf.alone[column.size][number] * factor
+        able = np.flatnonzero(2 * time <= shelf.slo[number])
+        shape = [1] * len(numbers)
+        shape[axis] = len(able)
+        batches.append(shelf.rows[number, able].reshape(shape))
+        times.append(time[able].reshape(shape))
+    duty = sum(times[1:], times[0])
+    if not duty.size:
+        return None
+    value, holds = np.zeros(duty.shape), np.ones(duty.shape, dtype=np.bool_)
+    for number, batch, time in zip(numbers, batches, times, strict=True):
+        holds &= duty + time <= shelf.slo[number]
+        value += np.minimum(wanted[number], batch * NS_PER_S / duty) * prices[number]
+    value = np.where(holds, value * (1 - 1e-7 * duty / duty.max()), -1.0)  # of equals the shortest
+    at = np.unravel_index(int(value.argmax()), value.shape)
+    if value[at] < 0:
+        return None
+    slots = tuple((n, int(batch.reshape(-1)[place])) for n, batch, place in zip(numbers, batches, at, strict=True))
+    return float(value[at]), Column(column.size, slots)
+
+
+def _lines(shelf: Shelf, time: Floats, rates: Floats) -> Lines:
+    rows, slo = shelf.rows, shelf.slo
+    able = 2 * time <= slo[:, None]
+    numbers = np.flatnonzero(able.any(axis=1))
+    alone = np.where(able, rows * NS_PER_S / time, 0.0)
+    best = alone.argmax(axis=1)
+    parts: list[list[NDArray[np.float64]]] = []
+    if len(numbers):
+        own = numbers.astype(np.float64)
+        zero = np.zeros(len(own))
+        parts.append([own, own, rows[numbers, best[numbers]], zero, alone[numbers, best[numbers]], zero])
+    for place, first in enumerate(numbers.tolist()):
+        partners = numbers[place + 1 :]
+        batches = np.flatnonzero(able[first])
+        mine = time[first, batches][None, :, None]
+        theirs = time[partners][:, None, :]
+        duty = mine + theirs
+        holds = (duty + mine <= slo[first]) & (duty + theirs <= slo[partners][:, None, None])
+        partner, one, other = np.nonzero(holds)
+        if not len(partner):
+            continue
+        took = duty[partner, one, other]
+        second = partners[partner]
+        parts.append(
+            [
+                np.full(len(partner), float(first)),
+                second.astype(np.float64),
+                rows[first, batches[one]],
+                rows[second, other],
+                rows[first, batches[one]] * NS_PER_S / took,
+                rows[second, other] * NS_PER_S / took,
+            ]
+        )
+    if not parts:
+        return Lines(np.zeros((2, 0), np.int64), np.zeros((2, 0), np.int64), np.zeros((2, 0)), np.zeros(0))
+    first_, second_, batch, other_batch, rate, other_rate = (np.concatenate(each) for each in zip(*parts, strict=True))
+    at = _undominated(
+        first_ * len(rows) + second_, rate / rates[first_.astype(int)], other_rate / rates[second_.astype(int)]
+    )
+    loads = np.stack([first_, second_]).astype(np.int64)[:, at]
+    made = np.stack([batch, other_batch]).astype(np.int64)[:, at]
+    memory = shelf.memory[loads[0]] + np.where(made[1] > 0, shelf.memory[loads[1]], 0.0)
+    return Lines(loads, made, np.stack([rate, other_rate])[:, at], memory + shelf.kind.partition_bytes)
+
+
+def _undominated(pair: Floats, share: Floats, other: Floats) -> Ints:
+    """Of each pair the lines whose shares of the two rates, up to all of them, no other line's reach both."""
+    share, other = np.minimum(share, 1.0), np.minimum(other, 1.0)
+    order = np.lexsort((-other, -share, pair))
+    key = 2 * np.unique(pair, return_inverse=True)[1][order] + other[order]
+    before = np.concatenate(([-1.0], np.maximum.accumulate(key)[:-1]))
+    found: Ints = np.sort(order[key > before + 1e-9])
+    return found

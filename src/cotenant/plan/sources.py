@@ -1,0 +1,261 @@
+"""What plans rest on: costs from a profiled repository, or from tables of another device in CSV files.
+
+A repository is measured by 'cotenant profile'. Its memory is not measured: see `repository_memory_bytes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from cotenant.errors import CotenantError
+from cotenant.plan.file import Known
+from cotenant.plan.tables import Latencies, TableCosts
+from cotenant.plan.tables_csv import read_latencies, read_models
+from cotenant.plan.types import DeviceType, PlanError
+from cotenant.predict.interference import Interference
+from cotenant.profile.table import QUANTILES, Profile, load_profile
+from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names, profile_path
+
+QUANTILE = "p95"
+"""Of measured latency, that plans rest on."""
+TAIL = "p99"
+"""Of measured latency, for the margin that reports show."""
+WORKER_BYTES = 128 << 20
+"""A worker process without weights: interpreter, runtime and buffers. 86 to 140 MB were seen (docs/planning.md)."""
+COPIES = 4
+"""A model in use over its file: the runtime keeps prepared weights per lane. Up to 3.6 was seen (docs/planning.md)."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
+
+    `tails` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or models, with an SLO.
+    """
+
+    latencies: Latencies
+    memory_bytes: Mapping[str, int]
+    digest: str
+    tails: Latencies | None = None
+    interference: Interference | None = None
+    known: Mapping[str, Known] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Grounds:
+    """What a plan for these devices rests on. `devices` are those asked for, without splits that were not measured.
+
+    `tail` has latencies at the quantile TAIL, or is None. `fingerprint` changes with the profiles.
+    """
+
+    devices: tuple[DeviceType, ...]
+    costs: TableCosts
+    tail: TableCosts | None
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+
+def read_tables(
+    path: Path,
+    quantile: str = QUANTILE,
+    *,
+    util: Path | None = None,
+    constants: Path | None = None,
+    models: Path | None = None,
+) -> Tables:
+    """Read a profile: a repository's directory, its profile file, or a CSV file of latencies over partitions.
+
+    `util` and `constants` make the interference model of a CSV file, `models` gives memory, largest batch and SLO;
+    models.csv beside it is found. Raises PlanError, or what a file that cannot be used raises.
+    """
+    if quantile not in QUANTILES:
+        raise PlanError(f"quantile is {quantile!r}, expected one of {', '.join(QUANTILES)}")
+    if path.suffix.lower() == ".csv":
+        return _csv_tables(path, util, constants, models)
+    if util or constants or models:
+        raise PlanError(f"{path}: --util, --constants and --models belong to a CSV profile, and this is none")
+    if path.is_dir():
+        return _repository_tables(path, profile_path(path), quantile)
+    root = path.parent.parent if path.parent.name == STATE_FOLDER else None
+    return _repository_tables(root, path, quantile)
+
+
+def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> Grounds:
+    """What plans for devices of a profiled repository rest on. Raises what `read_tables` and `grounds_of` raise."""
+    tables = read_tables(root, quantile)
+    return grounds_of({"": tables}, devices, tables.latencies)
+
+
+def grounds_of(tables: Mapping[str, Tables], devices: Sequence[DeviceType], models: Iterable[str]) -> Grounds:
+    """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
+
+    A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores;
+    splits with smaller partitions than were measured for one of `models` are left out. Raises PlanError when there is
+    no table for a device type, or its whole is smaller than what was measured.
+    """
+    wanted = list(dict.fromkeys(models))
+    kinds: dict[str, DeviceType] = {}
+    latencies: dict[str, Latencies] = {}
+    tails: dict[str, Latencies] = {}
+    interference: dict[str, Interference] = {}
+    memory: dict[str, int] = {}
+    notes: dict[str, None] = {}
+    for device in dict.fromkeys(devices):
+        table = tables.get(device.name, tables.get(""))
+        if table is None:
+            raise PlanError(f"device {device.name!r} has no profile, expected --profiles {device.name}=PROFILE")
+        kinds[device.name] = kind = _measured(device, table.latencies, wanted)
+        notes.update(dict.fromkeys((*table.notes, *_notes(device, kind, table.latencies, wanted))))
+        latencies[device.name] = _filled(table.latencies, kind.sizes)
+        if table.tails is not None:
+            tails[device.name] = _filled(table.tails, kind.sizes)
+        if table.interference is not None:
+            interference[device.name] = table.interference
+        for model, needed in table.memory_bytes.items():
+            memory[model] = max(needed, memory.get(model, 0))
+    tail = TableCosts(tails, memory, interference) if tails and len(tails) == len(latencies) else None
+    digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
+    used = tuple(kinds[device.name] for device in devices)
+    return Grounds(used, TableCosts(latencies, memory, interference), tail, digest, tuple(notes))
+
+
+def repository_memory_bytes(version: ModelVersion) -> int:
+    """What a model of a repository takes: its limit where it has one, else an estimate from its file.
+
+    The estimate, not a measurement, is 128 MiB for the worker and its buffers and four times the files of the version.
+    """
+    limit = version.config.tenant.memory_limit_mib
+    if limit is not None:
+        return round(limit * _MIB)
+    files = sum(path.stat().st_size for path in sorted(version.path.parent.rglob("*")) if path.is_file())
+    return WORKER_BYTES + COPIES * files
+
+
+def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
+    profile = load_profile(path)
+    latencies, tails = _latencies(profile, quantile), _latencies(profile, TAIL)
+    notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
+    memory = dict.fromkeys(profile.models, 0)
+    known: dict[str, Known] = {}
+    interference = None
+    content = path.read_bytes() + quantile.encode()
+    if root is None:
+        notes.append("memory: not considered, as the profile lies outside its repository")
+    else:
+        for found in _versions(root):
+            if found.tenant not in profile.models:
+                continue
+            names = (found.tenant, found.model) if found.is_default else (found.tenant,)
+            for name in names:
+                if name in profile.models and name != found.tenant:
+                    continue
+                latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
+                memory[name] = repository_memory_bytes(found)
+                known[name] = Known(name, round(found.config.tenant.slo_ms * 1_000_000))
+        notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
+        from cotenant.profile.corun import corun_interference, coruns_path
+
+        interference = corun_interference(root)
+        content += coruns_path(root).read_bytes() if interference else b""
+    notes.append(
+        "interference: measured beside co-runners"
+        if interference
+        else "interference: not measured; partitions are believed not to touch each other"
+    )
+    return Tables(latencies, memory, sha256(content).hexdigest(), tails, interference, known, tuple(notes))
+
+
+def _versions(root: Path) -> Iterator[ModelVersion]:
+    """Every version that can be served; the others are not in the profile either."""
+    for name in model_names(root):
+        try:
+            yield from find_versions(root, name)
+        except CotenantError:
+            continue
+
+
+def _latencies(profile: Profile, quantile: str) -> dict[str, dict[int, dict[int, int]]]:
+    """Nanoseconds by model, cores and rows; of several shapes the slowest."""
+    found: dict[str, dict[int, dict[int, int]]] = {}
+    for name, model in profile.models.items():
+        sizes = found.setdefault(name, {})
+        for row in model.table(quantile).rows:
+            points = sizes.setdefault(row.cores, {})
+            points[row.items] = max(points.get(row.items, 0), row.latency_ns)
+    return found
+
+
+def _csv_tables(path: Path, util: Path | None, constants: Path | None, models: Path | None) -> Tables:
+    if (util is None) != (constants is None):
+        raise PlanError(f"{path}: --util and --constants make the interference model together, expected both or none")
+    latencies = read_latencies(path)
+    if models is None and (path.parent / "models.csv").is_file():
+        models = path.parent / "models.csv"
+    facts = read_models(models) if models else {}
+    memory = {name: facts[name].memory_bytes if name in facts else 0 for name in latencies}
+    for name, each in facts.items():
+        for points in latencies.get(name, {}).values():
+            for batch in [batch for batch in points if batch > each.max_batch]:
+                del points[batch]
+    known = {name: Known(name, each.slo_ns) for name, each in facts.items()}
+    notes = [f"latencies: {path.name}, as they are; no tails"]
+    notes.append(f"memory: {models.name}" if models else "memory: not considered, as there is no file of models")
+    interference: Interference | None = None
+    if util is not None and constants is not None:
+        from cotenant.predict.interference_file import read_constants, read_utilisation
+        from cotenant.predict.interference_linear import LinearInterference
+
+        utilisation = read_utilisation(util)
+        unseen = [name for name in latencies if name not in utilisation.table.models]
+        if unseen:
+            raise PlanError(f"{util}: has no utilisation of model {unseen[0]!r}")
+        interference = LinearInterference(read_constants(constants), utilisation)
+        notes.append(f"interference: linear model of {util.name} and {constants.name}")
+    else:
+        notes.append("interference: not known; partitions are believed not to touch each other")
+    digest = sha256(b"".join(each.read_bytes() for each in (path, util, constants, models) if each)).hexdigest()
+    return Tables(latencies, memory, digest, None, interference, known, tuple(notes))
+
+
+def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -> DeviceType:
+    """The device type without splits whose partitions are smaller than what was measured of the models."""
+    least = {model: min(latencies[model]) for model in models if latencies.get(model)}
+    if not least:
+        return device
+    model = max(least, key=lambda name: least[name])
+    splits = tuple(split for split in device.splits if min(split) >= least[model])
+    if (device.whole,) not in splits:
+        raise PlanError(
+            f"device {device.name!r} has size {device.whole}, but model {model!r} was measured at "
+            f"{', '.join(map(str, latencies[model]))} only: profile it at sizes of the device"
+        )
+    return replace(device, splits=splits)
+
+
+def _notes(asked: DeviceType, kind: DeviceType, latencies: Latencies, models: Sequence[str]) -> Iterator[str]:
+    if len(kind.splits) < len(asked.splits):
+        left = len(asked.splits) - len(kind.splits)
+        yield f"device {kind.name!r}: {left} splits left out, as their smaller partitions were not measured"
+    unmeasured = sorted(
+        {size for model in models for size in kind.sizes if size not in latencies.get(model, {size: 0})}
+    )
+    if unmeasured:
+        sizes = ", ".join(map(str, unmeasured))
+        yield f"device {kind.name!r}: size {sizes} was not measured; believed as slow as the next smaller size that was"
+
+
+def _filled(latencies: Latencies, sizes: Sequence[int]) -> dict[str, dict[int, Mapping[int, int]]]:
+    """Latencies at these sizes; where one was not measured, those of the largest measured one below it."""
+    filled: dict[str, dict[int, Mapping[int, int]]] = {}
+    for model, known in latencies.items():
+        filled[model] = {}
+        for size in sizes:
+            below = [each for each in known if each <= size]
+            if below:
+                filled[model][size] = known[max(below)]
+    return filled

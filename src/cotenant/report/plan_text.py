@@ -1,0 +1,290 @@
+"""A plan for the terminal: a bar for every device with its partitions to scale, and tables. Readable without colour.
+
+Within a partition the bar is its duty cycle: each slot runs for as long as its letters are wide, dots are idle time.
+Every tenant has one letter, and one of the colours of Okabe and Ito that the colour-blind can tell apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cotenant.plan.assess import Assessment, DeviceView, PartitionView
+from cotenant.report.tables import milliseconds
+
+PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb")
+LIGHT_INK = ("#0072b2",)
+"""Colours on which letters are white."""
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_MOST_WIDTH = 100
+MOST_MISSED = 0.01
+"""Share of missed SLOs in the simulation from which more room is advised."""
+_NARROW = 3
+
+
+def keys_of(tenants: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """A letter and a colour by tenant; from the 53rd tenant on letters come again."""
+    return {
+        name: (_LETTERS[number % len(_LETTERS)], PALETTE[number % len(PALETTE)]) for number, name in enumerate(tenants)
+    }
+
+
+def sized(size: int, whole: int) -> str:
+    """A size of a device in words: percents where the whole is 100, else cores."""
+    if whole == 100:
+        return f"{size} %"
+    return f"{size} core{'s' if size > 1 else ''}"
+
+
+def short(name: str, width: int) -> str:
+    """A name that fits, with an ellipsis in the middle, where names of stages and versions differ least."""
+    if len(name) <= width:
+        return name
+    tail = (width - 1) // 2
+    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
+    """Bars and lists of all devices, at most `width` columns wide; equal devices in a row are drawn once."""
+    width = max(40, min(width, _MOST_WIDTH))
+    keys = keys_of([tenant.tenant for tenant in assessment.tenants])
+    parts: list[RenderableType] = []
+    numbered = list(enumerate(assessment.devices))
+    for _, same in groupby(numbered, key=lambda each: each[1]):
+        group = list(same)
+        first, last = group[0][0], group[-1][0]
+        name = f"device {first}" if first == last else f"devices {first} to {last}, each"
+        parts += [_heading(name, group[0][1]), *_bar(group[0][1], keys, width)]
+        parts += [
+            _partition_lines(alike.first, numbers(alike), group[0][1], keys, width)
+            for alike in runs_of(group[0][1].partitions)
+        ]
+        parts.append(Text())
+    return Group(*parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Equal partitions in a row, from position `start` to `end`."""
+
+    first: PartitionView
+    start: int
+    end: int
+
+
+def runs_of(partitions: Sequence[PartitionView]) -> tuple[Alike, ...]:
+    """The partitions, those in a row that are equal taken together."""
+    found = []
+    for partition, same in groupby(enumerate(partitions), key=lambda each: each[1]):
+        positions = [position for position, _ in same]
+        found.append(Alike(partition, positions[0], positions[-1]))
+    return tuple(found)
+
+
+def numbers(alike: Alike) -> str:
+    """Their positions in words."""
+    return str(alike.start) if alike.start == alike.end else f"{alike.start} to {alike.end}, each"
+
+
+def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, float] | None = None) -> Table:
+    """One line per tenant: what it asks for and gets, and what is left of its SLO. Fits into 80 columns.
+
+    `missed` is the share of its queries that were late or dropped in a simulation, by tenant.
+    """
+    keys = keys_of([tenant.tenant for tenant in assessment.tenants])
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("tenant", no_wrap=True)
+    has_tails = any(tenant.tail_slack_ns is not None for tenant in assessment.tenants)
+    heads = [
+        "asked\n/s",
+        "served\n/s",
+        "SLO\nms",
+        "worst\nms",
+        "slack\nms",
+        "slack\n%",
+        "p99\nslack",
+        "full\nat",
+        "sim.\nmiss",
+    ]
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    name_width = max(10, min(width, _MOST_WIDTH) - 69)
+    for tenant in assessment.tenants:
+        style = "" if tenant.slack_ns >= 0 and tenant.growth >= 1 else "bold reverse"
+        table.add_row(
+            _key(keys, tenant.tenant),
+            Text(short(tenant.tenant, name_width)),
+            milliseconds(tenant.rate_per_s),
+            milliseconds(min(tenant.planned_per_s, tenant.rate_per_s)),
+            milliseconds(tenant.slo_ns / 1e6),
+            milliseconds(tenant.worst_ns / 1e6),
+            milliseconds(tenant.slack_ns / 1e6),
+            f"{100 * tenant.slack_ns / tenant.slo_ns:.0f}",
+            milliseconds(None if tenant.tail_slack_ns is None else tenant.tail_slack_ns / 1e6),
+            f"{tenant.growth:.2f}x",
+            _missed((missed or {}).get(tenant.tenant)),
+            style=style,
+        )
+    table.caption = _caption(has_tails)
+    table.caption_justify = "left"
+    table.caption_style = "dim"
+    return table
+
+
+def summary_lines(assessment: Assessment, facts: Mapping[str, Any], notes: Sequence[str]) -> Iterator[str]:
+    """The answers in sentences.
+
+    `facts` has the keys of the command's JSON: planner, headroom, devices_there, devices_used, and either
+    least_devices and growth, or same_profile.
+    """
+    used, there = facts["devices_used"], facts["devices_there"]
+    room = "room for random arrivals" if facts.get("poisson") else f"{100 * facts['headroom']:g} % headroom"
+    by = f"planned by {facts['planner'] or 'hand'} with {room}"
+    if "same_profile" in facts:
+        yield f"It holds on {used} of {there} device{'' if there == 1 else 's'}; {by}."
+        if not facts["same_profile"]:
+            yield "It was made from another profile than it was checked against."
+    else:
+        least = f"the least that this planner needs is {facts['least_devices']}"
+        yield f"It fits on {used} of {there} device{'' if there == 1 else 's'}; {least}; {by}."
+    first = assessment.first
+    yield (
+        f"If the plan stays and all rates grow, {first.tenant!r} breaks first: its batches are full at "
+        f"{first.growth:.2f} times the rates."
+    )
+    growth = facts.get("growth")
+    if growth is not None:
+        if growth.breaks is None:
+            yield f"If it is planned anew, all rates may grow {growth.factor:g} times, and farther was not tried."
+        else:
+            yield (
+                f"If it is planned anew, all rates may grow {growth.factor:.4g} times; at {growth.until:.4g} times "
+                f"{growth.breaks.tenant!r} breaks first ({growth.breaks.constraint})."
+            )
+    simulated = facts.get("simulated")
+    if simulated is not None:
+        worst = max(simulated["outcomes"], key=lambda each: each["violation_share"])
+        how = f"queries arriving at random (Poisson, {simulated['seconds']:.3g} s, seed {simulated['seed']})"
+        share = worst["violation_share"]
+        who = f"{worst['name']!r} misses most SLOs, {_missed(share)} of them" if share else "no SLO is missed"
+        yield f"Simulated, with {how}: {who}."
+        rows = [tenant.tenant for tenant in assessment.tenants]
+        for each in simulated["outcomes"]:
+            if each["name"] not in rows:
+                yield f"  Application {each['name']!r} as a whole misses {_missed(each['violation_share'])}."
+        if worst["violation_share"] > MOST_MISSED:
+            yield "  More room for bursts: plan with --poisson, or more --headroom."
+    yield "Checked: the plan passed the checker, which shares no code with the planners."
+    yield from (f"  {note}" for note in notes)
+
+
+def _missed(share: float | None) -> str:
+    if share is None:
+        return "–"
+    return "<0.1%" if 0 < share < 0.001 else f"{100 * share:.1f}%"
+
+
+def _caption(has_tails: bool) -> str:
+    tails = "p99 slack: with executions at p99, in ms. " if has_tails else ""
+    return (
+        f"worst: a full duty cycle, then the execution beside the worst neighbours. {tails}"
+        "full at: times the rate at which its batches are full. "
+        "sim. miss: late or dropped when queries arrive at random."
+    )
+
+
+def _key(keys: Mapping[str, tuple[str, str]], tenant: str) -> Text:
+    letter, colour = keys[tenant]
+    return Text(f" {letter} ", style=f"{'white' if colour in LIGHT_INK else 'black'} on {colour}")
+
+
+def _heading(name: str, device: DeviceView) -> Text:
+    used = sum(partition.size for partition in device.partitions)
+    busy = sum(partition.size * partition.load for partition in device.partitions) / device.whole
+    of = f"{used} of {sized(device.whole, device.whole)}"
+    text = f"{name} · {device.device} · {of} in partitions, {100 * busy:.0f} % busy"
+    if device.memory_used_bytes:
+        text += f" · {device.memory_used_bytes / 2**30:.2g} GiB"
+        if device.memory_bytes < 2**53:
+            text += f" of {device.memory_bytes / 2**30:.3g}"
+    return Text(text, style="bold")
+
+
+def _bar(device: DeviceView, keys: Mapping[str, tuple[str, str]], width: int) -> list[Text]:
+    """Three lines: the edge with names of partitions, the duty cycles, the edge again."""
+    sizes = [partition.size for partition in device.partitions]
+    unused = device.whole - sum(sizes)
+    widths = columns_of([*sizes, *([unused] if unused else [])], width - 1)
+    top, middle, bottom = Text("┌"), Text("│"), Text("└")
+    for index, cells in enumerate(widths):
+        inner = cells - 1
+        last = index == len(widths) - 1
+        if index < len(sizes):
+            label = f" {index} " if inner < 9 else f" {index}: {sized(sizes[index], device.whole)} "
+            middle.append_text(_duty(device.partitions[index], keys, inner))
+        else:
+            label = " unused "
+            middle.append("╱" * inner, style="dim")
+        label = label if len(label) <= inner else ""
+        top.append(label.center(inner, "─") + ("┐" if last else "┬"))
+        middle.append("│")
+        bottom.append("─" * inner + ("┘" if last else "┴"))
+    return [top, middle, bottom]
+
+
+def columns_of(sizes: Sequence[int], width: int) -> list[int]:
+    """Whole columns in proportion to the sizes, `width` in all where each can have three."""
+    total = sum(sizes)
+    edges = [round(width * sum(sizes[: index + 1]) / total) for index in range(len(sizes))]
+    return [max(_NARROW, edge - before) for before, edge in zip([0, *edges], edges, strict=False)]
+
+
+def _duty(partition: PartitionView, keys: Mapping[str, tuple[str, str]], cells: int) -> Text:
+    """The duty cycle of a partition: a letter a column, each slot as wide as it runs, at least one."""
+    text, at, used = Text(), 0.0, 0
+    for position, slot in enumerate(partition.slots):
+        at += cells * slot.execution_ns / partition.duty_ns
+        left = len(partition.slots) - position - 1
+        end = min(max(round(at), used + 1), max(used, cells - left))
+        letter, colour = keys[slot.tenant]
+        text.append(letter * (end - used), style=f"{'white' if colour in LIGHT_INK else 'black'} on {colour}")
+        used = end
+    text.append("·" * (cells - used), style="dim")
+    return text
+
+
+def _partition_lines(
+    partition: PartitionView,
+    name: str,
+    device: DeviceView,
+    keys: Mapping[str, tuple[str, str]],
+    width: int,
+) -> RenderableType:
+    head = Text(f"{name}: {sized(partition.size, device.whole)}", style="bold")
+    head.append(f"  duty cycle {_ms(partition.duty_ns)} ms, {100 * partition.load:.0f} % busy", style="not bold")
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
+    for justify in ("left", "left", "right", "right", "right", "right"):
+        table.add_column(justify=justify, no_wrap=True)
+    name_width = max(10, width - 70)
+    for slot in partition.slots:
+        beside = f" (x{slot.factor:.2f})" if slot.factor > 1.005 else ""
+        table.add_row(
+            Text("  ").append_text(_key(keys, slot.tenant)),
+            Text(short(slot.tenant, name_width)),
+            f"batch {slot.batch}",
+            f"{milliseconds(slot.rate_per_s)} /s",
+            f"runs {_ms(slot.execution_ns)} ms{beside}",
+            f"slack {_ms(slot.slack_ns)} ms ({100 * slot.slack_ns / slot.slo_ns:.0f} %)",
+        )
+    return Group(head, table)
+
+
+def _ms(ns: int) -> str:
+    return milliseconds(ns / 1e6)

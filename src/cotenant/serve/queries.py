@@ -1,0 +1,68 @@
+"""From a request to a query of the core, from its end to an answer, and from counters to the protocol's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotenant.core.actions import Respond
+from cotenant.execute.protocol import Tensors
+from cotenant.serve.accounts import Account, Sum
+from cotenant.serve.api import Duration, InferResult, ModelStatistics, Status
+from cotenant.serve.models import QueryForm, ServedModel
+from cotenant.types import Outcome, Query, Tenant, priority_rank
+
+_STATUS = {
+    Outcome.REJECTED: Status.UNAVAILABLE,
+    Outcome.DROPPED: Status.UNAVAILABLE,
+    Outcome.FAILED: Status.INTERNAL,
+    Outcome.CANCELLED: Status.CANCELLED,
+}
+Done = Callable[[InferResult], None]
+
+
+def query_of(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int) -> Query:
+    """The query of a request. A time-out shorter than the SLO is its deadline."""
+    slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
+    return Query(
+        id=number,
+        tenant=tenant.name,
+        arrival_ns=now_ns,
+        deadline_ns=now_ns + slo,
+        rank=priority_rank(priority or tenant.priority),
+        items=form.items,
+        shape=form.shape,
+        merge_key=form.merge_key,
+        expiry_ns=None if timeout_ns is None else now_ns + timeout_ns,
+    )
+
+
+def answer(done: Done, version: str, respond: Respond, outputs: Tensors | None) -> None:
+    """Tell the front-end how a query ended."""
+    if outputs is not None:
+        done(InferResult(respond.outcome, respond.query, version, outputs))
+    else:
+        done(
+            InferResult(respond.outcome, respond.query, version, reason=respond.reason, status=_STATUS[respond.outcome])
+        )
+
+
+def statistics_of(served: ServedModel, known: Account | None) -> ModelStatistics:
+    """What the protocol tells of a model's counters."""
+    account = known or Account(served.tenant.slo_ns)
+    return ModelStatistics(
+        name=served.metadata.name,
+        version=served.version,
+        last_inference_ms=account.last_ms,
+        inference_count=account.rows,
+        execution_count=account.launches,
+        success=_duration(account.success),
+        fail=_duration(account.fail),
+        queue=_duration(account.queue),
+        compute_input=_duration(account.compute_input),
+        compute_infer=_duration(account.compute_infer),
+        compute_output=_duration(account.compute_output),
+    )
+
+
+def _duration(total: Sum) -> Duration:
+    return Duration(total.count, total.ns)

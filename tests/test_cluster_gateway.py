@@ -1,0 +1,443 @@
+"""The gateway in front of nodes that do as a test tells them: where queries go, when they are sent again, and how they
+end; and real clients of the protocol through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from cotenant.cluster.forward import BrokenError, Forwarder, NotRunError
+from cotenant.cluster.gateway import Gateway, metrics_page
+from cotenant.cluster.types import Address, ClusterError, Counts, Route, Table
+from cotenant.load.http import HttpPool
+from cotenant.serve.api import ServeError
+from cotenant.serve.oip import MESSAGES, SERVICE
+from load_fakes import Answer, FakeServer, in_loop, ok, serving
+
+SLO_NS = 1_000_000_000
+A, B = Address("a", 1, 1), Address("b", 2, 2)
+
+
+def table(version: int = 1, slo_ns: int = SLO_NS, **shares: float) -> Table:
+    addresses = {"a": A, "b": B}
+    return Table(version, (Route("t", "m", slo_ns, tuple(shares.items())),), {node: addresses[node] for node in shares})
+
+
+class Reply:
+    def __init__(self, outcome: str = "in_time", text: str = "") -> None:
+        self.outcome = outcome
+        self.text = text
+
+
+class FakeLink:
+    """What queries sent to a node meet, in turn; the last one stays."""
+
+    def __init__(self, *script: Exception | Reply) -> None:
+        self.script = list(script)
+        self.sent = 0
+        self.closed = asyncio.Event()
+
+    async def send(self) -> Reply:
+        self.sent += 1
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    async def close(self) -> None:
+        self.closed.set()
+
+
+class Rig:
+    """A forwarder over fake links, with a clock that a test moves."""
+
+    def __init__(self, **links: FakeLink) -> None:
+        self.links = links
+        self.now_ns = 0
+        self.forwarder = Forwarder(lambda node, _: self.links[node], lambda: self.now_ns)
+
+    async def infer(self) -> Reply:
+        return await self.forwarder.infer("m", lambda link: link.send())
+
+    @property
+    def counts(self) -> Counts:
+        return self.forwarder.report().counts["t"]
+
+
+def gone() -> NotRunError:
+    return NotRunError("refused", gone=True)
+
+
+@in_loop
+async def test_a_query_that_has_not_run_goes_to_another_node() -> None:
+    rig = Rig(a=FakeLink(gone()), b=FakeLink(Reply()))
+    rig.forwarder.set_table(table(a=1.0, b=1.0))
+    for _ in range(4):
+        assert (await rig.infer()).outcome == "in_time"
+    assert rig.links["a"].sent == 1  # passed over for a while
+    assert rig.forwarder.report().suspects == ("a",)
+    assert rig.forwarder.report().suspects == ()
+    assert rig.counts == Counts(offered=4, in_time=4, retried=1)
+    rig.now_ns += 600_000_000
+    for _ in range(2):
+        await rig.infer()
+    assert rig.links["a"].sent == 2
+
+
+@in_loop
+async def test_a_broken_connection_is_tried_once_more_within_the_slo() -> None:
+    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(Reply()))
+    rig.forwarder.set_table(table(a=9.0, b=1.0))
+    assert (await rig.infer()).outcome == "in_time"
+    assert rig.counts == Counts(offered=1, in_time=1, retried=1)
+
+
+@in_loop
+async def test_twice_broken_is_a_failure() -> None:
+    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(BrokenError("reset")))
+    rig.forwarder.set_table(table(a=1.0, b=1.0))
+    with pytest.raises(ServeError, match="failed: the node was lost while the query ran"):
+        await rig.infer()
+    assert rig.counts == Counts(offered=1, failed=1, retried=1)
+
+
+@in_loop
+async def test_what_broke_after_the_slo_is_not_run_again() -> None:
+    rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(Reply()))
+    rig.forwarder.set_table(table(slo_ns=5, a=9.0, b=1.0))
+
+    async def slow(link: FakeLink) -> Reply:
+        rig.now_ns += 6
+        return await link.send()
+
+    with pytest.raises(ServeError, match="failed:"):
+        await rig.forwarder.infer("m", slow)
+    assert rig.links["b"].sent == 0
+    rig.forwarder.set_table(table(2, slo_ns=5, b=1.0))
+    assert (await rig.forwarder.infer("m", slow)).outcome == "in_time"
+    assert rig.counts == Counts(offered=2, late=1, failed=1)
+
+
+@in_loop
+async def test_without_a_node_a_query_is_rejected_and_an_unknown_model_is_not_found() -> None:
+    rig = Rig(a=FakeLink(gone()))
+    rig.forwarder.set_table(table(a=1.0))
+    with pytest.raises(ServeError, match=r"rejected: no node serves model 'm' now \(refused\)"):
+        await rig.infer()
+    rig.forwarder.set_table(Table(2, (Route("t", "m", SLO_NS, ()),), {}))
+    with pytest.raises(ServeError, match=r"rejected: no node serves model 'm' now$"):
+        await rig.infer()
+    with pytest.raises(ServeError, match="'other' is not in the plan"):
+        await rig.forwarder.infer("other", lambda link: link.send())
+    assert rig.counts == Counts(offered=2, refused=2)
+
+
+@in_loop
+async def test_what_every_node_says_is_passed_on() -> None:
+    said = Reply("failed", "no such version")
+    rig = Rig(a=FakeLink(NotRunError("404", gone=False, reply=said)))
+    rig.forwarder.set_table(table(a=1.0))
+    assert await rig.infer() is said
+    assert rig.counts == Counts(offered=1, failed=1)
+
+
+@in_loop
+async def test_a_withdrawn_query_is_counted_as_that() -> None:
+    rig = Rig(a=FakeLink(Reply()))
+    rig.forwarder.set_table(table(a=1.0))
+    started = asyncio.Event()
+
+    async def never(link: FakeLink) -> Reply:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    task = asyncio.create_task(rig.forwarder.infer("m", never))
+    await started.wait()
+    assert rig.forwarder.report().outstanding == {("a", "m"): 1}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rig.counts == Counts(offered=1, cancelled=1)
+    assert rig.forwarder.report().outstanding == {}
+
+
+@in_loop
+async def test_a_node_that_leaves_answers_what_it_has_and_a_lost_one_is_cut() -> None:
+    rig = Rig(a=FakeLink(Reply()), b=FakeLink(Reply()))
+    rig.forwarder.set_table(table(a=1.0, b=1.0))
+    go, started = asyncio.Event(), asyncio.Event()
+
+    async def wait(link: FakeLink) -> Reply:
+        started.set()
+        await go.wait()
+        return await link.send()
+
+    task = asyncio.create_task(rig.forwarder.infer("m", wait))
+    await started.wait()
+    rig.forwarder.set_table(table(2, b=1.0))
+    assert not rig.links["a"].closed.is_set()
+    rig.forwarder.set_table(table(1, a=1.0))  # older than what is known: ignored
+    assert (await rig.infer()).outcome == "in_time"
+    assert rig.links["b"].sent == 1
+    go.set()
+    assert (await task).outcome == "in_time"
+    await rig.links["a"].closed.wait()
+    rig.forwarder.set_table(table(3, b=1.0).without(("b",)), lost=("b",))
+    await rig.links["b"].closed.wait()
+    assert rig.forwarder.models == {"m": False}
+
+
+# --- over the wire ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def gateway_over(
+    *answers: Callable[[int], Awaitable[Answer]],
+) -> AsyncIterator[tuple[Gateway, Address, list[Any]]]:
+    """A gateway before one fake node per answer, all with the same share of model 'm'."""
+    async with AsyncExitStack() as stack:
+        fakes = [await stack.enter_async_context(serving(answer)) for answer in answers]
+        gateway = Gateway()
+        address = await asyncio.to_thread(gateway.start, "127.0.0.1", 0, 0)
+        stack.push_async_callback(asyncio.to_thread, gateway.stop)
+        names = [f"n{number}" for number in range(len(fakes))]
+        addresses = {name: node_address(fake) for name, fake in zip(names, fakes, strict=True)}
+        route = Route("t", "m", 60 * SLO_NS, tuple((name, 1.0) for name in names))
+        await asyncio.to_thread(gateway.set_table, Table(1, (route,), addresses))
+        yield gateway, address, fakes
+
+
+def node_address(fake: FakeServer) -> Address:
+    return Address("127.0.0.1", int(fake.http_url.rpartition(":")[2]), int(fake.grpc_url.rpartition(":")[2]))
+
+
+async def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def post(
+    address: Address, path: str, body: bytes, headers: dict[str, str] | None = None
+) -> tuple[int, bytes, Any]:
+    def ask() -> tuple[int, bytes, Any]:
+        request = urllib.request.Request(f"http://{address.host}:{address.http_port}{path}", body, headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return answer.status, answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            return error.code, error.read(), error.headers
+
+    return await asyncio.to_thread(ask)
+
+
+@in_loop
+async def test_http_bytes_and_headers_pass_and_nodes_take_turns() -> None:
+    async with gateway_over(ok, ok) as (gateway, address, fakes):
+        tensors = bytes(range(256)) * 300
+        body = gzip.compress(tensors)  # the gateway leaves it so; the node unpacks it
+        headers = {"Inference-Header-Content-Length": "7", "Content-Encoding": "gzip", "Content-Type": "x/y"}
+        seen = []
+        for _ in range(4):
+            status, content, answered = await post(address, "/v2/models/m/infer", body, headers)
+            assert status == 200
+            assert json.loads(content)["model_name"] == "m"
+            seen.append(answered["x-cotenant-node"])
+        assert seen == ["n0", "n1"] * 2
+        sent = fakes[0].headers[0]
+        assert {key: sent[key] for key in headers} == headers
+        assert sent["Content-Length"] == str(len(body))
+        assert fakes[0].bodies == [tensors] * 2
+        report = await asyncio.to_thread(gateway.report)
+        assert report.counts["t"] == Counts(offered=4, in_time=4)
+
+
+@in_loop
+async def test_overload_is_final_but_a_server_that_stops_is_not() -> None:
+    async def stopping(number: int) -> Answer:
+        return 503, "model 'm': the server is starting or shutting down"
+
+    async def full(number: int) -> Answer:
+        return 503, "rejected: the queue of 't' is full (256 waiting)"
+
+    async with gateway_over(stopping, full) as (gateway, address, fakes):
+        for _ in range(2):
+            status, content, _ = await post(address, "/v2/models/m/infer", b"{}")
+            assert (status, json.loads(content)["error"]) == (503, "rejected: the queue of 't' is full (256 waiting)")
+        assert [len(fake.bodies) for fake in fakes] == [1, 2]
+        report = await asyncio.to_thread(gateway.report)
+        assert report.counts["t"] == Counts(offered=2, refused=2, retried=1)
+
+
+@in_loop
+async def test_a_lost_node_breaks_what_it_has_and_the_other_one_answers() -> None:
+    started, end = asyncio.Event(), asyncio.Event()
+
+    async def never(number: int) -> Answer:
+        started.set()
+        await end.wait()
+        return 500, "too late"
+
+    async with gateway_over(never, ok) as (gateway, address, fakes):
+        over_http = asyncio.create_task(post(address, "/v2/models/m/infer", b"{}"))
+        await started.wait()
+        route = Route("t", "m", 60 * SLO_NS, (("n1", 1.0),))
+        await asyncio.to_thread(gateway.set_table, Table(2, (route,), {"n1": node_address(fakes[1])}), ("n0",))
+        status, _, answered = await over_http
+        assert (status, answered["x-cotenant-node"]) == (200, "n1")
+        report = await asyncio.to_thread(gateway.report)
+        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1)
+        end.set()
+
+
+@in_loop
+async def test_grpc_passes_bytes_and_breaks_as_http_does() -> None:
+    started, end = asyncio.Event(), asyncio.Event()
+
+    async def never(number: int) -> Answer:
+        started.set()
+        await end.wait()
+        return 500, "too late"
+
+    message = MESSAGES["ModelInferRequest"](model_name="m", id="9").SerializeToString()
+    async with gateway_over(never, ok) as (gateway, address, fakes):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
+            infer = channel.unary_unary(f"/{SERVICE}/ModelInfer")
+            first = infer(message, timeout=30)
+            await started.wait()
+            route = Route("t", "m", 60 * SLO_NS, (("n1", 1.0),))
+            await asyncio.to_thread(gateway.set_table, Table(2, (route,), {"n1": node_address(fakes[1])}), ("n0",))
+            answer = MESSAGES["ModelInferResponse"].FromString(await first)
+            assert answer.model_name == "m"
+            assert dict(await first.trailing_metadata())["x-cotenant-node"] == "n1"
+            assert fakes[1].bodies == [message]
+            for data, code in ((b"\x0a", grpc.StatusCode.INVALID_ARGUMENT), (b"\x0a\x01x", grpc.StatusCode.NOT_FOUND)):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await infer(data)
+                assert refused.value.code() is code
+        report = await asyncio.to_thread(gateway.report)
+        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1)
+        end.set()
+
+
+@in_loop
+async def test_grpc_connections_that_are_refused_go_elsewhere_and_refusals_are_passed_on() -> None:
+    async def full(number: int) -> Answer:
+        return int(grpc.StatusCode.UNAVAILABLE.value[0]), "rejected: the queue of 't' is full (256 waiting)"
+
+    async with gateway_over(full) as (gateway, address, fakes):
+        dead = Address("127.0.0.1", await closed_port(), await closed_port())
+        route = Route("t", "m", 60 * SLO_NS, (("dead", 1.0), ("n0", 1.0)))
+        await asyncio.to_thread(gateway.set_table, Table(2, (route,), {"dead": dead, "n0": node_address(fakes[0])}))
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\x0a\x01m", timeout=30)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert refused.value.details() == "rejected: the queue of 't' is full (256 waiting)"
+        report = await asyncio.to_thread(gateway.report)
+        assert report.suspects == ("dead",)
+        assert report.counts["t"] == Counts(offered=1, refused=1, retried=1)
+
+
+@in_loop
+async def test_a_stream_is_many_queries() -> None:
+    async def odd(number: int) -> Answer:
+        return (13, "failed: the model raised") if number % 2 else (200, "")
+
+    async with gateway_over(odd) as (gateway, address, _):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
+            call = channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")
+            requests = [MESSAGES["ModelInferRequest"](model_name="m", id=str(at)) for at in range(6)]
+            requests.append(MESSAGES["ModelInferRequest"](model_name="unknown", id="x"))
+            answers = [
+                MESSAGES["ModelStreamInferResponse"].FromString(data)
+                async for data in call(iter([each.SerializeToString() for each in requests]))
+            ]
+        assert sorted(a.error_message for a in answers) == [
+            *[""] * 3,
+            *["failed: the model raised"] * 3,
+            "model 'unknown' is not in the plan of this cluster",
+        ]
+        assert {a.infer_response.id for a in answers if a.error_message} >= {"x"}
+        report = await asyncio.to_thread(gateway.report)
+        assert report.counts["t"] == Counts(offered=6, in_time=3, failed=3)
+
+
+@in_loop
+async def test_what_the_gateway_answers_itself() -> None:
+    async with gateway_over(ok) as (gateway, address, _):
+        await asyncio.to_thread(gateway.set_status, b'{"nodes": 1}')
+        pool = HttpPool(f"http://127.0.0.1:{address.http_port}")
+
+        async def get(path: str, method: str = "GET") -> tuple[int, Any]:
+            status, content = await pool.request(pool.prepare(method, path), 30)
+            return status, content if path == "/metrics" else json.loads(content)
+
+        assert await get("/v2/cotenant/cluster") == (200, {"nodes": 1})
+        assert await get("/v2/health/live") == (200, {"live": True})
+        assert await get("/v2/health/ready") == (200, {"ready": True})
+        assert (await get("/v2"))[1]["name"] == "cotenant"
+        assert (await get("/v2/models/m"))[1]["name"] == "m"
+        index = [{"name": "m", "version": "", "state": "READY", "reason": ""}]
+        assert await get("/v2/repository/index", "POST") == (200, index)
+        assert (await get("/v2/repository/models/m/load", "POST"))[0] == 501
+        assert (await get("/v2/models/stats"))[0] == 501
+        assert (await get("/v2/models/m/infer"))[0] == 405
+        assert (await get("/v2/nothing"))[0] == 404
+        assert b'cotenant_gateway_queries_total{outcome="in_time",tenant="t"} 0.0' in (await get("/metrics"))[1]
+        await asyncio.to_thread(gateway.set_table, Table(2, (Route("t", "m", SLO_NS, ()),), {}))
+        assert (await get("/v2/health/ready"))[0] == 503
+        assert (await get("/v2/models/m"))[0] == 503
+        pool.close()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
+            ready = await channel.unary_unary(f"/{SERVICE}/ServerReady")(b"")
+            assert MESSAGES["ServerReadyResponse"].FromString(ready).ready is False
+            found = MESSAGES["RepositoryIndexResponse"].FromString(
+                await channel.unary_unary(f"/{SERVICE}/RepositoryIndex")(b"")
+            )
+            assert [(model.name, model.state) for model in found.models] == [("m", "UNAVAILABLE")]
+            with pytest.raises(grpc.aio.AioRpcError, match="the plan of the cluster says"):
+                await channel.unary_unary(f"/{SERVICE}/RepositoryModelLoad")(b"")
+
+
+@in_loop
+async def test_a_body_beyond_the_limit_is_refused() -> None:
+    gateway = Gateway(max_body_bytes=1000)
+    address = await asyncio.to_thread(gateway.start, "127.0.0.1", 0, 0)
+    try:
+        await asyncio.to_thread(gateway.set_table, Table(1, (Route("t", "m", SLO_NS, ()),), {}))
+        status, content, _ = await post(address, "/v2/models/m/infer", bytes(2000))
+        assert (status, json.loads(content)["error"]) == (413, "the body has more than 1000 bytes, the limit")
+    finally:
+        await asyncio.to_thread(gateway.stop)
+        await asyncio.to_thread(gateway.stop)
+
+
+def test_a_taken_port_is_one_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        gateway = Gateway()
+        with pytest.raises(ClusterError, match=r"gateway, HTTP: cannot listen on 127\.0\.0\.1 port"):
+            gateway.start("127.0.0.1", taken.getsockname()[1], 0)
+        gateway.stop()
+    with pytest.raises(ClusterError, match="has not been started"):
+        Gateway().report()
+
+
+def test_the_metrics_page_counts_outcomes() -> None:
+    page = metrics_page({"t": Counts(offered=3, in_time=2, refused=1, retried=4)}).decode()
+    assert 'cotenant_gateway_queries_total{outcome="refused",tenant="t"} 1.0' in page
+    assert 'cotenant_gateway_retries_total{tenant="t"} 4.0' in page

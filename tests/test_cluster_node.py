@@ -1,0 +1,142 @@
+"""The server of a node, without Ray: real processes that get parts of a plan, one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cotenant.cluster.node_server import NodeServer
+from cotenant.cluster.types import ClusterError, Part, Served
+from cotenant.load.errors import LoadError
+from cotenant.load.infer import infer_once
+from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Slot
+from repositories import SLO_MS, write_good
+
+CORE = DeviceType("core", ((1,),), 1 << 40)
+MODEL = {"Owner of two": "two", "chooser": "chooser"}
+X = {"x": np.ones((3, 8), np.float32)}
+INDEX = {"index": np.array([1])}
+WAIT_S = 30.0
+
+
+def part(*tenants: str, guests: tuple[str, ...] = ()) -> Part:
+    slots = tuple(Slot(tenant, 1, 5.0) for tenant in tenants)
+    return Part(
+        DevicePlan("core", (PartitionPlan(1, 100_000_000, slots),)),
+        CORE,
+        tuple(Load(tenant, MODEL[tenant], 5.0, SLO_MS * 1_000_000) for tenant in tenants),
+        tuple(sorted(MODEL[tenant] for tenant in (*tenants, *guests))),
+        guests,
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = write_good(tmp_path / "models", *MODEL.values())
+    # what the cluster decides is left out of the node's settings
+    (made / "cotenant.toml").write_text('[server]\nhttp_port = 1\n[plan]\nfile = "no such file"\nperiod_s = 1.0\n')
+    return made
+
+
+@pytest.fixture
+def node(root: Path) -> Iterator[NodeServer]:
+    made = NodeServer(root, sorted(os.sched_getaffinity(0))[:1], "127.0.0.1")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> None:
+    assert node.report().address is None
+    address = node.prepare(part("Owner of two"))
+    url = f"http://127.0.0.1:{address.http_port}"
+    assert infer_once(url, "two", X)["y"].shape == (3, 8)
+    with pytest.raises(LoadError, match="is unknown"):
+        infer_once(url, "chooser", INDEX)
+    report = node.report()
+    assert (report.address, report.problem, report.agent_pid) == (address, "", os.getpid())
+    assert report.served == {"two": Served(rows=3, queries=1)}
+
+    both = part("Owner of two", "chooser")
+    assert node.prepare(both) == address
+    assert infer_once(url, "chooser", INDEX)["y"].tolist() == [[2.0, 3.0]]  # loaded, before the plan has it
+    node.apply(both)
+    node.apply(both)  # nothing to wait for
+
+    other = part("chooser")
+    node.prepare(other)
+    node.apply(other)
+    node.release(other)
+    assert infer_once(url, "chooser", INDEX)["y"].tolist() == [[2.0, 3.0]]
+    with pytest.raises(LoadError, match="is not served: it was unloaded"):
+        infer_once(url, "two", X)
+    guest = part("chooser", guests=("Owner of two",))
+    node.prepare(guest)
+    node.apply(guest)
+    assert infer_once(url, "two", X)["y"].shape == (3, 8)  # in what the plan leaves
+    with pytest.raises(ClusterError, match="no_model/load"):
+        node.prepare(Part(other.plan, CORE, other.loads, ("chooser", "no_model")))
+
+    node.pause()
+    assert node.report().address is None
+    os.kill(report.agent_pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(report.pid, 0)
+
+
+def test_a_server_that_ended_is_told(node: NodeServer) -> None:
+    node.prepare(part("chooser"))
+    os.kill(node.report().pid, signal.SIGKILL)
+    deadline = time.monotonic() + WAIT_S
+    while node.report().problem == "":
+        assert time.monotonic() < deadline
+    assert "its server ended with status -9" in node.report().problem or "does not answer" in node.report().problem
+
+
+def test_a_server_that_cannot_start_says_why(node: NodeServer) -> None:
+    one = part("chooser")
+    with pytest.raises(ClusterError, match=r"the server did not start: .*partitions of 1 \+ 1 cores"):
+        node.prepare(Part(DevicePlan("core", one.plan.partitions * 2), CORE, one.loads, one.models))
+
+
+AGENT = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_cluster_node import NodeServer, part
+node = NodeServer(Path(sys.argv[1]), [min(__import__("os").sched_getaffinity(0))], "127.0.0.1")
+node.prepare(part("chooser"))
+print(node.report().pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_server_ends_with_its_agent(root: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(root.parent)}
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(root), str(Path(__file__).parent)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+    assert agent.stdout is not None
+    assert agent.stdin is not None
+    server = os.pidfd_open(int(json.loads(agent.stdout.readline())))
+    agent.kill()
+    agent.wait(WAIT_S)
+    agent.stdout.close()
+    agent.stdin.close()
+    assert select.select([server], [], [], WAIT_S)[0], "the server has outlived its agent"
+    os.close(server)
