@@ -79,8 +79,16 @@ class Up:
             return found
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
-    """Measure; models are kept in the user's cache folder."""
+def run(
+    quick: bool,
+    data_dir: Path | None,
+    profile: Path | None = None,
+    util: Path | None = None,
+    constants: Path | None = None,
+) -> dict[str, object]:
+    """Measure; models are kept in the user's cache folder. Files of other devices and `data_dir` are not used."""
+    if profile or util or constants:
+        print("figures of other devices are not used: this benchmark profiles and serves on this machine")
     kills = QUICK_KILLS if quick else KILLS
     period_s = QUICK_PERIOD_S if quick else PERIOD_S
     cycle_s = period_s * CYCLE_PERIODS
