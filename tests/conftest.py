@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from commands import Run, runner
+
 settings.register_profile("cotenant", deadline=None)  # tests assert behaviour, never times
 settings.load_profile("cotenant")
 
@@ -20,6 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def bless(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--bless"))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in this process."""
+    return runner(monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from commands import Run
 from cotenant import __version__
-from cotenant.cli import main
 from cotenant.config import ServerConfig
 from cotenant.execute.contention import Traffic
 from cotenant.profile.contention import ContentionProfile, ModelContention, contention_path, save_contention
@@ -37,27 +37,6 @@ arrivals = "uniform"
 rate = 30.0
 timeout_ms = 40.0
 """
-
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process: status, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cotenant", *map(str, arguments)])
-        capfd.readouterr()
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture(scope="module")

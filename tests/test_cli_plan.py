@@ -6,17 +6,15 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from rich.console import Console
 
-from cotenant.cli import main
+from commands import Run
 from cotenant.plan.advice import Advisor, all_loads
 from cotenant.plan.application import Application, Stage
 from cotenant.plan.assess import Assessment, assess, violations
@@ -34,7 +32,6 @@ from cotenant.repository import profile_path
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
 from repositories import scaled, write_model
 
-Run = Callable[..., tuple[int, str, str]]
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ELASTIC = Elastic(with_interference=True, headroom=0.1)
 
@@ -53,24 +50,6 @@ def tenant(name: str, rate: float, slo_ms: float) -> str:
 
 
 TENANTS = DEVICES + tenant("small", 100, 60) + tenant("middle", 50, 60) + tenant("deep", 40, 250)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in this process: status, standard output, standard error."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cotenant", *map(str, arguments)])
-        capfd.readouterr()
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
 
 
 @pytest.fixture

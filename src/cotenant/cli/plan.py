@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.options import AsJson, print_json
+from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def plan(
     before = read_plan(running).plan if running else None
     file, answers = _planned(made_by, searching, request, grounds, share, before, quick=quick, as_json=as_json)
     if out is not None:
-        out.write_text(plan_text(file), encoding="utf-8")
+        write_whole(out, plan_text(file).encode())
     answers["poisson"] = poisson
     _show(file, grounds, answers, svg, as_json=as_json, written=out)
 

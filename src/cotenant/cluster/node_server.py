@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cotenant.cluster.types import Address, ClusterError, NodeReport, Part, Served
+from cotenant.files import write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.types import Plan
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
@@ -197,10 +198,7 @@ class NodeServer:
     def _write(self, part: Part) -> None:
         """The plan file of this node: its device alone, with the rates of its part."""
         file = PlanFile(Request(part.loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
-        path = self._home / PLAN_FILE
-        partial = path.with_suffix(".part")
-        partial.write_text(plan_text(file), encoding="utf-8")
-        os.replace(partial, path)
+        write_whole(self._home / PLAN_FILE, plan_text(file).encode())
 
     def _plan_version(self) -> int:
         return int(json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["version"])

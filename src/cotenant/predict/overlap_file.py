@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zipfile
 from dataclasses import dataclass
 from io import BytesIO
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.files import write_whole
 from cotenant.predict.conformal import Margins
 from cotenant.predict.overlap import OverlapModel, OverlapPredictor
 from cotenant.predict.overlap_features import WIDTH, TenantFacts
@@ -84,10 +84,7 @@ def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
     arrays[_META] = np.frombuffer(msgspec.json.encode(meta), dtype=np.uint8)
     buffer = BytesIO()
     np.savez_compressed(buffer, **arrays)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(buffer.getvalue())
-    os.replace(partial, path)
+    write_whole(path, buffer.getvalue())
 
 
 def read_overlap(path: Path, quantile: float = 0.5) -> OverlapPredictor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -13,6 +12,7 @@ from statistics import median
 import msgspec
 
 from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.files import write_whole
 from cotenant.predict.protocol import Group, Member
 from cotenant.types import Tenant
 
@@ -66,10 +66,7 @@ class SamplesHeader:
 
 def save_samples(path: Path, header: SamplesHeader, samples: Sequence[GroupSample]) -> None:
     """Write one JSON line for the header and one a sample; a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *samples)))
-    os.replace(partial, path)
+    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *samples)))
 
 
 def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:

@@ -26,6 +26,7 @@ from cotenant.config import ServerConfig, device_cores, lanes_of
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.contention import Contention, Phase, Traffic, max_min, phase_time_ns
 from cotenant.execute.lanes import pin
+from cotenant.files import write_whole
 from cotenant.graph.dfg import Dfg
 from cotenant.profile.antagonist import (
     ARRAY_BYTES,
@@ -107,10 +108,7 @@ def contention_path(root: Path) -> Path:
 
 def save_contention(path: Path, found: ContentionProfile) -> None:
     """Write it; a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    os.replace(partial, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def load_contention(path: Path) -> ContentionProfile:

@@ -6,7 +6,6 @@ target alone in the same minute. `profile.corun_measure` measures them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.files import write_whole
 from cotenant.predict.interference import CoRun, CoRunner, Interference, PressureInterference
 from cotenant.predict.interference_fit import fit_pressure
 from cotenant.profile.device import Device
@@ -90,10 +90,7 @@ def coruns_path(root: Path) -> Path:
 
 def save_coruns(path: Path, found: CoRunProfile) -> None:
     """Write them; a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    os.replace(partial, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def load_coruns(path: Path) -> CoRunProfile:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from cotenant.errors import CotenantError
+from cotenant.files import write_whole
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.profile.device import Device
 
@@ -74,10 +74,7 @@ class Profile:
 
 def save_profile(path: Path, profile: Profile) -> None:
     """Write a profile; a reader sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
-    os.replace(partial, path)
+    write_whole(path, msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
 
 
 def load_profile(path: Path) -> Profile:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cotenant.files import write_whole
 from cotenant.zoo import QUICK_START, builders, carriers, catalogue
 from cotenant.zoo.errors import ZooError
 
@@ -59,18 +60,18 @@ def _make(model: str, directory: Path) -> bool:
     if not same_model:
         _write_model(model, model_file)
         if spec.labelled:
-            _write(labels_file, "".join(f"{label}\n" for label in _labels(model)).encode("utf-8"))
+            write_whole(labels_file, "".join(f"{label}\n" for label in _labels(model)).encode("utf-8"))
     if ours:
-        _write(config_file, config)
+        write_whole(config_file, config)
     written = {"model_bytes": model_file.stat().st_size, "config": _digest(config) if ours else stamp.get("config")}
-    _write(directory / STAMP, (json.dumps(origin | written, indent=1) + "\n").encode("utf-8"))
+    write_whole(directory / STAMP, (json.dumps(origin | written, indent=1) + "\n").encode("utf-8"))
     return True
 
 
 def _write_model(model: str, path: Path) -> None:
     spec = catalogue.entry(model)
     if spec.carrier is not None and spec.file is not None:
-        _write(path, carriers.locate(spec.carrier, spec.file).read_bytes())
+        write_whole(path, carriers.locate(spec.carrier, spec.file).read_bytes())
         return
     if spec.carrier is not None:
         # `build` would fall back to seeded weights, which a repository that promises trained ones must not do.
@@ -106,10 +107,3 @@ def _read_stamp(path: Path) -> dict[str, Any]:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
