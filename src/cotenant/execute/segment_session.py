@@ -16,7 +16,7 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from cotenant.execute.errors import ModelError
-from cotenant.execute.runner import Threads, thread_count
+from cotenant.execute.threads import Threads, thread_count
 from cotenant.slices import default_slice
 
 _PROVIDERS = ["CPUExecutionProvider"]

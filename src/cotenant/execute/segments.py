@@ -23,7 +23,6 @@ from onnx import TypeProto, numpy_helper
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.runner import Threads
 from cotenant.execute.segment_cut import Cutter, sealed_tensors
 from cotenant.execute.segment_session import (
     Weights,
@@ -34,6 +33,7 @@ from cotenant.execute.segment_session import (
     session_options,
 )
 from cotenant.execute.segment_store import GRAPH, WEIGHTS, Stored, open_store, types_at
+from cotenant.execute.threads import Threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.onnx import dfg_of

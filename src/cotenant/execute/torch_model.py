@@ -21,7 +21,7 @@ import torch
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.runner import Threads
+from cotenant.execute.threads import Threads
 from cotenant.execute.torch_archive import read_archive
 from cotenant.execute.torch_fold import fold
 from cotenant.execute.torch_inputs import InputCheck

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from cotenant.execute.protocol import Shapes
-from cotenant.execute.runner import Runner, Threads
+from cotenant.execute.runner import Runner
 from cotenant.execute.segments import numpy_type
+from cotenant.execute.threads import Threads
 
 
 def warm_up(model: Runner, ranges: Sequence[tuple[int, int]], threads: Threads, shapes: Shapes) -> None:

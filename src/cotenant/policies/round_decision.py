@@ -3,24 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from cotenant.core.snapshot import BatchView, Drop, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.candidates import Key
-from cotenant.policies.lane_rounds import Turns
-from cotenant.types import Query, Tenant
-
-if TYPE_CHECKING:
-    from cotenant.policies.duty_cycle import DutyCycle
+from cotenant.policies.lane_rounds import LaneRound, Turns
+from cotenant.predict.protocol import Predictor
+from cotenant.types import Partition, Query, Tenant
 
 _HOPELESS = DropRule.HOPELESS
 _NEVER = 1 << 62
 
 
+class Rules(Protocol):
+    """What a decision asks of the policy; see `DutyCycle`."""
+
+    @property
+    def lanes(self) -> tuple[Partition, ...]:
+        """The partitions."""
+
+    @property
+    def complete(self) -> tuple[LaneRound, ...]:
+        """A round for every lane."""
+
+    @property
+    def slots_of(self) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Lane and position of each tenant's slots."""
+
+    @property
+    def drop(self) -> DropRule:
+        """When waiting queries are given up."""
+
+    @property
+    def preempt(self) -> bool:
+        """Whether guests may be left at a cut."""
+
+    @property
+    def lend(self) -> bool:
+        """Whether tenants of other lanes may be guests."""
+
+    @property
+    def stretch(self) -> float:
+        """Share of the spare time that a guest may take."""
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """Order of a waiting query."""
+
+
 class RoundDecision:
     """Local state of one call of `decide`: what it has given away already. Never outlives the call."""
 
-    def __init__(self, policy: DutyCycle, snapshot: Snapshot, turns: Turns) -> None:
+    def __init__(self, policy: Rules, snapshot: Snapshot, turns: Turns) -> None:
         self.starts: list[Start] = []
         self.drops: list[Drop] = []
         self._policy = policy

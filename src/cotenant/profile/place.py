@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cotenant.config import DeviceSection
 from cotenant.execute.lanes import pin
-from cotenant.execute.runner import Threads
+from cotenant.execute.threads import Threads
 from cotenant.types import CPU, Partition
 
 if TYPE_CHECKING:
