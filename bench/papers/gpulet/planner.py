@@ -4,7 +4,8 @@ The models are those of the paper, each several times with its latency and SLO s
 are alike. Their rates are seeded shares of what the GPUs can do; `load` is the sum of those shares over the GPUs.
 
 The gap of ours is of the devices of all its plans to the bounds of the same instances: the least whole number of
-devices that even fractions of fillings cannot undercut. The bound knows no interference: part of the gap is its own.
+devices that even fractions of fillings cannot undercut. The bound knows no interference: part of the gap may be its
+own.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ MODELS = 20
 DEVICES = 8
 LOADS = (0.5, 0.7, 0.9)
 MAIN_LOAD = 0.7
-SEEDS = tuple(range(1, 11))
-QUICK_SEEDS = (1, 2)
+SEEDS = tuple(range(301, 311))
+"""Not those from 1, 101 and 201 on: with these search and bound were tuned while they were written."""
+QUICK_SEEDS = SEEDS[:2]
 GOAL_ELASTIC_MS = 100.0
 GOAL_OURS_S = 2.0
 GOAL_GAP_PCT = 2.0

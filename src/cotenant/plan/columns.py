@@ -100,6 +100,7 @@ class Shelf:
         self.typical = {size: self._typical(size) for size in kind.sizes}
         self.tree = _tree(kind.splits)
         self.grids = {size: self._grid(size) for size in kind.sizes}
+        self._able: dict[tuple[int, int], tuple[Floats, Floats]] = {}
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
         """No filling serves more than this of the loads, rates being worth `prices` a row/s; and what reaches it.
@@ -122,6 +123,15 @@ class Shelf:
         for size, count in enumerate(self._counts[split].tolist()):
             served[chosen[size]] += count * worth[size, chosen[size]] / prices[chosen[size]]
         return float(bounds[split]), served
+
+    def able(self, size: int, number: int) -> tuple[Floats, Floats]:
+        """Latencies in ns and batches of a load with which it holds alone in a partition."""
+        known = self._able.get((size, number))
+        if known is None:
+            time = self.alone[size][number]
+            holds = 2 * time <= self.slo[number]
+            known = self._able[size, number] = time[holds], self.rows[number][holds]
+        return known
 
     def position(self, number: int, batch: int) -> int:
         """Where a batch stands among those of a load."""

@@ -1,8 +1,10 @@
-"""Anytime search for a plan on given devices: empties some of them, fills them again, and keeps what is no worse.
+"""Anytime search for a plan on given devices: takes some columns or devices out, fills again, keeps what is no worse.
 
-What counts is the part of the loads that is not served, each load weighted by the share of a device that it takes; the
-weights of those that stay unserved grow, so that the search turns to them (breakout). Deterministic: its effort is
-counted in fillings, not in seconds, and its generator is seeded.
+What counts is the part of the loads that is not served, each load weighted by what its rows are worth; the weights of
+those that stay unserved grow, so that the search turns to them (breakout). Columns come from a pool where there is one
+(`opt_pool`); beside each other their batches are chosen again for the slowdowns that they really have. Where little is
+missing, every column is tried with other batches and with one slot more. Deterministic: its effort is counted in
+fillings, not in seconds, and its generator is seeded.
 """
 
 from __future__ import annotations
@@ -12,18 +14,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cotenant.plan.columns import Column, Filling, Floats, Node, Shelf
-from cotenant.plan.opt_pool import Pool, rebatched
+from cotenant.plan.opt_pool import Guide, rebatched
 from cotenant.plan.types import NS_PER_S
 
 SERVED = 1e-10
 """Share of a rate that counts as nothing."""
-_LEAVES = 3
+_LEAVES = 2
 """Splits whose best columns are looked at beside each other."""
-_GROWTH = 1.05
-_NOISE = 0.4
-_PASSES = 4
+_PASSES = 3
+"""How often the batches beside each other are chosen again at most."""
+_GROWTH = 1.005
+_NOISE = 0.25
 _SWAPS = 0.5
-_CLOSE = 0.02
+"""Share of the moves that choose single columns anew, instead of whole devices."""
+_CLOSE = 0.05
+"""Share of all worth that may be missing where single slots are worth looking at."""
+_COLUMNS, _DEVICES = (1, 2, 3, 4), (1, 2)
+"""How many of them are chosen anew at a time."""
 _MARGIN = 1e-7
 
 
@@ -52,8 +59,7 @@ class Search:
         *,
         most_slots: int,
         seed: int = 0,
-        pools: Mapping[str, Pool] | None = None,
-        memory: Mapping[str, float] | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self.shelves = shelves
         self.kinds = tuple(kinds)
@@ -63,8 +69,8 @@ class Search:
         self.most_slots = most_slots
         self.random = np.random.default_rng(seed)
         self.fillings: list[Filling | None] = [None] * len(kinds)
-        self.pools = pools or {}
-        self.memory = memory or {}
+        self.pools = {} if guide is None else guide.pools
+        self.memory = {} if guide is None else guide.memory
 
     def served(self, fillings: Sequence[Filling | None]) -> Floats:
         """Rates that these serve, in rows/s by load."""
@@ -122,8 +128,8 @@ class Search:
         if not places:
             return then
         self.effort.left -= 1
-        count = min(len(places), int(self.random.choice((1, 2, 3, 4))))
-        turn = [places[int(at)] for at in self.random.permutation(len(places))[:count]]
+        count = min(len(places), int(self.random.choice(_COLUMNS)))
+        turn = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
         made: dict[int, list[Column | None]] = {}
         wanted = self.rates - self.served(now)
         for device, index in turn:
@@ -149,13 +155,23 @@ class Search:
             took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
             for number, batch in column.slots:
                 wanted[number] = max(0.0, wanted[number] - batch * NS_PER_S / sum(took))
-        for device, columns in made.items():
+        for device in made:
             then[device] = None
         for device, columns in made.items():
             kept = [column for column in columns if column is not None]
             found = self._held(self.shelves[self.kinds[device]], kept, self.missing(then), weights) if kept else None
             then[device] = None if found is None else found[1]
         return then
+
+    def _related(self, now: Sequence[Filling | None], places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The places of columns; every other time those first that share loads with the first, or with what is lost."""
+        if self.random.random() < 0.5:
+            return places
+        slots = [[] if (f := now[device]) is None else f.columns[index].slots for device, index in places]
+        near = self.missing(now) > 0
+        near[[number for number, _ in slots[0]]] = True
+        far = [not any(near[number] for number, _ in own) for own in slots]
+        return [places[at] for at in sorted(range(len(places)), key=lambda at: (at > 0, far[at]))]
 
     def _closed(self, now: Sequence[Filling | None], weights: Floats) -> list[Filling | None]:
         """The same columns with better batches, and slots more for what is still missing, as long as that helps."""
@@ -185,19 +201,19 @@ class Search:
     ) -> list[list[Column]]:
         """The filling with better batches, and with each load that is missing added to one of its columns."""
         columns = list(filling.columns)
-        found = [self.rebatched(shelf, columns, wanted, weights)]
+        found = [self._rebatched(shelf, columns, wanted, weights, filling.execution_ns)]
         for number in np.flatnonzero(lost).tolist():
             for index, column in enumerate(columns):
                 if len(column.slots) < self.most_slots and all(number != other for other, _ in column.slots):
                     first = int(shelf.rows[number, 0])
                     slots = tuple(sorted((*column.slots, (number, first))))
                     grown = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
-                    found.append(self.rebatched(shelf, grown, wanted, weights, only=index))
+                    found.append(self._rebatched(shelf, grown, wanted, weights, only=index))
         return found
 
     def _turn(self, devices: int) -> list[int]:
         """Devices to fill anew, in the order in which that is done."""
-        count = min(devices, int(self.random.choice((2, 3))))
+        count = min(devices, int(self.random.choice(_DEVICES)))
         return [int(number) for number in self.random.permutation(devices)[:count]]
 
     def fill(self, kind: str, wanted: Floats, prices: Floats) -> Filling | None:
@@ -253,10 +269,16 @@ class Search:
         if not len(lines.memory):
             return None
         values = pool.values(size, wanted, prices)
-        net = values - self.memory.get(shelf.kind.name, 0.0) * lines.memory
-        net = np.where((values > 0) & (lines.memory <= free_bytes + shelf.kind.partition_bytes), net, -np.inf)
+        price = self.memory.get(shelf.kind.name, 0.0)
+        free = free_bytes + shelf.kind.partition_bytes  # which those of the lines contain
+        net = np.where((values > 0) & (lines.memory <= free), values - price * lines.memory, -np.inf)
         line = int(net.argmax())
-        return pool.column(size, line) if net[line] > -np.inf else None
+        if net[line] == -np.inf:
+            return None
+        column = pool.column(size, line)
+        if len(column.slots) < self.most_slots:
+            return pool.extended(column, wanted, prices, free - float(lines.memory[line]), price)
+        return column
 
     def _held(
         self, shelf: Shelf, columns: Sequence[Column], wanted: Floats, prices: Floats
@@ -270,39 +292,56 @@ class Search:
                 if best is not None and value <= best[0] * (1 + 1e-9):
                     break
                 best = value, filling
-            changed = self.rebatched(shelf, columns, wanted, prices)
+            took = None if filling is None else filling.execution_ns
+            changed = self._rebatched(shelf, columns, wanted, prices, took)
             if changed == columns:
                 break
             columns = changed
         return best
 
-    def rebatched(
-        self, shelf: Shelf, columns: Sequence[Column], wanted: Floats, prices: Floats, only: int = -1
+    def _rebatched(
+        self,
+        shelf: Shelf,
+        columns: Sequence[Column],
+        wanted: Floats,
+        prices: Floats,
+        took: Sequence[Sequence[int]] | None = None,
+        only: int = -1,
     ) -> list[Column]:
-        """The same loads in the same partitions, each column with the best batches for what the others leave."""
+        """The same loads in the same partitions, each column with the best batches for what the others leave.
+
+        `took` are the executions where they are known; with `only` one column alone is changed.
+        """
         made = list(columns)
+        if took is None:
+            took = [
+                [shelf.execution_ns(*slot, column.size, made[:at] + made[at + 1 :]) for slot in column.slots]
+                for at, column in enumerate(made)
+            ]
+        left = wanted.copy()
+        for column, own in zip(made, took, strict=True):
+            for number, batch in column.slots:
+                left[number] -= batch * NS_PER_S / sum(own)
         for index, column in enumerate(made):
             if only not in (-1, index):
                 continue
-            factors, took = [], {}
-            for position, other in enumerate(made):
-                around = made[:position] + made[position + 1 :]
-                took[position] = [shelf.execution_ns(*slot, other.size, around) for slot in other.slots]
-            left = wanted.copy()
-            for position, other in enumerate(made):
-                if position != index:
-                    duty = sum(took[position])
-                    for number, batch in other.slots:
-                        left[number] = max(0.0, left[number] - batch * NS_PER_S / duty)
+            factors = []
             for (number, batch), ns in zip(column.slots, took[index], strict=True):
-                factors.append(ns / shelf.alone[column.size][number, shelf.position(number, batch)])
-            found = rebatched(shelf, column, [each * (1 + _MARGIN) for each in factors], left, prices)
-            if found is not None:
-                made[index] = found[1]
+                alone = shelf.alone[column.size][number, shelf.position(number, batch)]
+                factors.append(float(ns / alone) * (1 + _MARGIN))
+                left[number] += batch * NS_PER_S / sum(took[index])
+            found = rebatched(shelf, column, factors, np.maximum(left, 0.0), prices)
+            if found is None:
+                slots = tuple((number, shelf.smaller(number, batch)) for number, batch in column.slots)
+                made[index] = Column(column.size, slots)
             else:
-                made[index] = Column(
-                    column.size, tuple((number, shelf.smaller(number, batch)) for number, batch in column.slots)
-                )
+                made[index] = found[1]
+            own_ns = [
+                shelf.alone[column.size][number, shelf.position(number, batch)] * factor
+                for (number, batch), factor in zip(made[index].slots, factors, strict=True)
+            ]
+            for number, batch in made[index].slots:
+                left[number] -= batch * NS_PER_S / sum(own_ns)
         return made
 
 

@@ -8,12 +8,12 @@ Source: Gilmore and Gomory (1961), with partitions in the place of patterns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cotenant.plan.columns import Floats
+from cotenant.plan.columns import Column, Floats
 from cotenant.plan.opt_pool import Pool
 
 _ROUNDS = 60
@@ -29,12 +29,14 @@ class Prices(NamedTuple):
     least: float
 
 
-def priced(pools: Mapping[str, Pool], costs: Mapping[str, float], rates: Floats) -> Prices | None:
+def priced(
+    pools: Mapping[str, Pool], costs: Mapping[str, float], rates: Floats, more: Sequence[tuple[str, Column]] = ()
+) -> Prices | None:
     """Prices under which no column of the pools is worth more than it takes; None where not all can be served.
 
-    `costs` are the prices of a device of each type.
+    `costs` are the prices of a device of each type, `more` columns beside those of the pools.
     """
-    from ortools.linear_solver import pywraplp
+    from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
     solver = pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()
@@ -64,6 +66,13 @@ def priced(pools: Mapping[str, Pool], costs: Mapping[str, float], rates: Floats)
         solver.Objective().SetCoefficient(unserved, most)
         cover.SetCoefficient(unserved, 1.0)
         missing.append(unserved)
+    for name, column in more:
+        pool = pools[name]
+        use = solver.NumVar(0.0, infinity, "")
+        has[name, column.size].SetCoefficient(use, 1.0)
+        holds[name].SetCoefficient(use, pool.memory_bytes(column) / pool.shelf.kind.memory_bytes)
+        for number, rate in pool.served(column).items():
+            covers[number].SetCoefficient(use, min(1.0, rate / float(rates[number])))
     for turn in range(_ROUNDS):
         if turn and solver.Solve() != pywraplp.Solver.OPTIMAL:
             return None

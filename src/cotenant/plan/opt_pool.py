@@ -1,8 +1,7 @@
 """All columns of one load and of two that are worth making, as arrays: a whole partition is proposed at a glance.
 
 Of the batches of two loads only those stay that no other ones of the same two match in both rates, each up to the rate
-that is wanted. Pairs are enough to begin with: what a third load in a round adds is little where interference and
-memory allow for several partitions; `Search` still asks for such columns where they help.
+that is wanted. Pairs are enough to begin with; `extended` adds a third load where it helps.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ Ints = NDArray[np.int64]
 MOST_WORK = 30_000_000
 """Pairs of batches that may be looked at for one type of device; some two seconds."""
 _MOST_SLOTS = 3
+_SHAPES = (((-1,),), ((-1, 1), (1, -1)), ((-1, 1, 1), (1, -1, 1), (1, 1, -1)))
 
 
 class Lines(NamedTuple):
@@ -37,10 +37,12 @@ class Pool:
     def __init__(self, shelf: Shelf, rates: Floats, *, alone: bool = False) -> None:
         self.shelf = shelf
         self.lines: dict[int, Lines] = {}
+        self.time: dict[int, Floats] = {}
         for size in shelf.kind.sizes:
             time = shelf.alone[size]
             if not alone and size != shelf.kind.whole:
                 time = time * shelf.typical[size][:, None]
+            self.time[size] = time
             self.lines[size] = _lines(shelf, time, rates)
 
     def values(self, size: int, wanted: Floats, prices: Floats) -> Floats:
@@ -49,11 +51,67 @@ class Pool:
         found: Floats = (np.minimum(wanted[lines.loads], lines.rates) * prices[lines.loads]).sum(axis=0)
         return found
 
+    def extended(
+        self, column: Column, wanted: Floats, prices: Floats, free_bytes: float, memory_price: float
+    ) -> Column:
+        """The column with a slot more, of the load and batch that add the most; as it is where none adds anything."""
+        shelf, size = self.shelf, column.size
+        time = self.time[size]
+        numbers = [number for number, _ in column.slots]
+        took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
+        busy = sum(took)
+        slack = min(shelf.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
+        duty = busy + time
+        holds = (duty <= slack) & (duty + time <= shelf.slo[:, None])
+        holds &= ((wanted > 0) & (shelf.memory <= free_bytes))[:, None]
+        holds[numbers] = False
+        if not holds.any():
+            return column
+        value = np.minimum(wanted[:, None], shelf.rows * NS_PER_S / duty) * prices[:, None]
+        value -= (memory_price * shelf.memory)[:, None]
+        before = 0.0
+        for number, batch in column.slots:
+            value += np.minimum(wanted[number], batch * NS_PER_S / duty) * prices[number]
+            before += min(wanted[number], batch * NS_PER_S / busy) * prices[number]
+        value = np.where(holds, value, -np.inf)
+        at = int(value.argmax())
+        number, place = divmod(at, value.shape[1])
+        if value[number, place] <= before * (1 + 1e-9):
+            return column
+        return Column(size, (*column.slots, (number, int(shelf.rows[number, place]))))
+
+    def served(self, column: Column) -> dict[int, float]:
+        """The rates of a column's loads, in rows/s."""
+        time = self.time[column.size]
+        duty = sum(float(time[number, self.shelf.position(number, batch)]) for number, batch in column.slots)
+        return {number: batch * NS_PER_S / duty for number, batch in column.slots}
+
+    def memory_bytes(self, column: Column) -> int:
+        """What a column takes of a device's memory."""
+        costs, models = self.shelf.book.costs, (self.shelf.loads[number].model for number, _ in column.slots)
+        return sum(map(costs.memory_bytes, dict.fromkeys(models))) + self.shelf.kind.partition_bytes
+
+    def rebatched(self, column: Column, wanted: Floats, prices: Floats) -> Column | None:
+        """The column with the batches that serve the most; None where none hold, or there are too many to try."""
+        alone, time = self.shelf.alone[column.size], self.time[column.size]
+        numbers = [number for number, _ in column.slots]
+        factors = [float(time[number, 0] / alone[number, 0]) for number in numbers]
+        found = rebatched(self.shelf, column, factors, wanted, prices)
+        return None if found is None else found[1]
+
     def column(self, size: int, line: int) -> Column:
         """A line as a column."""
         lines = self.lines[size]
         (first, second), (batch, other) = lines.loads[:, line].tolist(), lines.batches[:, line].tolist()
         return Column(size, ((first, batch), (second, other)) if other else ((first, batch),))
+
+
+class Guide(NamedTuple):
+    """What a search is led by: columns by type of device, a price of a row/s of each load, and of a type's memory."""
+
+    pools: dict[str, Pool]
+    rows: Floats
+    memory: dict[str, float]
 
 
 def is_affordable(shelf: Shelf) -> bool:
@@ -70,29 +128,31 @@ def rebatched(
     All combinations are tried, up to three loads; with more there is no answer.
     """
     numbers = [number for number, _ in column.slots]
-    if not 1 <= len(numbers) <= _MOST_SLOTS:
+    count = len(numbers)
+    if not 1 <= count <= _MOST_SLOTS:
         return None
     batches, times = [], []
     for axis, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
-        time = shelf.alone[column.size][number] * factor
-        able = np.flatnonzero(2 * time <= shelf.slo[number])
-        shape = [1] * len(numbers)
-        shape[axis] = len(able)
-        batches.append(shelf.rows[number, able].reshape(shape))
-        times.append(time[able].reshape(shape))
+        time, rows = shelf.able(column.size, number)
+        shape = _SHAPES[count - 1][axis]
+        times.append((time * factor).reshape(shape))
+        batches.append(rows.reshape(shape))
     duty = sum(times[1:], times[0])
     if not duty.size:
         return None
-    value, holds = np.zeros(duty.shape), np.ones(duty.shape, dtype=np.bool_)
+    rounds = NS_PER_S / duty
+    value = np.zeros(duty.shape)
+    is_late = np.zeros(duty.shape, dtype=np.bool_)
     for number, batch, time in zip(numbers, batches, times, strict=True):
-        holds &= duty + time <= shelf.slo[number]
-        value += np.minimum(wanted[number], batch * NS_PER_S / duty) * prices[number]
-    value = np.where(holds, value * (1 - 1e-7 * duty / duty.max()), -1.0)  # of equals the shortest
-    at = np.unravel_index(int(value.argmax()), value.shape)
-    if value[at] < 0:
+        is_late |= duty > shelf.slo[number] - time
+        value += np.minimum(wanted[number], batch * rounds) * prices[number]
+    value[is_late] = -1.0
+    at = int(value.argmax())
+    if value.flat[at] < 0:
         return None
-    slots = tuple((n, int(batch.reshape(-1)[place])) for n, batch, place in zip(numbers, batches, at, strict=True))
-    return float(value[at]), Column(column.size, slots)
+    places = np.unravel_index(at, value.shape)
+    slots = tuple((n, int(batch.flat[place])) for n, batch, place in zip(numbers, batches, places, strict=True))
+    return float(value.flat[at]), Column(column.size, slots)
 
 
 def _lines(shelf: Shelf, time: Floats, rates: Floats) -> Lines:
@@ -136,7 +196,9 @@ def _lines(shelf: Shelf, time: Floats, rates: Floats) -> Lines:
     )
     loads = np.stack([first_, second_]).astype(np.int64)[:, at]
     made = np.stack([batch, other_batch]).astype(np.int64)[:, at]
-    memory = shelf.memory[loads[0]] + np.where(made[1] > 0, shelf.memory[loads[1]], 0.0)
+    models = np.unique([load.model for load in shelf.loads], return_inverse=True)[1]
+    is_one = models[loads[0]] == models[loads[1]]  # a partition holds a model once
+    memory = shelf.memory[loads[0]] + np.where(is_one, 0.0, shelf.memory[loads[1]])
     return Lines(loads, made, np.stack([rate, other_rate])[:, at], memory + shelf.kind.partition_bytes)
 
 

@@ -1,8 +1,9 @@
 """The cheapest plan that can be found, and how much cheaper any plan could be: column search, CP-SAT and a bound.
 
 A device is a split into columns (`columns`), a plan a choice of fillings that covers all rates. That is a
-configuration problem: its linear relaxation bounds it (`opt_bound`), small ones are solved exactly (`opt_exact`), and
-an anytime local search (`local_search`) does the rest, from the plan of elastic partitioning or from the running one.
+configuration problem: its linear relaxation says what rows are worth (`opt_master`), which leads the search and bounds
+it (`opt_bound`); small ones are solved exactly (`opt_exact`), and an anytime local search (`local_search`) does the
+rest, from the plan of elastic partitioning or from the running one.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from cotenant.plan.elastic import Elastic
 from cotenant.plan.local_search import Effort, Search, kept
 from cotenant.plan.opt_bound import Bound
 from cotenant.plan.opt_exact import all_fillings, cover, has_solver
+from cotenant.plan.opt_guide import guided, proven
 from cotenant.plan.opt_moves import aligned, cheaper, limited, moved
+from cotenant.plan.opt_pool import Guide
+from cotenant.plan.opt_refusal import refusal
 from cotenant.plan.rounds import Book, book_of
 from cotenant.plan.types import (
-    DEVICES,
-    INTERFERENCE,
-    MEMORY,
     Costs,
     DeviceType,
     Infeasible,
@@ -36,10 +37,12 @@ from cotenant.plan.types import (
     padded,
 )
 
-FILLINGS_PER_S = 150
+FILLINGS_PER_S = 800
 """Fillings that a core makes in a second: turns a limit of time into one of work. Measured with 20 loads."""
-_SLICE = 40
-"""Fillings before a search starts again from elsewhere."""
+_SLICE, _FRESH = 80, 400
+"""Fillings before a search starts again from elsewhere: from a plan's devices, and from nothing."""
+_PROOF_FILLINGS = 0.04
+"""Work of a tighter bound in fillings for each load, batch and size."""
 _RESTARTS = 3
 _SMALL = 20_000
 """Columns and fillings of a type of device that are looked at one by one for an exact answer."""
@@ -85,8 +88,9 @@ class Optimal:
     for any plan may take, `saving_s` what that for cheaper ones may take after it. Both are counted in work done, on a
     core like that of `FILLINGS_PER_S`, not by the clock: equal questions have equal answers. With the
     extra `solver` installed and `solver` set, instances of up to `most_slots` loads with few fillings are solved
-    exactly; all else, and everything without it, is left to the search. `move_cost` is the price of moving a tenant
-    from where it runs.
+    exactly, all others are searched by the prices of a linear program, and where much may be spent on savings a tighter
+    bound is proven first. Without it the search has no such prices. `move_cost` is the price of moving a tenant from
+    where it runs.
 
     Raises InvalidValueError when a setting is out of its range.
     """
@@ -157,10 +161,11 @@ class _Solving:
         self.shelves = {name: Shelf(book, loads, kind) for name, kind in self.types.items()}
         self.bound = Bound(self.shelves, self.rates)
         self.worth = self._worth()
+        self.guide: Guide | None = None
         self.effort = Effort(max(1, round(how.time_limit_s * FILLINGS_PER_S)))
 
     def solve(self) -> Found:
-        least = self._least_price()
+        least = self.bound.least(self.inventory)
         small = self._small()
         if small is not None:
             state, is_proven = small
@@ -171,15 +176,29 @@ class _Solving:
         states = self._starts()
         if small is not None and small[0] is not None:
             states.append(small[0])
-        if not states:
-            state, search = self._on_all()
-            if state is None:
+        best = min(states, key=self.score) if states else None
+        if best is None or self.price(best.kinds) > least * (1 + 1e-9):
+            self.guide = guided(self.shelves, self.rates, self.worth, solver=self.how.solver)
+            greedy = self._greedy()
+            if greedy is not None and (best is None or self.score(greedy) < self.score(best)):
+                best = greedy
+        if best is None:
+            best, search = self._on_all()
+            if best is None:
                 return Found(self._infeasible(search), np.inf, least, False)
-            states = [state]
-        best = min(states, key=self.score)
         self.effort = Effort(round(self.how.saving_s * FILLINGS_PER_S))
+        if self.price(best.kinds) > least * (1 + 1e-9) and self._is_provable():
+            price = self.price(best.kinds) * (1 - 1e-9)
+            proven(self.bound, self.shelves, self.rates, lambda: self.bound.least(self.inventory) >= price)
+            least = self.bound.least(self.inventory)
         best = self._reduced(best, least)
         return self._found(best, least, False)
+
+    def _is_provable(self) -> bool:
+        """Whether a tighter bound takes less work than the savings that it may spare."""
+        work = sum(shelf.rows.size * len(shelf.kind.sizes) for shelf in self.shelves.values())
+        is_small = work * _PROOF_FILLINGS <= self.effort.left
+        return self.how.solver and has_solver() and self.guide is not None and is_small
 
     def price(self, kinds: Sequence[str]) -> float:
         """What these devices cost."""
@@ -190,14 +209,6 @@ class _Solving:
         cost = self.price(state.kinds)
         return cost if self.running is None else cost + self.how.move_cost * len(moved(self._plan(state), self.running))
 
-    def _least_price(self) -> float:
-        """A price below which no plan is; with equal prices, that of a whole number of devices."""
-        prices = sorted(kind.price for kind in self.devices)
-        if not prices:
-            return np.inf
-        count = self.bound.devices() if len(self.types) == 1 or prices[0] == prices[-1] else 0
-        return max(self.bound.price(), sum(prices[:count]))
-
     def _worth(self) -> Floats:
         most = np.max(
             [np.max([r * s.kind.whole / z for z, r in s.best.items()], axis=0) for s in self.shelves.values()], axis=0
@@ -206,15 +217,13 @@ class _Solving:
         return found
 
     def _starts(self) -> list[State]:
-        """States that serve everything: the running plan's, that of elastic partitioning, a greedy one."""
+        """States that serve everything: the running plan's and that of elastic partitioning."""
         plans: list[Plan | Infeasible] = [] if self.running is None else [self.running]
         elastic = Elastic(with_interference=True)
         costs = self.book.costs
         plans.append(elastic.plan(self.loads, [limited(device, 2) for device in self.devices], costs))
         states = [self._state(plan) for plan in plans if isinstance(plan, Plan)]
-        found = [state for state in states if state is not None]
-        greedy = self._greedy()
-        return found if greedy is None else [*found, greedy]
+        return [state for state in states if state is not None]
 
     def _state(self, plan: Plan) -> State | None:
         """A plan of other planners in our terms; None where it does not serve everything, or does not hold."""
@@ -258,7 +267,14 @@ class _Solving:
 
     def _search(self, kinds: Sequence[str], seed: int = 0) -> Search:
         return Search(
-            self.shelves, kinds, self.rates, self.worth, self.effort, most_slots=self.how.most_slots, seed=seed
+            self.shelves,
+            kinds,
+            self.rates,
+            self.worth if self.guide is None else self.guide.rows,
+            self.effort,
+            most_slots=self.how.most_slots,
+            seed=seed,
+            guide=self.guide,
         )
 
     def _greedy(self) -> State | None:
@@ -271,9 +287,9 @@ class _Solving:
         while left and (wanted > 0).any():
             options = []
             for name in dict.fromkeys(left):
-                filling = search.fill(name, wanted, self.worth)
+                filling = search.fill(name, wanted, search.worth)
                 if filling is not None:
-                    value = float(np.minimum(wanted, filling.served) @ self.worth)
+                    value = float(np.minimum(wanted, filling.served) @ search.worth)
                     options.append((value / max(self.types[name].price, 1e-9), name, filling))
             if not options:
                 return None
@@ -319,7 +335,7 @@ class _Solving:
         total = self.effort.left
         spent, turn = 0, 0
         while spent < total:
-            part = Effort(min(total - spent, _SLICE * (1 + turn // 2)))
+            part = Effort(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
             search = self._search(kinds, self.how.seed + turn)
             search.effort = part
             start = (
@@ -360,34 +376,21 @@ class _Solving:
         return Found(plan, price, min(bound, price), is_proven or price <= bound * (1 + 1e-9), gone)
 
     def _infeasible(self, search: Search | None) -> Infeasible:
-        """The constraint without which it would go, and the load of which the largest share stays unserved."""
         if search is None or not any(search.fillings):
             search = self._search(self.inventory, self.how.seed)
             search.effort = Effort(_SLICE)
             search.run([None] * len(self.inventory))
-        lost = search.missing(search.fillings)
-        worst = int((lost * self.worth).argmax())
-        load = self.loads[worst]
-        served = load.rate_per_s - float(lost[worst])
-        found = f"tenant {load.tenant!r} gets {served:.4g} of {load.rate_per_s:.4g} rows/s of model {load.model!r}"
-        if self.bound.is_too_little(self.inventory):
-            return Infeasible(
-                load.tenant,
-                DEVICES,
-                f"{found}; all loads together are more than these {len(self.devices)} devices serve, however divided",
-            )
-        if self._would_do(interference=False):
-            return Infeasible(load.tenant, INTERFERENCE, f"{found}; the rest would fit but for interference")
-        if self._would_do(interference=True, memory=False):
-            return Infeasible(load.tenant, MEMORY, f"{found}; the devices' memory is too little for it")
-        return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(self.devices)}, without room for the rest")
+        is_too_little = self.bound.is_too_little(self.inventory)
+        return refusal(self.loads, search, len(self.devices), is_too_little, self._would_do)
 
-    def _would_do(self, *, interference: bool, memory: bool = True) -> bool:
+    def _would_do(self, interference: bool, memory: bool) -> bool:
         """Whether a short search serves everything when it looks away from something."""
         kinds = {
             name: kind if memory else replace(kind, memory_bytes=kind.memory_bytes << 20)
             for name, kind in self.types.items()
         }
         shelves = {name: Shelf(self.book, self.loads, kind, interference=interference) for name, kind in kinds.items()}
-        search = Search(shelves, self.inventory, self.rates, self.worth, Effort(_SLICE), most_slots=self.how.most_slots)
+        guide = guided(shelves, self.rates, self.worth, solver=False)
+        slots, effort = self.how.most_slots, Effort(_SLICE)
+        search = Search(shelves, self.inventory, self.rates, self.worth, effort, most_slots=slots, guide=guide)
         return search.run([None] * len(self.inventory))
