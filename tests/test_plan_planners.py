@@ -18,6 +18,7 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.greedy import greedy
 from cotenant.plan.nexus import SquishyBinPacking
+from cotenant.plan.optimal import Optimal
 from cotenant.plan.rounds import Book, Work, book_of
 from cotenant.plan.tables import TableCosts, WithoutInterference
 from cotenant.plan.types import (
@@ -453,3 +454,16 @@ def test_settings_out_of_range_are_named() -> None:
     ):
         with pytest.raises(InvalidValueError, match=text):
             make()
+
+
+@pytest.mark.parametrize("planner", [Elastic(with_interference=True), Optimal()])
+def test_interference_is_never_blamed_where_there_is_none(planner: Planner) -> None:
+    loads = [load("small", 2000, 60), load("middle", 900, 60), load("deep", 300, 250)]
+    found = planner.plan(loads, [GPU], WithoutInterference(COSTS))
+    assert isinstance(found, Infeasible)
+    assert found.constraint == DEVICES
+
+
+def test_models_that_slow_each_other_down_are_told() -> None:
+    assert Book(COSTS).interferes(["small", "middle"], [GPU])
+    assert not Book(WithoutInterference(COSTS)).interferes(["small", "middle"], [GPU])

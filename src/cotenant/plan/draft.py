@@ -138,6 +138,12 @@ class Draft:
             planner,
         )
 
+    def sees_interference(self, model: str) -> bool:
+        """Whether interference is looked at, and there is any between a model and those that are placed."""
+        placed = {work.model for made in self.made for partition in made for work in partition.works}
+        models = sorted(placed | {model})
+        return self._interference and self.book.interferes(models, self.types)
+
     def relaxed(self, *, memory: bool = True, interference: bool = True) -> Draft:
         """A copy that looks away from memory or from interference."""
         copy = Draft(
@@ -227,7 +233,7 @@ def explain(draft: Draft, load: Load, left: float, place: Callable[[Draft, Load,
     found = f"tenant {load.tenant!r} gets {served} of model {load.model!r}"
     if place(draft.relaxed(memory=False), load, left):
         return Infeasible(load.tenant, MEMORY, f"{found}; what is left of the devices' memory is too little for it")
-    if place(draft.relaxed(interference=False), load, left):
+    if draft.sees_interference(load.model) and place(draft.relaxed(interference=False), load, left):
         return Infeasible(load.tenant, INTERFERENCE, f"{found}; the rest would fit but for interference")
     return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(draft.kinds)}, without room for the rest")
 

@@ -36,7 +36,7 @@ def priced(
 
     `costs` are the prices of a device of each type, `more` columns beside those of the pools.
     """
-    from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
+    from ortools.linear_solver import pywraplp
 
     solver = pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()

@@ -381,7 +381,7 @@ class _Solving:
             search.effort = Effort(_SLICE)
             search.run([None] * len(self.inventory))
         is_too_little = self.bound.is_too_little(self.inventory)
-        return refusal(self.loads, search, len(self.devices), is_too_little, self._would_do)
+        return refusal(self.loads, search, self.devices, self.book, is_too_little, self._would_do)
 
     def _would_do(self, interference: bool, memory: bool) -> bool:
         """Whether a short search serves everything when it looks away from something."""

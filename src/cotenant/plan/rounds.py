@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 from typing import NamedTuple, cast
 
 from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, PlanError
@@ -152,6 +152,20 @@ class Book:
                 knee = max(points, key=lambda at: (round(at[1] / most_rate - at[0] / most_size, 6), at[0]))[0]
             self._knees[key] = knee
         return knee
+
+    def interferes(self, models: Sequence[str], kinds: Sequence[DeviceType]) -> bool:
+        """Whether one of the models is believed to slow another down, at their smallest or largest batches."""
+        ends = {model: self.costs.batches(model) for model in models}
+        runs = [(model, batch) for model, batches in ends.items() for batch in (batches[0], batches[-1])]
+        beside = {
+            (kind.name, own, other) for kind in kinds for split in kind.splits for own, other in permutations(split, 2)
+        }
+        return any(
+            self.costs.factor(model, batch, own, ((other, rows, size),), device) > 1.0
+            for device, own, size in sorted(beside)
+            for model, batch in runs
+            for other, rows in runs
+        )
 
     def least_share(self, load: Load, kind: DeviceType) -> float:
         """A lower bound for the devices of one kind that a load takes, in whole devices; infinite if none serves it.
