@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cotenant.cli import main
+from commands import Run, runner
 from cotenant.config import load_model_config
 from cotenant.repository import find_versions
 from cotenant.zoo import ZooError
 from cotenant.zoo.torch import NAMES, make
 from cotenant.zoo.torch.repository import build_repository, config_text
 
-Run = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run `cotenant zoo build` in this process: status, standard output, standard error."""
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cotenant", "zoo", "build", *map(str, arguments)])
-        capfd.readouterr()
-        status: Any = 0
-        try:
-            main()
-        except SystemExit as stop:
-            status = stop.code or 0
-        out, err = capfd.readouterr()
-        return status, out, err
-
-    return call
+    command = runner(monkeypatch, capfd)
+    return lambda *arguments: command("zoo", "build", *arguments)
 
 
 def files(root: Path) -> dict[str, tuple[int, int]]:

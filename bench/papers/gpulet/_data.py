@@ -13,13 +13,12 @@ from cotenant.plan.greedy import greedy
 from cotenant.plan.nexus import SquishyBinPacking
 from cotenant.plan.tables import TableCosts
 from cotenant.plan.tables_csv import (
-    NS_PER_MS,
     ModelFacts,
     read_assembly,
     read_latencies,
     read_models,
 )
-from cotenant.plan.types import DeviceType, Load, Planner
+from cotenant.plan.types import NS_PER_MS, DeviceType, Load, Planner
 from cotenant.predict.interference_file import read_constants, read_utilisation
 from cotenant.predict.interference_linear import LinearInterference
 

@@ -24,6 +24,7 @@ from rich.table import Table
 from bench.papers.gpulet._data import OURS, Gpu, baselines, read_gpu
 from cotenant.plan.check import check_plan
 from cotenant.plan.optimal import Optimal
+from cotenant.plan.planners import BLIND
 from cotenant.plan.rounds import Book
 from cotenant.plan.tables import WithoutInterference
 from cotenant.plan.types import CoRunner, Costs, Load, Plan, Planner
@@ -39,7 +40,6 @@ QUICK_SEEDS = SEEDS[:2]
 GOAL_ELASTIC_MS = 100.0
 GOAL_OURS_S = 2.0
 GOAL_GAP_PCT = 2.0
-BLIND = ("sbp", "greedy", "elastic")
 _SCALES = (0.5, 2.0)
 _MARK = "#"
 

@@ -29,6 +29,7 @@ from cotenant.plan.elastic import Elastic
 from cotenant.plan.headroom import Trial, Tried, plan_simulated
 from cotenant.plan.ideal import Ideal
 from cotenant.plan.optimal import Optimal
+from cotenant.plan.planners import BLIND
 from cotenant.plan.simulate import simulate_plan
 from cotenant.plan.tables import WithoutInterference
 from cotenant.plan.types import (
@@ -54,7 +55,6 @@ SEEDS = (11, 12, 13)
 GOAL_INT_OVER_SBP = 1.6
 GOAL_OURS_OVER_INT = 1.15
 PAPER = {"elastic_int/sbp": 1.617, "elastic_int/greedy": 1.812, "elastic_int/elastic": 1.075}
-BLIND = ("sbp", "greedy", "elastic")
 OURS_TWO, IDEAL = "ours_two", "ideal"
 IDEAL_MODELS = range(1, 5)
 """For so many models the exhaustive search is affordable, and only to plan: it takes seconds a plan."""

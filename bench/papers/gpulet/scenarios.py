@@ -28,6 +28,7 @@ from bench.papers.gpulet._data import OURS, Gpu, baselines, read_gpu
 from cotenant.plan.check import check_plan
 from cotenant.plan.ideal import Ideal
 from cotenant.plan.optimal import Optimal
+from cotenant.plan.planners import BLIND
 from cotenant.plan.tables import WithoutInterference
 from cotenant.plan.types import Infeasible, Planner
 
@@ -36,7 +37,6 @@ DEVICES = 4
 RATES = (0.0, 100.0, 200.0)
 PROCESSES = 2
 GOAL_ELASTIC_S = 60.0
-BLIND = ("sbp", "greedy", "elastic")
 """Planners that know no interference."""
 SAVING_S = 0.05
 """Work that ours may spend on a mix to save GPUs, once it has a plan."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cotenant.plan.application import Application, stage_loads
-from cotenant.plan.file import NS_PER_MS, Request
-from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
+from cotenant.plan.file import Request
+from cotenant.plan.types import NS_PER_MS, Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 MOST_GROWTH = 1024.0
 MOST_DEVICES = 64

@@ -19,13 +19,12 @@ from msgspec import Meta, Struct
 from cotenant.errors import CotenantError
 from cotenant.plan.application import Application, Stage
 from cotenant.plan.toml import array, line, scalar
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot, checked
+from cotenant.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot, checked
 
 REQUEST_FORMAT = "cotenant-tenants/1"
 PLAN_FORMAT = "cotenant-plan/1"
 UNLIMITED_BYTES = 1 << 53
 """Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
-NS_PER_MS = 1_000_000
 MOST_CORES = 64
 """Of a device whose splits are not named."""
 _EVERY_SPLIT_CORES = 12

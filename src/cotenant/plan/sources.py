@@ -12,9 +12,9 @@ from pathlib import Path
 
 from cotenant.errors import CotenantError
 from cotenant.plan.file import Known
-from cotenant.plan.tables import Latencies, TableCosts
+from cotenant.plan.tables import Latencies, TableCosts, latencies_of
 from cotenant.plan.tables_csv import read_latencies, read_models
-from cotenant.plan.types import DeviceType, PlanError
+from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference import Interference
 from cotenant.profile.table import QUANTILES, Profile, load_profile
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names, profile_path
@@ -156,7 +156,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
                     continue
                 latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
                 memory[name] = repository_memory_bytes(found)
-                known[name] = Known(name, round(found.config.tenant.slo_ms * 1_000_000))
+                known[name] = Known(name, round(found.config.tenant.slo_ms * NS_PER_MS))
         notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
         from cotenant.profile.corun import corun_interference, coruns_path
 
@@ -179,15 +179,8 @@ def _versions(root: Path) -> Iterator[ModelVersion]:
             continue
 
 
-def _latencies(profile: Profile, quantile: str) -> dict[str, dict[int, dict[int, int]]]:
-    """Nanoseconds by model, cores and rows; of several shapes the slowest."""
-    found: dict[str, dict[int, dict[int, int]]] = {}
-    for name, model in profile.models.items():
-        sizes = found.setdefault(name, {})
-        for row in model.table(quantile).rows:
-            points = sizes.setdefault(row.cores, {})
-            points[row.items] = max(points.get(row.items, 0), row.latency_ns)
-    return found
+def _latencies(profile: Profile, quantile: str) -> dict[str, Mapping[int, Mapping[int, int]]]:
+    return {name: latencies_of(model.table(quantile)) for name, model in profile.models.items()}
 
 
 def _csv_tables(path: Path, util: Path | None, constants: Path | None, models: Path | None) -> Tables:

@@ -57,13 +57,7 @@ class TableCosts:
     @classmethod
     def of_profile(cls, tables: Mapping[str, LatencyTable], memory_bytes: Mapping[str, int], device: str) -> TableCosts:
         """Costs of a device whose partitions are cores, from profiled tables; of several shapes the slowest."""
-        latencies: dict[str, dict[int, dict[int, int]]] = {}
-        for model, table in tables.items():
-            sizes = latencies.setdefault(model, {})
-            for row in table.rows:
-                points = sizes.setdefault(row.cores, {})
-                points[row.items] = max(points.get(row.items, 0), row.latency_ns)
-        return cls({device: latencies}, memory_bytes)
+        return cls({device: {model: latencies_of(table) for model, table in tables.items()}}, memory_bytes)
 
     def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
         """See Costs. Raises PlanError for what was not measured."""
@@ -113,6 +107,15 @@ class WithoutInterference:
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
         """See Costs."""
         return 1.0
+
+
+def latencies_of(table: LatencyTable) -> dict[int, dict[int, int]]:
+    """Nanoseconds by cores and rows, from a profiled table; of several shapes the slowest."""
+    sizes: dict[int, dict[int, int]] = {}
+    for row in table.rows:
+        points = sizes.setdefault(row.cores, {})
+        points[row.items] = max(points.get(row.items, 0), row.latency_ns)
+    return sizes
 
 
 def interpolate(points: Mapping[int, int], batches: Sequence[int]) -> list[int]:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotenant.csv_rows import csv_rows
-from cotenant.plan.types import PlanError
+from cotenant.plan.types import NS_PER_MS, PlanError
 
-NS_PER_MS = 1_000_000
 BYTES_PER_MB = 1 << 20
 
 

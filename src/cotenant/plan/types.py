@@ -13,6 +13,7 @@ from typing import Protocol
 
 from cotenant.errors import CotenantError, InvalidValueError
 
+NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 CoRunner = tuple[str, int, int]
 """Model, batch and size of what runs in another partition of the same device."""
