@@ -14,47 +14,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # benchmarks ar
 from bench import _record
 from bench.__main__ import main
 
+from glet_tables import write, write_gpu
+
 MODELS = {"one": (40.0, 4.0), "two": (60.0, 6.0)}
-SIZES = (20, 40, 50, 60, 80, 100)
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder of two models; results are kept apart."""
     monkeypatch.setattr(_record.save, "__defaults__", (tmp_path / "results",))
-    folder = tmp_path / "glet"
-    folder.mkdir()
-    lines = [
-        f"{model},{size},{batch},{base * (0.5 + 0.5 * batch) * (0.5 + 50 / size)}"
-        for model, (_, base) in MODELS.items()
-        for size in SIZES
-        for batch in (1, 2, 4)
-    ]
-    write(folder / "latency_reconstructed_2080ti.csv", "model,partition_pct,batch,latency_ms", lines)
-    used = [f"{model},{batch},5,20" for model in MODELS for batch in (1, 4)]
-    write(folder / "util_2080ti.csv", "model,batch,l2_util_pct,dram_util_pct", used)
-    write(
-        folder / "interference_constants_2080ti.csv",
-        "gpu,c1_a,c2_b,c3_c,c4_d,c5_e",
-        ["2080ti,0.1,0.7,0.35,0.1,0.9"],
-    )
-    facts = [f"{model},3x4x4 fp32,{slo},500,4" for model, (slo, _) in MODELS.items()]
-    write(folder / "models.csv", "model,input,slo_ms,memory_mb,max_batch", facts)
-    constants = {
-        "latency_ratio": 1.1,
-        "gpu_memory_2080ti": 11000,
-        "memory_usable": 0.9,
-        "memory_per_partition": 1230,
-        "batching_multiplier_3x4x4": 2.0,
-    }
-    write(folder / "artifact_constants.csv", "name,value", [f"{name},{value}" for name, value in constants.items()])
-    overhead = [f"3x4x4,{batch},0.1" for batch in (1, 2, 4)]
-    write(folder / "batching_overhead.csv", "input_shape,batch,mean_overhead_ms", overhead)
+    write_gpu(tmp_path, MODELS)
     return tmp_path
-
-
-def write(path: Path, head: str, lines: list[str]) -> None:
-    path.write_text("\n".join((head, *lines, "")), encoding="utf-8")
 
 
 def result(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:

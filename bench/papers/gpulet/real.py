@@ -42,6 +42,7 @@ from cotenant.plan.simulate import simulate_plan
 from cotenant.plan.sources import Grounds, costs_of_repository
 from cotenant.plan.types import (
     NS_PER_S,
+    Costs,
     DevicePlan,
     DeviceType,
     Infeasible,
@@ -236,6 +237,7 @@ def _measured(
         ours("edf", root, "--policy", "edf", "--lanes", "single", "--no-trace"),
     ]
     rates = {load.tenant: load.rate_per_s for load in loads}
+    median, spread = costs_of_repository(root, grounds.devices, "p50").costs, _spread(root)
     rows = []
     for seed in seeds:
         turn = seed % len(contenders)
@@ -257,7 +259,7 @@ def _measured(
                 **{f"attainment_{each.tenant}": each.attainment for each in result.summary.tenants},
             }
             if contender.name in plans:
-                row["planned"] = _planned(plans[contender.name], loads, root, grounds, seed)
+                row["planned"] = _planned(plans[contender.name], loads, grounds, median, spread, seed)
             rows.append(row)
     return rows
 
@@ -270,16 +272,15 @@ def _warm(contender: Contender, inputs: Inputs) -> Iterator[str]:
         yield url
 
 
-def _planned(plan: Plan, loads: Sequence[Load], root: Path, grounds: Grounds, seed: int) -> float:
+def _planned(plan: Plan, loads: Sequence[Load], grounds: Grounds, median: Costs, spread: float, seed: int) -> float:
     """Attainment in the simulation, with medians and the spread of the profile as what happens."""
-    median = costs_of_repository(root, grounds.devices, "p50").costs
     found = simulate_plan(
         plan,
         loads,
         grounds.devices,
         grounds.costs,
         actual=median,
-        noise=_spread(root),
+        noise=spread,
         seed=seed,
         duration_ns=round(60 * NS_PER_S),
         warmup_ns=round(WARM_UP_S * NS_PER_S),
