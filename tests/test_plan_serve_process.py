@@ -109,6 +109,7 @@ class Clients:
             thread.join(WAIT_S)
 
 
+@pytest.mark.alone
 def test_the_load_shifts_the_plan_follows_and_every_query_has_one_outcome(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(plan_text(planned(root, 2.0, 2.0)))

@@ -479,6 +479,7 @@ def test_running_queries_fail_queued_ones_are_answered_and_others_notice_nothing
         server.stop()
 
 
+@pytest.mark.alone
 def test_kills_under_load_lose_no_query_and_cost_other_tenants_none(tmp_path: Path) -> None:
     root = write_good(tmp_path / "models", "two", "add_sub")
     write_model(root, "victim", config(), {1: chooser})
