@@ -72,6 +72,18 @@ def test_log_gives_back_what_was_put_in(queries: list[QueryRecord]) -> None:
         assert log.columns(tenant).of(Outcome.LATE).tolist() == [query.outcome is Outcome.LATE for query in mine]
 
 
+def test_logs_of_two_runs_are_summed_up_as_one() -> None:
+    one, two = OutcomeLog(["a"]), OutcomeLog(["a", "b"])
+    one.add("a", 0, 10, Outcome.ANSWERED)
+    two.add("a", 5, 35, Outcome.LATE)
+    two.add("b", 7, 8, Outcome.DROPPED)
+    one.extend(two)
+    assert one.tenants == ("a", "b")
+    assert len(one) == 3
+    assert one.columns("a").latency_ns.tolist() == [10, 30]
+    assert len(two) == 2
+
+
 def test_log_can_grow_after_it_was_read() -> None:
     log = OutcomeLog(["a"])
     log.add("a", 0, 1, Outcome.ANSWERED)

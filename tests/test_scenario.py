@@ -115,6 +115,18 @@ def test_equal_seeds_give_equal_runs_and_others_do_not(scenario: Scenario) -> No
     assert run(scenario, 3, noise=0.0)[0] != run(scenario, 3)[0]
 
 
+def test_noise_may_have_a_seed_of_its_own(scenario: Scenario) -> None:
+    def ends(noise_seed: int | None, noise: float = 0.2) -> tuple[list[list[int]], list[list[int]]]:
+        found = run_scenario(scenario, PolicySection(), Assumptions(noise), 3, noise_seed=noise_seed)
+        columns = [found.columns(name) for name in found.tenants]
+        return [sorted(each.scheduled_ns.tolist()) for each in columns], [each.ended_ns.tolist() for each in columns]
+
+    assert ends(3) == ends(None)
+    assert ends(4)[0] == ends(3)[0]  # the same arrivals
+    assert ends(4)[1] != ends(3)[1]
+    assert ends(4, noise=0.0) == ends(3, noise=0.0)
+
+
 def test_a_policy_that_never_stops_inside_a_model_runs_it_whole(scenario: Scenario) -> None:
     spans: set[tuple[int, int]] = set()
 

@@ -96,6 +96,12 @@ class OutcomeLog:
         ended.append(ended_ns)
         codes.append(_CODES[outcome])
 
+    def extend(self, other: OutcomeLog) -> None:
+        """Note all that another log holds, as of another run under the same conditions."""
+        for tenant, columns in other._columns.items():
+            for mine, theirs in zip(self._columns.get(tenant) or self._open(tenant), columns, strict=True):
+                mine.extend(theirs)
+
     @property
     def tenants(self) -> tuple[str, ...]:
         """Names, in the order given or first met."""

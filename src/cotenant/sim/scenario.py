@@ -167,8 +167,9 @@ def run_scenario(
     *,
     contention: Contention | None = None,
     follower: Follower | None = None,
+    noise_seed: int | None = None,
 ) -> OutcomeLog:
-    """Simulate one policy with one seed (of arrivals and noise); give how the queries of each load ended.
+    """Simulate one policy with one seed of arrivals and noise, or one of each; give how the queries of each load ended.
 
     With `contention` launches slow each other down, else each takes what the table says. `follower` is the server's
     belief about latencies, where that should follow what is observed; by default the profile is believed. A query
@@ -188,7 +189,8 @@ def run_scenario(
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
     slo_ns = scenario.slo_ns
-    wire = Random(f"wire {seed}")  # a stream of its own: the world's draws stay as they are
+    noise_seed = seed if noise_seed is None else noise_seed
+    wire = Random(f"wire {noise_seed}")  # a stream of its own: the world's draws stay as they are
 
     def source() -> Iterator[Query]:
         origins = ((names[position], sent_ns) for sent_ns, position, _ in arrivals(scenario.workload, seed))
@@ -206,7 +208,7 @@ def run_scenario(
             outcome = Outcome.ANSWERED if ended_ns - sent_ns <= slo_ns[name] else Outcome.LATE
         outcomes.add(name, sent_ns, ended_ns, outcome)
 
-    world = make_world(scenario, assumptions, seed, contention)
+    world = make_world(scenario, assumptions, noise_seed, contention)
     simulate(engine, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
     return outcomes
 
