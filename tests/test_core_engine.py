@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
@@ -325,6 +325,27 @@ def test_quickly_made_records_are_frozen_and_equal_as_ever() -> None:
         respond.query = 2  # type: ignore[misc]
     with pytest.raises(TypeError):
         Respond(1)  # type: ignore[call-arg]
+
+
+@quick_init
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Has a default that is made anew for each object, between others."""
+
+    first: int
+    made: list[int] = field(default_factory=list)
+    last: str = "z"
+
+
+def test_quickly_made_records_make_their_defaults_anew() -> None:
+    one, two = Made(1), Made(1)
+    assert one == two
+    assert one.made is not two.made
+    given = [3]
+    assert Made(1, given, "y").made is given
+    assert Made(first=1, last="y") == Made(1, [], "y")
+    with pytest.raises(TypeError):
+        Made()  # type: ignore[call-arg]
 
 
 def test_quick_init_refuses_classes_that_it_would_break() -> None:

@@ -20,7 +20,7 @@ def test_example_prints_what_is_recorded(expected: Path) -> None:
 
 
 def test_every_example_is_checked() -> None:
-    own_test = {"read_picture"}  # its output holds times; tests/test_zoo_ocr.py checks what it reads
+    own_test = {"read_picture", "application"}  # trained models: test_zoo_ocr.py and test_zoo_application.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} - own_test == {path.stem for path in PRINTED}
 
 

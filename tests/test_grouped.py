@@ -51,6 +51,13 @@ def test_fitted_groups_are_believed_times_the_factor_and_remembered() -> None:
     assert predictor.with_factor(1.0).group_ns([PAIR]) == [13 * MS]
 
 
+def test_members_in_another_order_are_the_same_group() -> None:
+    fitted = Fitted()
+    predictor = GroupedPredictor(TABLES, None, fitted)
+    assert predictor.group_ns([PAIR[::-1]]) == predictor.group_ns([PAIR]) == predictor.group_ns([PAIR[::-1], PAIR])[:1]
+    assert fitted.asked == 1
+
+
 def test_without_a_fit_launches_are_believed_not_to_touch_each_other() -> None:
     assert GroupedPredictor(TABLES).group_ns([PAIR, ALONE]) == [10 * MS, 6 * MS]
 

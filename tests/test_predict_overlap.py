@@ -216,6 +216,20 @@ def test_many_groups_at_once_are_predicted_like_each_alone(groups: list[Group]) 
     assert all(abs(a - b) <= 1 for a, b in zip(together, alone, strict=True))
 
 
+@pytest.mark.parametrize("monotone", [Monotone.ALL, Monotone.NOTHING])
+@settings(max_examples=30, deadline=None)
+@given(groups=st.lists(any_groups(), min_size=1, max_size=5))
+def test_what_is_served_is_the_network_that_was_fitted(monotone: Monotone, groups: list[Group]) -> None:
+    """The weights as they are folded for serving say the same as a pass of the network."""
+    model = fitted(monotone).model
+    net = Net({name: value.astype(np.float64) for name, value in model.weights.items()}, model.monotone)  # type: ignore[misc]
+    outputs = net.forward(to_batch(groups, Features(model.facts, model.scale_ns), model.tenants))
+    for group, output, predicted in zip(groups, outputs.tolist(), fitted(monotone).group_ns(groups), strict=True):
+        alone = [FEATURES.solo_ns(member) for member in group]
+        least, most = sum(each**4 for each in alone) ** 0.25 / exp(3), sum(alone) * exp(3)
+        assert predicted == pytest.approx(min(max(exp(output) * model.scale_ns, least), most), rel=1e-4, abs=1)
+
+
 @pytest.mark.parametrize("astray", [-200.0, 200.0])
 def test_a_fit_gone_astray_stays_within_reason(astray: float) -> None:
     """However wrong the weights are: not beyond 20 times the members in turn, nor below a 20th of the longest alone."""

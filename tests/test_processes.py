@@ -390,6 +390,25 @@ def test_a_place_outside_of_a_buffer_is_refused() -> None:
     buffer.close()
 
 
+def test_a_buffer_remembers_the_forms_of_launches_and_keeps_each_apart() -> None:
+    ours = SharedBuffer.create("test")
+    theirs = SharedBuffer(os.dup(ours.descriptor))
+    generator = np.random.default_rng(5)
+    sizes = [(1,), (2,), (1, 2), (3,), (1, 1, 1), (1,), (2, 1), (40_000,), (1, 2), *[(rows,) for rows in range(1, 50)]]
+    for rows in sizes * 2:
+        pieces = [generator.random((count, 4), np.float32) for count in rows]
+        mask = np.array([len(rows) > 1])
+        layouts = ours.write({"x": pieces, "mask": [mask]})
+        sent = tuple([Layout(each.name, each.dtype, each.shape, each.offset, each.nbytes) for each in layouts])
+        found = theirs.read(sent, copy=True)
+        np.testing.assert_array_equal(found["x"], np.concatenate(pieces))
+        np.testing.assert_array_equal(found["mask"], mask)
+    with pytest.raises(ValueError, match="dimension"):
+        ours.write({"x": [np.zeros((1, 4), np.float32), np.zeros((1, 5), np.float32)], "mask": [mask]})
+    ours.close()
+    theirs.close()
+
+
 # --- life of processes ------------------------------------------------------------------------------------------------
 
 

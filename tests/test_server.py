@@ -31,6 +31,7 @@ from cotenant.profile.device import this_device
 from cotenant.profile.table import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
 from cotenant.serve import models as models_module
+from cotenant.serve import profiles as profiles_module
 from cotenant.serve import server as server_module
 from cotenant.serve.api import InferRequest, InferResult, ServeError, Status
 from cotenant.serve.server import Server
@@ -603,13 +604,13 @@ def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, mo
 
 def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     measured: list[str] = []
-    real = server_module.measure_model
+    real = profiles_module.measure_model
 
     def spy(model: Any, *args: Any) -> Any:
         measured.append(model.name)
         return real(model, *args)
 
-    monkeypatch.setattr(server_module, "measure_model", spy)
+    monkeypatch.setattr(profiles_module, "measure_model", spy)
     return measured
 
 

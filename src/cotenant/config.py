@@ -70,6 +70,35 @@ class ModelConfig(_Section, frozen=True):
     segments: SegmentsSection = SegmentsSection()
 
 
+class StageSection(_Section, frozen=True):
+    """`[[application.stage]]`: a model of the repository, and where each of its inputs comes from.
+
+    A source is the name of an input of the application, or `STAGE.OUTPUT`.
+    """
+
+    name: Annotated[str, Meta(min_length=1)]
+    model: Annotated[str, Meta(min_length=1)]
+    inputs: Annotated[dict[str, Annotated[str, Meta(min_length=1)]], Meta(min_length=1)]
+
+
+class ApplicationSection(_Section, frozen=True):
+    """`[application]`: several models with one SLO for the whole, from the arrival of a query to its last answer.
+
+    `outputs` gives the `STAGE.OUTPUT` that each output of the application is.
+    """
+
+    slo_ms: Annotated[float, Meta(gt=0, le=3_600_000)]
+    stage: Annotated[tuple[StageSection, ...], Meta(min_length=1, max_length=64)]
+    outputs: Annotated[dict[str, str], Meta(min_length=1)]
+    priority: Annotated[int, Meta(ge=0, le=65535)] = 0
+
+
+class ApplicationConfig(_Section, frozen=True):
+    """The `config.toml` of an application."""
+
+    application: ApplicationSection
+
+
 class ServerSection(_Section, frozen=True):
     """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port."""
 
@@ -173,6 +202,18 @@ def load_model_config(path: Path) -> ModelConfig:
             "add a line like 'slo_ms = 100' below [tenant]"
         )
     return _convert(table, ModelConfig, path)
+
+
+def load_application_config(path: Path) -> ApplicationSection:
+    """Read an application's `config.toml`. Raises ConfigError."""
+    table = _read(path)
+    section = table.get("application")
+    if isinstance(section, dict) and "slo_ms" not in section:
+        raise ConfigError(
+            f"{path}: application.slo_ms is missing; every application needs a latency target for the whole: "
+            "add a line like 'slo_ms = 500' below [application]"
+        )
+    return _convert(table, ApplicationConfig, path).application
 
 
 def load_server_config(path: Path) -> ServerConfig:

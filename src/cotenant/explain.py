@@ -24,6 +24,55 @@ class LaunchStory:
 
 
 @dataclass(slots=True)
+class StageStory:
+    """One stage of an application's query, which is a query of its own; it has not ended while `outcome` is empty."""
+
+    stage: str
+    query: int
+    tenant: str
+    arrival_ns: int
+    deadline_ns: int
+    ended_ns: int = 0
+    outcome: str = ""
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class ApplicationStory:
+    """The story of an application's query: its stages in the order in which they began."""
+
+    query: int
+    application: str
+    arrival_ns: int
+    deadline_ns: int
+    ended_ns: int = 0
+    outcome: str = ""
+    reason: str = ""
+    stages: list[StageStory] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """The story in words, the verdict first."""
+        total, slo = self.ended_ns - self.arrival_ns, self.deadline_ns - self.arrival_ns
+        lines = [
+            f"Query {self.query} of the application {self.application!r} was {self.outcome} after {_ms(total)}; its "
+            f"deadline was {_ms(slo)}."
+        ]
+        if self.reason:
+            lines.append(f"Reason given to the client: {self.reason}.")
+        for each in self.stages:
+            begun, due = each.arrival_ns - self.arrival_ns, each.deadline_ns - self.arrival_ns
+            if each.outcome:
+                ended = f"{each.outcome} at +{_ms(each.ended_ns - self.arrival_ns)}"
+                ended += f" ({each.reason})" if each.reason else ""
+            else:
+                ended = "withdrawn then"
+            name = f"stage {each.stage!r} as query {each.query} of {each.tenant!r}"
+            lines.append(f"+{_ms(begun)}: {name}, due at +{_ms(due)}: {ended}")
+        lines.append("'cotenant explain' tells more of each stage by the number of its query.")
+        return lines
+
+
+@dataclass(slots=True)
 class Explanation:
     """The story of one query. Times are those of the trace; `beside_ns` is what others ran while it waited."""
 
@@ -36,6 +85,9 @@ class Explanation:
     reason: str = ""
     ahead: int = 0
     """Queries of its tenant that were waiting when it arrived."""
+    stage: str = ""
+    part_of: int | None = None
+    """The application's query that it is a stage of, if it is one."""
     launches: list[LaunchStory] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     """When the policy changed while it was there, and to which."""
@@ -58,8 +110,11 @@ class Explanation:
         lines = [
             f"Query {self.query} of {self.tenant!r} was {self.outcome} after {_ms(total)}; its deadline was {_ms(slo)}."
         ]
+        if self.part_of is not None:
+            lines.append(f"It is the stage {self.stage!r} of query {self.part_of}, of an application.")
         if self.reason:
-            lines.append(f"Reason given to the client: {self.reason}.")
+            whom = "client" if self.part_of is None else "application"
+            lines.append(f"Reason given to the {whom}: {self.reason}.")
         lines.append(
             f"It waited {_ms(self.waiting_ns)} and ran {_ms(self.running_ns)} in {len(self.launches)} launch(es)"
             f"; {self.ahead} of its tenant's queries waited before it."
@@ -82,20 +137,32 @@ class Explanation:
         )
 
 
-def explain(records: Iterable[Record], query: int) -> Explanation:
+def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationStory:
     """Find the query in a trace and tell its story. Raises TraceError when it is not there, or has not ended."""
     story: Explanation | None = None
+    whole: ApplicationStory | None = None
     waiting: dict[str, set[int]] = {}
     tenant_of: dict[int, str] = {}
     running: dict[int, tuple[int, dict[str, object]]] = {}
     for record in records:
         now = record.time_ns
-        if record.kind == "QueryArrived":
+        if record.kind == "ApplicationArrived" and record.event["query"] == query:
+            arrived = record.event
+            whole = ApplicationStory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
+        elif record.kind == "ApplicationEnded" and whole is not None and record.event["query"] == query:
+            ended = record.event
+            whole.ended_ns, whole.outcome, whole.reason = ended["ended_ns"], ended["outcome"], ended["reason"]
+            return whole
+        elif record.kind == "QueryArrived":
             arrived = record.event["query"]
             tenant_of[arrived["id"]] = arrived["tenant"]
             if arrived["id"] == query:
                 story = Explanation(query, arrived["tenant"], arrived["arrival_ns"], arrived["deadline_ns"])
                 story.ahead = len(waiting.get(story.tenant, ()))
+                story.stage, story.part_of = arrived.get("stage", ""), arrived.get("part_of")
+            elif whole is not None and arrived.get("part_of") == query:
+                times = arrived["arrival_ns"], arrived["deadline_ns"]
+                whole.stages.append(StageStory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
             waiting.setdefault(arrived["tenant"], set()).add(arrived["id"])
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
@@ -110,13 +177,16 @@ def explain(records: Iterable[Record], query: int) -> Explanation:
                     waiting[action["tenant"]].difference_update(action["queries"])
             elif kind == "Respond":
                 number = action["query"]
+                for each in whole.stages if whole is not None else ():
+                    if each.query == number:
+                        each.ended_ns, each.outcome, each.reason = now, action["outcome"], action["reason"]
                 waiting[tenant_of.pop(number)].discard(number)
                 if number == query and story is not None:
                     story.ended_ns, story.outcome, story.reason = now, action["outcome"], action["reason"]
                     for start, launch in running.values():
                         _count(story, launch, start, now, None)
                     return story
-    if story is not None:
+    if story is not None or whole is not None:
         raise TraceError(f"query {query} has not ended in this trace")
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 

@@ -1,10 +1,13 @@
 """The model repository on disk: directories with `config.toml` and `VERSION/model.onnx`, or `model.pt2`.
 
+A directory whose `config.toml` has `[application]` holds no model: it says which models work together.
+
 Finds models, opens none.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,14 @@ SERVER_FILE = "cotenant.toml"
 
 class UnknownModelError(ConfigError):
     """The repository has no directory of that name."""
+
+
+class UnknownApplicationError(UnknownModelError):
+    """The repository has no application of that name."""
+
+
+_APPLICATION = re.compile(r"^\s*\[\[?\s*application\s*[].]", re.MULTILINE)
+"""Told by its text, so that an application whose file is no valid TOML is called one in the error."""
 
 
 def profile_path(root: Path) -> Path:
@@ -56,6 +67,28 @@ def model_names(root: Path) -> tuple[str, ...]:
 
     Raises ConfigError when `root` is not a directory.
     """
+    return tuple(name for name in _folders(root) if not _declares_one(root / name))
+
+
+def application_names(root: Path) -> tuple[str, ...]:
+    """The directories that are, or are meant to be, applications. Raises ConfigError when `root` is not a directory."""
+    return tuple(name for name in _folders(root) if _declares_one(root / name))
+
+
+def is_application(root: Path, name: str) -> bool:
+    """Whether the repository has a directory of this name that declares an application, rightly or not."""
+    return name in _folders(root) and _declares_one(root / name)
+
+
+def _declares_one(folder: Path) -> bool:
+    try:
+        text = (folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return _APPLICATION.search(text) is not None
+
+
+def _folders(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
         raise ConfigError(f"{root}: is not a directory, expected a model repository with MODEL/{CONFIG_FILE} in it")
     return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
@@ -63,8 +96,10 @@ def model_names(root: Path) -> tuple[str, ...]:
 
 def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
     """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError."""
-    if model not in model_names(root):  # a path from a client, '..' say, must not lead out of the repository
+    if model not in _folders(root):  # a path from a client, '..' say, must not lead out of the repository
         raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
+    if _declares_one(root / model):
+        raise ConfigError(f"{root / model}: is an application, expected a model; its stages have models of their own")
     folder = root / model
     config = load_model_config(folder / CONFIG_FILE)
     numbers = sorted(

@@ -21,7 +21,7 @@ from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
-from cotenant.types import Tenant
+from cotenant.types import StageQuery, Tenant
 
 FORMAT = "cotenant-trace/1"
 _MOST_RECORDS = 1 << 12
@@ -250,6 +250,8 @@ def decode_event(
         if cls is core_events.PolicyChanged:
             found = msgspec.convert(event, _PlainPolicy)
             return core_events.PolicyChanged(make_policy(found.policy, found.policy_options))
+        if cls is core_events.QueryArrived and "part_of" in event["query"]:
+            return core_events.QueryArrived(msgspec.convert(event["query"], StageQuery))
         return msgspec.convert(event, cls)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, KeyError) as error:
         raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None

@@ -104,6 +104,17 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class StageQuery(Query):
+    """A query that is one stage of an application's query, of whose model it is an ordinary query otherwise.
+
+    `part_of` is the number of the application's query.
+    """
+
+    part_of: int = 0
+    stage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     """Spatial share of a device: cores of the CPU, or streaming multiprocessors (SMs) of a GPU.
 

@@ -19,7 +19,7 @@ def models(
 
     from cotenant.cli.console import console as make_console
     from cotenant.profile.table import load_profile
-    from cotenant.repository import model_names, profile_path
+    from cotenant.repository import application_names, model_names, profile_path
 
     if build:
         from cotenant.zoo import build_repository
@@ -30,18 +30,41 @@ def models(
     rows: list[dict[str, Any]] = []
     for name in model_names(repository):
         rows += _describe(repository, name, set(profiled))
+    good = [row["model"] for row in rows if not row["error"]]
+    for name in application_names(repository):
+        rows.append(_application(repository, name, good))
     if as_json:
         print_json({"models": rows})
     else:
         table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
         for row in rows:
+            remark = row["error"] or (f"application: {' -> '.join(row['stages'])}" if "stages" in row else "")
             slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
             table.add_row(
-                row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], row["error"]
+                row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
             )
         make_console().print(table)
     if any(row["error"] for row in rows):
         raise typer.Exit(1)
+
+
+def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any]:
+    """What can be said of an application without opening its models: whether their tensors fit, the server sees."""
+    from cotenant.applications import read_application
+    from cotenant.config import NS_PER_MS
+    from cotenant.errors import CotenantError
+
+    row: dict[str, Any] = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": ""}
+    try:
+        spec = read_application(repository, name)
+    except CotenantError as error:
+        return {**row, "stages": [], "error": str(error)}
+    missing = [stage for stage in spec.stages if stage.model not in models]
+    wrong = (
+        f"stage {missing[0].name!r}: model {missing[0].model!r} is not there, or cannot be served" if missing else ""
+    )
+    stages = [stage.name for stage in spec.stages]
+    return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "error": wrong}
 
 
 def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, Any]]:

@@ -94,7 +94,8 @@ def plan(
     if poisson:
         made_by, searching = ForBursts(made_by), ForBursts(searching)
     known = {name: each for table in tables.values() for name, each in table.known.items()}
-    request = _with_devices(read_request(tenants, known), devices)
+    applications = {name: each for table in tables.values() for name, each in table.applications.items()}
+    request = _with_devices(read_request(tenants, known, applications), devices)
     grounds = _grounds(tables, request)
     request = replace(request, devices=grounds.devices)
     before = read_plan(running).plan if running else None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +55,10 @@ def serve(
 
     With a plan, SIGHUP reads its file again and changes over without losing a query.
     """
+    from cotenant.serve.grpc_core import read_in_place
+
+    read_in_place(os.environ, version("grpcio"))  # before anything imports grpc
+
     from cotenant.log import log_to_stderr
     from cotenant.repository import model_names, trace_path
     from cotenant.serve.codec import Limits
@@ -75,7 +81,7 @@ def serve(
         settings.server, **{key: value for key, value in chosen.items() if value is not None}
     )
     settings = settle_barrier(repository, msgspec.structs.replace(settings, server=section))
-    laid = _laid_out(settings)
+    laid = _laid_out(settings, repository)
     server = Server(repository, settings, plan=laid.lanes if laid else None)
     replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
@@ -121,7 +127,7 @@ def serve(
             recorder.close()
 
 
-def _laid_out(settings: ServerConfig) -> ServedPlan | None:
+def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
     """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
     from cotenant.config import device_cores
     from cotenant.errors import ConfigError
@@ -131,7 +137,8 @@ def _laid_out(settings: ServerConfig) -> ServedPlan | None:
         return None
     if settings.device.kind != "cpu":
         raise ConfigError("[device]: kind is 'cuda', and plans are served on cores alone: set kind = 'cpu'")
-    return open_plan(Path(settings.plan.file), settings.plan.device, Cores(device_cores(settings.device)))
+    place = Cores(device_cores(settings.device))
+    return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository)
 
 
 def _flush() -> None:

@@ -25,6 +25,8 @@ from cotenant.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cotenant.policies.lane_rounds import LaneRound
     from cotenant.predict.overlap import OverlapPredictor
     from cotenant.profile.table import Profile
@@ -74,13 +76,15 @@ def simulate(
     spec = spec if factor == 1.0 else scale(spec, factor)
     used = device_cores(settings.device)
     rounds: tuple[LaneRound, ...] = ()
+    shares: Mapping[str, Mapping[str, int]] = {}
     if settings.plan.file is None:
         partitions = lanes_of(settings.device, used)
     else:
-        laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used)).lanes
-        partitions, rounds = laid.lanes, laid.rounds
+        laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used), root=repository)
+        partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
     profile = load_profile(profile_path(repository))
-    scenario = replace(scenario_of(repository, spec, profile, partitions, settings.predict.quantile), rounds=rounds)
+    scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
+    scenario = replace(scenario, rounds=rounds)
     names = policy or [settings.policy.name]
     if "overlap" in names:
         scenario = replace(scenario, groups=_fitted(repository, profile, settings.predict.group_quantile))

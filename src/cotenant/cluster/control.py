@@ -44,13 +44,17 @@ class GatewayLink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the cluster is for. `kinds` are device types by name; `models` directories of the repository by tenant."""
+    """What the cluster is for. `kinds` are device types by name; `models` directories of the repository by tenant.
+
+    `applications` are those of the repository, which a cluster does not serve.
+    """
 
     loads: tuple[Load, ...]
     kinds: Mapping[str, DeviceType]
     models: Mapping[str, str]
     costs: Costs
     planner: Planner
+    applications: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,8 @@ class Controller:
             if gone:
                 raise NodeLostError(f"node {gone[0]!r} is gone")
             state = self._state
-            state.table = table_of(state.table.version + 1, new, loads, work.models, addresses)
+            version = state.table.version + 1
+            state.table = table_of(version, new, loads, work.models, addresses, work.applications)
             self._gateway.set_table(state.table)
             state.parts, state.addresses, state.held, state.lost = new, addresses, held, False
             left = {node: part for node, part in old.items() if node in state.members}

@@ -159,6 +159,12 @@ class Forwarder:
 
     def _target(self, model: str) -> _Target:
         target = self._targets.get(model)
+        if target is None and model in self._table.applications:
+            raise ServeError(
+                Status.UNIMPLEMENTED,
+                f"{model!r} is an application, and a cluster serves single models alone: ask for the models of its "
+                "stages one after the other, or serve it with 'cotenant serve'",
+            )
         if target is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is not in the plan of this cluster")
         return target

@@ -14,7 +14,7 @@ from cotenant.cluster.control import ControllerSettings, Work
 from cotenant.cluster.types import Address, ClusterError
 from cotenant.errors import CotenantError
 from cotenant.plan.types import DeviceType, Load, PlanError
-from cotenant.repository import find_versions, model_names
+from cotenant.repository import application_names, find_versions, model_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
     missing = [load.tenant for load in loads if load.tenant not in owners]
     if missing:
         raise PlanError(
-            f"tenant {missing[0]!r} owns no model in {root}, expected one of {', '.join(sorted(owners)) or 'none'}"
+            f"tenant {missing[0]!r} owns no model in {root}, expected one of {', '.join(sorted(owners)) or 'none'} "
+            "(a stage of an application is served where a model's tenant.name is APPLICATION.STAGE)"
         )
     return {load.tenant: owners[load.tenant] for load in loads}
 
@@ -61,13 +62,14 @@ def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, he
 
     repository = read_tables(root) if profiles is None else None
     tables = repository or read_tables(profiles or root)
-    request = read_request(tenants, tables.known)
+    request = read_request(tenants, tables.known, tables.applications)
     kinds: dict[str, DeviceType] = {}
     grounds = grounds_of({"": tables}, request.devices, [load.model for load in request.loads])
     for device in grounds.devices:
         kinds[device.name] = device
     loads = all_loads(request, tuple(kinds.values()), grounds.costs)
-    return Work(loads, kinds, models_of(root, loads), grounds.costs, make_planner(planner, headroom))
+    made_by = make_planner(planner, headroom)
+    return Work(loads, kinds, models_of(root, loads), grounds.costs, made_by, application_names(root))
 
 
 class Head:

@@ -129,6 +129,7 @@ def table_of(
     loads: Iterable[Load],
     models: Mapping[str, str],
     addresses: Mapping[str, Address],
+    applications: tuple[str, ...] = (),
 ) -> Table:
     """The table of the gateway: every load has a route, an empty one where no node serves it."""
     routes = []
@@ -140,7 +141,7 @@ def table_of(
                 shares.append((node, rate))
         routes.append(Route(load.tenant, models[load.tenant], load.slo_ns, tuple(shares)))
     used = {node: addresses[node] for node in parts}
-    return Table(version, tuple(routes), used)
+    return Table(version, tuple(routes), used, applications)
 
 
 def gains(new: Part, old: Part | None) -> bool:

@@ -70,11 +70,15 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """How the gateway sends queries: one route a tenant, and where each node that is named in one listens."""
+    """How the gateway sends queries: one route a tenant, and where each node that is named in one listens.
+
+    `applications` of the repository are served by no cluster: the gateway passes queries on unread, whole.
+    """
 
     version: int
     routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
+    applications: tuple[str, ...] = ()
 
     def without(self, lost: tuple[str, ...]) -> Table:
         """The table with no way to these nodes; routes may be left empty."""
@@ -85,6 +89,7 @@ class Table:
                 for each in self.routes
             ),
             {node: address for node, address in self.addresses.items() if node not in lost},
+            self.applications,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cotenant.core.snapshot import DropRule, QueueView
 from cotenant.predict.protocol import Predictor
-from cotenant.types import Query
+from cotenant.types import Query, StageQuery
 
 _HOPELESS = DropRule.HOPELESS
 
@@ -23,7 +23,7 @@ def refusal(
 
     `widest` is the size in cores of the largest partition: what a query could get at best.
     """
-    if draining:
+    if draining and not isinstance(query, StageQuery):  # a stage belongs to a query that is inside already
         return "the server is shutting down"
     if queue is None:
         return f"tenant {query.tenant!r} is not served"

@@ -13,6 +13,8 @@ from typing import Any
 from cotenant.core.actions import Action, Launch, Plan, Release, Respond
 from cotenant.core.admission import refusal
 from cotenant.core.events import (
+    ApplicationArrived,
+    ApplicationEnded,
     DrainStarted,
     Event,
     LaunchEnded,
@@ -21,6 +23,7 @@ from cotenant.core.events import (
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
+    QueryWithdrawn,
     TenantAdded,
     TenantRemoved,
     TenantResumed,
@@ -79,6 +82,9 @@ class Engine:
             LaunchEnded: self._on_launch_ended,
             TimerFired: self._on_timer,
             QueryCancelled: self._on_cancel,
+            QueryWithdrawn: self._on_cancel,
+            ApplicationArrived: self._on_note,
+            ApplicationEnded: self._on_note,
             TenantAdded: self._on_tenant_added,
             TenantRemoved: self._on_tenant_removed,
             PredictorChanged: self._on_predictor,
@@ -150,21 +156,15 @@ class Engine:
         if query.id in self._live:
             raise ProtocolViolationError(f"query {query.id} arrived twice")
         queue = self._queues.known.get(query.tenant)
-        drop = self.policy.drop
+        drop, predictor = self.policy.drop, self.predictor
         reason = refusal(
-            query,
-            queue,
-            drop=drop,
-            predictor=self.predictor,
-            widest=self._widest,
-            draining=self._draining,
-            now_ns=now_ns,
+            query, queue, drop=drop, predictor=predictor, widest=self._widest, draining=self._draining, now_ns=now_ns
         )
         if reason is not None or queue is None:
             next_query_state(_NEW, QueryStep.REJECT, query.id)
             actions.append(Respond(query.id, Outcome.REJECTED, f"rejected: {reason}"))
             return
-        key = self.policy.queue_key(query, queue.tenant, self.predictor)
+        key = self.policy.queue_key(query, queue.tenant, predictor)
         self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
         self._queues.push(key, query)
         self._expiries.push(query, drop)
@@ -211,17 +211,15 @@ class Engine:
             live = self._live.get(number)
             if live is not None and live.state is _QUEUED:
                 waited = (now_ns - live.query.arrival_ns) / 1e6
-                self._end(
-                    number,
-                    QueryStep.DROP,
-                    Outcome.DROPPED,
-                    f"dropped: timed out after {waited:.1f} ms in the queue",
-                    actions,
-                )
+                reason = f"dropped: timed out after {waited:.1f} ms in the queue"
+                self._end(number, QueryStep.DROP, Outcome.DROPPED, reason, actions)
 
-    def _on_cancel(self, event: QueryCancelled, now_ns: int, actions: list[Action]) -> None:
+    def _on_cancel(self, event: QueryCancelled | QueryWithdrawn, now_ns: int, actions: list[Action]) -> None:
         if event.query in self._live:
-            self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, "cancelled by the client", actions)
+            self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, event.reason, actions)
+
+    def _on_note(self, event: ApplicationArrived | ApplicationEnded, now_ns: int, actions: list[Action]) -> None:
+        """Told for the trace and for observers; the stages are what is scheduled."""
 
     def _on_tenant_added(self, event: TenantAdded, now_ns: int, actions: list[Action]) -> None:
         if event.tenant.name in self._queues.known:

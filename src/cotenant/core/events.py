@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from cotenant.core.snapshot import Policy
 from cotenant.frozen import quick_init
 from cotenant.predict.protocol import Predictor
-from cotenant.types import Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
 
 
 @quick_init
@@ -37,6 +38,35 @@ class QueryCancelled:
     """The client withdrew a query. Unknown and ended queries are left alone."""
 
     query: int
+    reason: ClassVar[str] = "cancelled by the client"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryWithdrawn:
+    """Nobody waits for a query any more: the application that it is a stage of has ended. Otherwise as a cancel."""
+
+    query: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationArrived:
+    """An application's query came in; its number is one of a query. For those who look on: its stages are queries."""
+
+    query: int
+    application: str
+    arrival_ns: int
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationEnded:
+    """An application's query has ended, at `ended_ns`, with its one outcome. For those who look on."""
+
+    query: int
+    outcome: Outcome
+    reason: str
+    ended_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +138,7 @@ Event = (
     | TenantResumed
     | PlanDue
     | PolicyChanged
+    | QueryWithdrawn
+    | ApplicationArrived
+    | ApplicationEnded
 )

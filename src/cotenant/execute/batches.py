@@ -64,7 +64,7 @@ class QueryTensors:
 def pieces_of(inputs: Sequence[Tensors]) -> tuple[Pieces, tuple[int, ...]]:
     """The inputs of the queries of a batch, to be put below each other, and the rows of each; () for one query."""
     pieces = {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
-    return pieces, () if len(inputs) == 1 else tuple(len(next(iter(tensors.values()))) for tensors in inputs)
+    return pieces, () if len(inputs) == 1 else tuple([len(next(iter(tensors.values()))) for tensors in inputs])
 
 
 def joined(pieces: Sequence[Any]) -> Any:
@@ -90,7 +90,7 @@ def scatter(queries: Sequence[int], rows: Sequence[int], outputs: Tensors) -> di
 
 def for_engine(array: Any) -> Any:
     """BYTES tensors hold bytes on the wire and text in onnxruntime. Raises ValueError for what is no text."""
-    if array.dtype != np.object_:
+    if array.dtype.kind != "O":
         return array
     return np.array([_text(item) for item in array.ravel()], dtype=np.object_).reshape(array.shape)
 

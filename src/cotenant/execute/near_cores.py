@@ -25,6 +25,8 @@ class NearCores:
     def follow(self, thread: threading.Thread, cores: Iterable[int]) -> None:
         """Let the thread wait on these cores; beside those where it is, when it is itself that asks."""
         wanted = set(cores)
+        if wanted == self._near:
+            return
         if threading.current_thread() is thread:
             wanted |= self._near  # to be moved in the middle of its work would cost more than it brings
         if wanted != self._near and thread.native_id is not None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from cotenant.core.actions import Launch
+from cotenant.frozen import quick_init
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
@@ -17,6 +18,7 @@ Shapes = Mapping[str, Sequence[int]]
 """Full shape of each input."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of a launch went: gathering inputs, running units, splitting outputs."""

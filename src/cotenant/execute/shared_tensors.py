@@ -10,8 +10,8 @@ import fcntl
 import math
 import mmap
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +25,10 @@ _LEAST_BYTES = 64 << 10
 _ALIGNMENT = 64
 _PLAIN_KINDS = "biufc"
 _OBJECTS = "O"
+_KEPT_FORMS = 32
+"""Numbers of rows and shapes that a buffer remembers; beyond, it starts anew."""
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class SharedMemoryError(CotenantError):
@@ -51,9 +55,9 @@ class SharedBuffer:
         self.descriptor = descriptor
         self._size = 0
         self._memory: mmap.mmap | None = None
-        # Launches look like the ones before them: what was worked out of the last one is kept.
-        self._written: tuple[list[Any], tuple[Layout, ...], list[Any]] = ([], (), [])
-        self._seen: tuple[tuple[Layout, ...], dict[str, Any]] = ((), {})
+        # Launches look like ones before them, with one row or with a few: what was worked out for these is kept.
+        self._written: dict[tuple[Any, ...], tuple[tuple[Layout, ...], list[Any]]] = {}
+        self._seen: dict[tuple[Layout, ...], dict[str, Any]] = {}
 
     @classmethod
     def create(cls, name: str) -> SharedBuffer:
@@ -67,18 +71,19 @@ class SharedBuffer:
 
         Raises SharedMemoryError when they do not fit, ValueError when the pieces of one do not fit each other.
         """
-        form = [(name, pieces[0].dtype, pieces[0].shape, len(pieces)) for name, pieces in tensors.items()]
-        if form and form == self._written[0]:
-            for place, pieces in zip(self._written[2], tensors.values(), strict=True):
-                np.copyto(place, pieces[0])
-            return self._written[1]
+        form = tuple([(name, *_form(pieces)) for name, pieces in tensors.items()])
+        known = self._written.get(form)
+        if known is not None:
+            for place, pieces in zip(known[1], tensors.values(), strict=True):
+                _fill(place, pieces)
+            return known[0]
         layouts: list[Layout] = []
         contents: list[Any] = []
         at = 0
         for name, pieces in tensors.items():
             first = pieces[0]
             if first.dtype.kind in _PLAIN_KINDS:
-                shape = first.shape if len(pieces) == 1 else (sum(map(len, pieces)), *first.shape[1:])
+                shape = _form(pieces)[1]
                 size = math.prod(shape) * first.dtype.itemsize
                 layouts.append(Layout(name, first.dtype.str, shape, at, size))
                 contents.append(pieces)
@@ -95,13 +100,10 @@ class SharedBuffer:
                 memory[layout.offset : layout.offset + layout.nbytes] = content
                 continue
             target: Any = np.ndarray(layout.shape, layout.dtype, memory, layout.offset)
-            if len(content) == 1:
-                np.copyto(target, content[0])
-                targets.append(target)
-            else:
-                np.concatenate(content, out=target)
+            _fill(target, content)
+            targets.append(target)
         if len(targets) == len(form):
-            self._written = form, tuple(layouts), targets
+            _keep(self._written, form, (tuple(layouts), targets))
         return tuple(layouts)
 
     def read(self, layouts: tuple[Layout, ...], *, copy: bool) -> dict[str, Any]:
@@ -111,19 +113,19 @@ class SharedBuffer:
         """
         if not layouts:
             return {}
-        if layouts == self._seen[0]:
-            views = self._seen[1]
-        else:
+        views = self._seen.get(layouts)
+        if views is None:
             memory = self._mapped(max(layout.offset + layout.nbytes for layout in layouts))
             views = {layout.name: _read(memory, layout) for layout in layouts}
             if all(layout.dtype != _OBJECTS for layout in layouts):
-                self._seen = layouts, views
+                _keep(self._seen, layouts, views)
         return copied(views) if copy else dict(views)
 
     def close(self) -> None:
         """Let go of the memory; what views still hold of it goes with them."""
         self._memory = None
-        self._written, self._seen = ([], (), []), ((), {})
+        self._written.clear()
+        self._seen.clear()
         os.close(self.descriptor)
 
     def _room(self, needed: int) -> mmap.mmap:
@@ -146,6 +148,25 @@ class SharedBuffer:
             self._memory = mmap.mmap(self.descriptor, size)
             self._size = size
         return self._memory
+
+
+def _form(pieces: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:
+    """The dtype and shape of the pieces below each other."""
+    first = pieces[0]
+    return first.dtype, first.shape if len(pieces) == 1 else (sum(map(len, pieces)), *first.shape[1:])
+
+
+def _fill(target: Any, pieces: Sequence[Any]) -> None:
+    if len(pieces) == 1:
+        target[...] = pieces[0]
+    else:
+        np.concatenate(pieces, out=target)
+
+
+def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    if len(known) >= _KEPT_FORMS:
+        known.clear()
+    known[key] = value
 
 
 def _read(memory: mmap.mmap, layout: Layout) -> Any:

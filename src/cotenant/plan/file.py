@@ -49,6 +49,14 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownApplication:
+    """The same of an application: its SLO and its stages."""
+
+    slo_ns: int
+    stages: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What a plan is asked for. `devices` is the inventory, one entry a device.
 
@@ -104,8 +112,8 @@ class _Stage(_Table, frozen=True):
 class _Application(_Table, frozen=True):
     name: Name
     rate: Rate
-    slo_ms: Milliseconds
-    stage: Annotated[tuple[_Stage, ...], Meta(min_length=1)]
+    slo_ms: Milliseconds | None = None
+    stage: tuple[_Stage, ...] = ()
 
 
 class _Request(_Table, frozen=True):
@@ -139,22 +147,32 @@ class _PlanFile(_Request, frozen=True):
     plan: tuple[_Placed, ...] = ()
 
 
-def read_request(path: Path, known: Mapping[str, Known] | None = None) -> Request:
-    """Read a file of tenants, applications and devices. `known` gives what the tenants' tables leave out, by tenant.
+def read_request(
+    path: Path,
+    known: Mapping[str, Known] | None = None,
+    applications: Mapping[str, KnownApplication] | None = None,
+) -> Request:
+    """Read a file of tenants, applications and devices. `known` gives what the tenants' tables leave out, by tenant,
+    and `applications` what those of applications do.
 
     Without either, a tenant's model is called like the tenant, and a missing SLO is an error. Raises PlanError, which
     names the file, the key and what was expected.
     """
-    return parse_request(_text(path), str(path), known)
+    return parse_request(_text(path), str(path), known, applications)
 
 
-def parse_request(text: str, where: str, known: Mapping[str, Known] | None = None) -> Request:
+def parse_request(
+    text: str,
+    where: str,
+    known: Mapping[str, Known] | None = None,
+    applications: Mapping[str, KnownApplication] | None = None,
+) -> Request:
     """As `read_request`; `where` is what errors call the text. Raises PlanError."""
     table = _table(text, where)
     if "plan" in table:
         raise PlanError(f"{where}: holds a plan, expected a file of tenants and devices without [[plan]]")
     found = _converted(table, _Request, where, REQUEST_FORMAT)
-    return _request(found, where, known or {})
+    return _request(found, where, known or {}, applications or {})
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -172,7 +190,7 @@ def parse_plan(text: str, where: str) -> PlanFile:
         given = table.get("format")
         raise PlanError(f"{where}: format is {given!r}, expected {PLAN_FORMAT!r}: is it the output of 'cotenant plan'?")
     found = _converted(table, _PlanFile, where, PLAN_FORMAT)
-    request = _request(found, where, {})
+    request = _request(found, where, {}, {})
     placed = []
     for number, device in enumerate(found.plan):
         partitions = []
@@ -262,7 +280,9 @@ def _splits(total: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     return found
 
 
-def _request(found: _Request, where: str, known: Mapping[str, Known]) -> Request:
+def _request(
+    found: _Request, where: str, known: Mapping[str, Known], elsewhere: Mapping[str, KnownApplication]
+) -> Request:
     if not found.device:
         raise PlanError(f"{where}: has no [[device]], expected at least one kind of device")
     if not found.tenant and not found.application:
@@ -270,7 +290,7 @@ def _request(found: _Request, where: str, known: Mapping[str, Known]) -> Request
     try:
         devices = tuple(made for device in found.device for made in (_device(device),) * device.count)
         loads = tuple(_load(tenant, known) for tenant in found.tenant)
-        applications = tuple(_application(application) for application in found.application)
+        applications = tuple(_application(each, elsewhere.get(each.name)) for each in found.application)
         checked(loads, devices)
     except CotenantError as error:
         raise PlanError(f"{where}: {error}") from None
@@ -310,9 +330,19 @@ def _load(section: _Tenant, known: Mapping[str, Known]) -> Load:
     return Load(section.name, model, section.rate, elsewhere.slo_ns)
 
 
-def _application(section: _Application) -> Application:
+def _application(section: _Application, known: KnownApplication | None) -> Application:
+    name = f"application {section.name!r}"
     stages = tuple(Stage(stage.name, stage.model, stage.after) for stage in section.stage)
-    slo_ns = _ns(section.slo_ms, f"application {section.name!r}: slo_ms")
+    if known is not None:
+        stages = stages or known.stages
+    if not stages:
+        raise PlanError(f"{name}: has no [[application.stage]], expected at least one stage")
+    if section.slo_ms is not None:
+        slo_ns = _ns(section.slo_ms, f"{name}: slo_ms")
+    elif known is not None:
+        slo_ns = known.slo_ns
+    else:
+        raise PlanError(f"{name}: slo_ms is missing, expected a latency target in milliseconds for the whole")
     return Application(section.name, slo_ns, section.rate, stages)
 
 

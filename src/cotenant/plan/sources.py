@@ -10,14 +10,23 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from cotenant.applications import read_application
 from cotenant.errors import CotenantError
-from cotenant.plan.file import Known
+from cotenant.plan.application import Stage
+from cotenant.plan.file import Known, KnownApplication
 from cotenant.plan.tables import Latencies, TableCosts, latencies_of
 from cotenant.plan.tables_csv import read_latencies, read_models
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference import Interference
 from cotenant.profile.table import QUANTILES, Profile, load_profile
-from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names, profile_path
+from cotenant.repository import (
+    STATE_FOLDER,
+    ModelVersion,
+    application_names,
+    find_versions,
+    model_names,
+    profile_path,
+)
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""
@@ -44,6 +53,7 @@ class Tables:
     interference: Interference | None = None
     known: Mapping[str, Known] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    applications: Mapping[str, KnownApplication] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +177,29 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
         if interference
         else "interference: not measured; partitions are believed not to touch each other"
     )
-    return Tables(latencies, memory, sha256(content).hexdigest(), tails, interference, known, tuple(notes))
+    digest = sha256(content).hexdigest()
+    return Tables(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root))
+
+
+def _applications(root: Path | None) -> dict[str, KnownApplication]:
+    """Every application of a repository that can be read."""
+    found: dict[str, KnownApplication] = {}
+    if root is None:
+        return found
+    for name in application_names(root):
+        try:
+            spec = read_application(root, name)
+        except CotenantError:
+            continue
+        names = spec.graph.names
+        found[name] = KnownApplication(
+            spec.slo_ns,
+            tuple(
+                Stage(stage.name, stage.model, tuple(names[other] for other in needed))
+                for stage, needed in zip(spec.stages, spec.graph.after, strict=True)
+            ),
+        )
+    return found
 
 
 def _versions(root: Path) -> Iterator[ModelVersion]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cotenant.core.snapshot import BatchView, Drop, QueueView, Snapshot
-from cotenant.frozen import quick_init
 from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, Tenant
 
@@ -18,9 +16,10 @@ _OTHERS = 2
 """Queries of other sizes than the head that may join a group in its place."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Job:
+_new = tuple.__new__  # what Job(...) does, in half the time
+
+
+class Job(NamedTuple):
     """A batch that could run next: `batch` is its number if it has begun, else None.
 
     `remaining_ns` is its latency alone on the whole device from unit `start` on. `worth_ns` is what its queries cost
@@ -41,13 +40,16 @@ class Job:
     next_start_ns: int
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A paused batch, or a queue from its first query on that can still be in time (at position `at`)."""
+class Candidate(NamedTuple):
+    """A paused batch, or a queue from its first query on that can still be in time (at position `at`).
 
-    urgency: tuple[int, int, int]
-    """(priority, headroom in ns, number of the first query): least first."""
+    In ascending order the most urgent comes first; no two have the same first three fields.
+    """
+
+    rank: int
+    headroom_ns: int
+    first: int
+    """Number of the first query."""
     tenant: str
     source: Any
     at: int
@@ -56,10 +58,19 @@ class Candidate:
     """Of the paused batch, or of the first query, alone on the whole device."""
 
 
-def candidates_of(
-    snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool, heads: int
-) -> tuple[list[Candidate], tuple[Drop, ...]]:
-    """All candidates for a group that starts at `begin_ns`, most urgent first, and the queries beyond help.
+class Waiting(NamedTuple):
+    """What waits, as a decision sees it."""
+
+    candidates: list[Candidate]
+    """Most urgent first."""
+    hopeless: tuple[Drop, ...]
+    """Queries beyond help."""
+    slack_ns: int
+    """The least slack of a tenant, whether he waits or not: SLO less latency of one row on the whole device."""
+
+
+def waiting_at(snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool, heads: int) -> Waiting:
+    """All candidates for a group that starts at `begin_ns`, and the queries beyond help.
 
     Batches that run now and will stop at a boundary are candidates from that boundary on. Each of the first `heads`
     queries of a queue that can be in time makes it a candidate.
@@ -79,22 +90,28 @@ def candidates_of(
             continue
         rank = min([query.rank for query in batch.queries])
         headroom = _meetable(batch.queries, begin_ns + remaining) - begin_ns - remaining
-        found.append(Candidate((rank, headroom, batch.queries[0].id), name, batch, start, False, remaining))
+        found.append(Candidate(rank, headroom, batch.queries[0].id, name, batch, start, False, remaining))
+    slack = NEVER_NS
     for name, queue in snapshot.queues.items():
-        units = queue.tenant.cuts[-1]
+        tenant = queue.tenant
+        units = tenant.cuts[-1]
+        one = latency_ns(name, 0, 1, 0, units, cores)
+        if tenant.slo_ns - one < slack:
+            slack = tenant.slo_ns - one
         left = heads
         for at, head in enumerate(queue.queries):
-            needed = latency_ns(name, head.shape, head.items, 0, units, cores)
+            is_one = head.items == 1 and not head.shape
+            needed = one if is_one else latency_ns(name, head.shape, head.items, 0, units, cores)
             headroom = head.deadline_ns - begin_ns - needed
             if headroom < 0 and drop_hopeless:
                 drops.append(_hopeless(needed, begin_ns, head))
                 continue
-            found.append(Candidate((head.rank, headroom, head.id), name, queue, at, True, needed))
+            found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))
             left -= 1
             if not left:
                 break
-    found.sort(key=_urgency)
-    return found, tuple(drops)
+    found.sort()
+    return Waiting(found, tuple(drops), slack if snapshot.queues else 0)
 
 
 def jobs_of(candidate: Candidate, begin_ns: int, cores: int, narrow: int, predictor: Predictor) -> tuple[Job, ...]:
@@ -108,7 +125,11 @@ def jobs_of(candidate: Candidate, begin_ns: int, cores: int, narrow: int, predic
     tenant, queries = source.tenant, source.queries
     remaining, start = candidate.remaining_ns, candidate.at
     whole = predictor.latency_ns(tenant.name, source.shape, source.items, 0, tenant.cuts[-1], cores)
-    worth = sum([_worth(query, tenant, (cores, narrow), predictor) for query in queries]) * remaining / max(whole, 1)
+    worths = [
+        _worth(query, tenant, _alone_ns(query, tenant, cores, predictor), (cores, narrow), predictor)
+        for query in queries
+    ]
+    worth = sum(worths) * remaining / max(whole, 1)
     deadline = _meetable(queries, begin_ns + remaining)
     return (Job(tenant, (), source.id, source.items, source.shape, start, remaining, worth, deadline, NEVER_NS),)
 
@@ -120,18 +141,24 @@ def _queued(
     tenant, waiting = queue.tenant, queue.queries
     name, units, largest, cores = tenant.name, tenant.cuts[-1], tenant.max_batch, sizes[0]
     head = waiting[at]
-    worth = _worth(head, tenant, sizes, predictor)
-    if at + 1 == len(waiting):
-        return (_single(tenant, head, latency, worth, NEVER_NS),)
+    worth = _worth(head, tenant, latency, sizes, predictor)
+    head_items, shape, key = head.items, head.shape, head.merge_key
     latency_ns = predictor.latency_ns
-    first, chosen, items, deadline, whole_worth = latency, [head], head.items, head.deadline_ns, worth
+    first, items, deadline, whole_worth = latency, head_items, head.deadline_ns, worth
+    chosen = [head]
     second_start = next_start = NEVER_NS
     is_growing = True
     others: list[tuple[Query, int]] = []
     for query in waiting[at + 1 : at + _LOOK_AHEAD]:
-        is_alike = query.items == head.items and query.shape == head.shape
+        is_alike = query.items == head_items and query.shape == shape
+        if not is_growing:
+            if is_alike:
+                continue
+            if len(others) == _OTHERS:
+                break
         alone = first if is_alike else latency_ns(name, query.shape, query.items, 0, units, cores)
-        start = query.deadline_ns - alone
+        limit = query.deadline_ns
+        start = limit - alone
         if start < begin_ns:
             continue
         if second_start == NEVER_NS:
@@ -140,48 +167,50 @@ def _queued(
             others.append((query, alone))
         if is_growing:
             grown = items + query.items
-            if grown <= largest and query.shape == head.shape and query.merge_key == head.merge_key:
-                together = latency_ns(name, head.shape, grown, 0, units, cores)
-                limit = min(deadline, query.deadline_ns)
+            if grown <= largest and query.shape == shape and query.merge_key == key:
+                together = latency_ns(name, shape, grown, 0, units, cores)
+                if deadline < limit:
+                    limit = deadline
                 if together <= latency + alone and begin_ns + together <= limit:
                     chosen.append(query)
                     items, latency, deadline = grown, together, limit
-                    whole_worth += worth if is_alike else _worth(query, tenant, sizes, predictor)
+                    whole_worth += worth if is_alike else _worth(query, tenant, alone, sizes, predictor)
                     continue
             is_growing, next_start = False, start
-        elif len(others) == _OTHERS:
-            break
     jobs = [_single(tenant, head, first, worth, second_start)]
     if len(chosen) > 1:
-        jobs.append(Job(tenant, tuple(chosen), None, items, head.shape, 0, latency, whole_worth, deadline, next_start))
-    head_start = head.deadline_ns - first
-    jobs += [
-        _single(tenant, query, alone, _worth(query, tenant, sizes, predictor), head_start) for query, alone in others
-    ]
+        whole = (tenant, tuple(chosen), None, items, shape, 0, latency, whole_worth, deadline, next_start)
+        jobs.append(_new(Job, whole))
+    if others:
+        head_start = head.deadline_ns - first
+        jobs += [
+            _single(tenant, query, alone, _worth(query, tenant, alone, sizes, predictor), head_start)
+            for query, alone in others
+        ]
     return tuple(jobs)
 
 
 def _single(tenant: Tenant, query: Query, alone: int, worth: float, next_start: int) -> Job:
-    return Job(tenant, (query,), None, query.items, query.shape, 0, alone, worth, query.deadline_ns, next_start)
+    return _new(
+        Job,
+        (tenant, (query,), None, query.items, query.shape, 0, alone, worth, query.deadline_ns, next_start),
+    )
 
 
 def _is_new_kind(query: Query, others: list[tuple[Query, int]]) -> bool:
     return all(query.items != other.items or query.shape != other.shape for other, _ in others)
 
 
-def _urgency(candidate: Candidate) -> tuple[int, int, int]:
-    return candidate.urgency
+def _alone_ns(query: Query, tenant: Tenant, cores: int, predictor: Predictor) -> int:
+    return predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], cores)
 
 
-def _worth(query: Query, tenant: Tenant, sizes: tuple[int, int], predictor: Predictor) -> float:
-    """Device time that the query costs alone, at its cheapest: on the whole device or on the smallest share."""
+def _worth(query: Query, tenant: Tenant, alone: int, sizes: tuple[int, int], predictor: Predictor) -> float:
+    """Device time that the query costs alone, at its cheapest: on the whole device (`alone`) or the smallest share."""
     whole, narrow = sizes
-    units = tenant.cuts[-1]
-    wide = predictor.latency_ns(tenant.name, query.shape, query.items, 0, units, whole)
     if narrow == whole:
-        return float(wide)
-    slim = predictor.latency_ns(tenant.name, query.shape, query.items, 0, units, narrow)
-    return min(float(wide), slim * narrow / whole)
+        return float(alone)
+    return min(float(alone), _alone_ns(query, tenant, narrow, predictor) * narrow / whole)
 
 
 def _meetable(queries: Sequence[Query], end_ns: int) -> int:

@@ -7,13 +7,15 @@ alone, over the predicted latency of the group. Only groups that the predictor c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from functools import lru_cache
 from typing import NamedTuple
 
 from cotenant.core.snapshot import Snapshot, Start
+from cotenant.frozen import quick_init
 from cotenant.policies.group_jobs import NEVER_NS, Candidate, Job, jobs_of
+from cotenant.policies.group_shares import Shares
 from cotenant.predict.protocol import Group, GroupPredictor, Member
 from cotenant.types import Partition
 
@@ -23,41 +25,7 @@ _MOST_TRIALS = 8
 """Groups that are tried before cuts, for each number of members."""
 _NEARLY = 0.9
 """How much of the best group's rate a short one has to reach."""
-_MOST_SPLITS = 8
-"""Ways to share the device among a number of members."""
 _new = tuple.__new__  # what Member(...) does, in half the time
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """The ways to share the lanes of a device: `splits[m - 1]` are those among m members."""
-
-    splits: tuple[tuple[tuple[Partition, ...], ...], ...]
-    widest: int
-    """Cores of the whole device."""
-    narrowest: int
-    """Cores of the smallest share."""
-
-    @classmethod
-    def of(cls, lanes: tuple[Partition, ...], members: int) -> Shares:
-        """Neighbouring lanes go together; of many ways the most even ones are kept."""
-        splits = tuple(tuple(_splits(lanes, count)) for count in range(1, members + 1))
-        sizes = [share.size for ways in splits for split in ways for share in split]
-        return cls(splits, max(sizes), min(sizes))
-
-
-def _splits(lanes: tuple[Partition, ...], count: int) -> Iterator[tuple[Partition, ...]]:
-    ways = [(0, *inner, len(lanes)) for inner in combinations(range(1, len(lanes)), count - 1)]
-    for edges in sorted(ways, key=_unevenness)[:_MOST_SPLITS]:
-        yield tuple(
-            Partition(tuple(core for lane in lanes[a:b] for core in lane.cores), lanes[0].device)
-            for a, b in pairwise(edges)
-        )
-
-
-def _unevenness(edges: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    sizes = [b - a for a, b in pairwise(edges)]
-    return max(sizes) - min(sizes), edges
 
 
 class _Part(NamedTuple):
@@ -70,6 +38,10 @@ class _Part(NamedTuple):
     """What it gets done."""
     latest_ns: int
     """When it has to end, so that what remains of the job can be in time."""
+    next_start_ns: int
+    """See Job; NEVER_NS if it is too late for that anyway."""
+    members: dict[int, Member]
+    """As the predictor sees it, by the size of its share: filled when first asked for."""
 
 
 class _Trial(NamedTuple):
@@ -77,6 +49,16 @@ class _Trial(NamedTuple):
 
     parts: tuple[_Part, ...]
     split: tuple[Partition, ...]
+    group: Group
+    """As the predictor sees it."""
+    worth_ns: float
+    """What it gets done."""
+    latest_ns: int
+    """When it has to end, so that what remains of its jobs can be in time."""
+    next_start_ns: int
+    """When it has to end, so that those behind its members can be in time."""
+    left_ns: int
+    """The least headroom of the candidates that it leaves out."""
 
 
 class _Judged(NamedTuple):
@@ -84,8 +66,6 @@ class _Judged(NamedTuple):
 
     trial: _Trial
     latency_ns: int
-    latest_ns: int
-    """When it has to end."""
     spares_all: bool
     """Whether those left out can still be in time after it."""
     is_short: bool
@@ -93,6 +73,7 @@ class _Judged(NamedTuple):
     rate: float
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A group to start, and the last moment at which it can start with its prediction holding."""
@@ -134,9 +115,9 @@ def find_group(
     alone is not feasible it runs alone, in its smallest batch.
     """
     search = _Search(candidates, predictor, shares, begin_ns, short_ns, repeat)
-    bases: list[tuple[_Part, ...]] = [(part,) for part in search.leading()]
+    alone = search.alone()
+    bases = [trial.parts for trial in alone]  # there is one way to share the device among one
     most = min(len(shares.splits), len(candidates))
-    alone = [trial for base in bases for trial in search.trials(base)]
     # A call of the predictor costs more than a few groups in it: leaders and pairs are predicted at once.
     judged = search.judge(alone + search.with_another(bases) if most > 1 else alone)
     wider = judged[len(alone) :]
@@ -173,19 +154,20 @@ class _Search:
         self._short_ns = short_ns
         self._repeat = repeat
         self._parts: dict[int, list[_Part]] = {}
-        # The least headrooms of those who can be in time: a group with m members leaves one of the first m + 1 out.
-        self._pressing = sorted([(each.urgency[1], of) for of, each in enumerate(candidates) if each.urgency[1] >= 0])[
-            : len(shares.splits) + 1
-        ]
+        self._pressing = _pressing(candidates, len(shares.splits) + 1)
 
     def parts(self, of: int) -> list[_Part]:
         """The ways in which a candidate can join, whole; made when first asked for."""
         found = self._parts.get(of)
         if found is None:
-            found = self._parts[of] = [
-                _Part(of, job, job.tenant.cuts[-1], job.worth_ns * job.tenant.weight, job.deadline_ns)
-                for job in jobs_of(self._candidates[of], self._begin_ns, self._cores, self._narrow, self._predictor)
-            ]
+            candidate, begin = self._candidates[of], self._begin_ns
+            jobs = jobs_of(candidate, begin, self._cores, self._narrow, self._predictor)
+            tenant = jobs[0].tenant
+            end, weight = tenant.cuts[-1], tenant.weight
+            found = self._parts[of] = []
+            for job in jobs:
+                next_start = job.next_start_ns if job.next_start_ns >= begin else NEVER_NS
+                found.append(_new(_Part, (of, job, end, job.worth_ns * weight, job.deadline_ns, next_start, {})))
         return found
 
     def leading(self) -> list[_Part]:
@@ -194,50 +176,57 @@ class _Search:
         head = parts[0].job.queries[:1]
         return [part for part in parts if part.job.queries[:1] == head]
 
-    def trials(self, parts: tuple[_Part, ...]) -> list[_Trial]:
-        """The parts on all shares of the device."""
-        return [_new(_Trial, (parts, split)) for split in self._splits[len(parts) - 1]]
+    def alone(self) -> list[_Trial]:
+        """The first candidate by itself, on the whole device."""
+        left_ns = self._left_ns((0,))
+        return [trial for part in self.leading() for trial in _trials((part,), self._splits[0], left_ns)]
 
     def with_another(self, bases: Sequence[tuple[_Part, ...]]) -> list[_Trial]:
         """Groups with one more member, whole: of one of the most urgent tenants, or other queries of one inside."""
         inside = [part.job.tenant.name for part in bases[0]]
         numbers = [part.of for part in bases[0]]
+        splits = self._splits[len(numbers)]
         found: list[_Trial] = []
         tried = 0
         for of, candidate in enumerate(self._candidates):
             is_again = candidate.tenant in inside
             if of in numbers or (is_again and not self._repeat):
                 continue
+            left_ns = self._left_ns((*numbers, of))
             for part in self.parts(of):
                 for base in reversed(bases):
                     if not (is_again and _share_queries(base, part)):
-                        found += self.trials((*base, part))
+                        found += _trials((*base, part), splits, left_ns)
             tried += 1
             if tried == _PARTNERS or len(found) >= _MOST_TRIALS:
                 break
         return found[:_MOST_TRIALS]
 
+    def _left_ns(self, inside: tuple[int, ...]) -> int:
+        """The least headroom of those who can be in time and are not among these candidates."""
+        for headroom, of in self._pressing:
+            if of not in inside:
+                return headroom
+        return NEVER_NS
+
     def narrowed(self, alone: Sequence[_Judged], wider: Sequence[_Judged], ways: int) -> list[_Trial]:
         """Variants with cuts: of leaders alone that are too long, and of the most promising one of the wider groups."""
         found = self.trimmed(alone)
         if wider:
-            found += self.cut(wider, ways) + self.trimmed([max(wider, key=_by_rate)])
+            promising = max(wider, key=_by_rate)
+            found += self.cut(promising.trial, ways) + self.trimmed([promising])
         return found
 
-    def cut(self, judged: Sequence[_Judged], ways: int) -> list[_Trial]:
-        """The most promising group, with one member or another cut at places spread over its units."""
+    def cut(self, trial: _Trial, ways: int) -> list[_Trial]:
+        """The group with one member or another cut at places spread over its units."""
         found: list[_Trial] = []
-        parts, split = max(judged, key=_by_rate).trial
-        latency_ns = self._predictor.latency_ns
+        parts = trial.parts
         for at, part in enumerate(parts):
             job = part.job
-            tenant, units = job.tenant, job.tenant.cuts[-1]
-            for end in _spread(tenant.cuts, job.start, ways):
-                after = latency_ns(tenant.name, job.shape, job.items, end, units, self._cores)
-                worth = part.worth_ns * (1.0 - after / max(job.remaining_ns, 1))
-                if worth > 0.0:
-                    cut = _Part(part.of, job, end, worth, job.deadline_ns - after)
-                    found.append(_new(_Trial, ((*parts[:at], cut, *parts[at + 1 :]), split)))
+            for end in _spread(job.tenant.cuts, job.start, ways):
+                cut = self._cut_at(part, end)
+                if cut is not None:
+                    found += _trials((*parts[:at], cut, *parts[at + 1 :]), (trial.split,), trial.left_ns)
         return found
 
     def trimmed(self, judged: Sequence[_Judged]) -> list[_Trial]:
@@ -245,10 +234,10 @@ class _Search:
         found: list[_Trial] = []
         for each in judged:
             if not each.is_short:
-                parts, split = each.trial
+                parts, split = each.trial.parts, each.trial.split
                 made = [self._trim(part, share.size) for part, share in zip(parts, split, strict=True)]
                 if any(cut is not part for cut, part in zip(made, parts, strict=True)):
-                    found.append(_new(_Trial, (tuple(made), split)))
+                    found += _trials(tuple(made), (split,), each.trial.left_ns)
         return found
 
     def _trim(self, part: _Part, cores: int) -> _Part:
@@ -265,35 +254,31 @@ class _Search:
                 low = middle
             else:
                 high = middle
-        after = latency_ns(tenant.name, job.shape, job.items, cuts[low], cuts[-1], self._cores)
-        worth = part.worth_ns * (1.0 - after / max(job.remaining_ns, 1))
-        return _Part(part.of, job, cuts[low], worth, job.deadline_ns - after) if worth > 0.0 else part
+        cut = self._cut_at(part, cuts[low])
+        return part if cut is None else cut
+
+    def _cut_at(self, part: _Part, end: int) -> _Part | None:
+        """The part up to unit `end` only; None when it would get nothing done."""
+        of, job, _, worth_ns, _, next_start_ns, _ = part
+        tenant, _, _, items, shape, _, remaining_ns, _, deadline_ns, _ = job
+        after = self._predictor.latency_ns(tenant.name, shape, items, end, tenant.cuts[-1], self._cores)
+        worth = worth_ns * (1.0 - after / (remaining_ns if remaining_ns > 1 else 1))
+        if worth <= 0.0:
+            return None
+        return _new(_Part, (of, job, end, worth, deadline_ns - after, next_start_ns, {}))
 
     def judge(self, trials: list[_Trial]) -> list[_Judged]:
         """Predict groups, all at once, and say how they would do."""
         if not trials:
             return []
-        begin, pressing, short_ns = self._begin_ns, self._pressing, self._short_ns
+        begin, short_ns = self._begin_ns, self._short_ns
         judged: list[_Judged] = []
-        latencies = self._predictor.group_ns([_group(trial) for trial in trials])
+        latencies = self._predictor.group_ns([trial.group for trial in trials])
         for trial, latency in zip(trials, latencies, strict=True):
-            end = begin + latency
-            worth, latest, spares_all = 0.0, NEVER_NS, True
-            inside = []
-            for of, job, _, worth_ns, latest_ns in trial.parts:
-                inside.append(of)
-                worth += worth_ns
-                if latest_ns < latest:
-                    latest = latest_ns
-                if begin <= job.next_start_ns < end:
-                    spares_all = False
-            for headroom, of in pressing:
-                if of not in inside:
-                    if headroom < latency:
-                        spares_all = False
-                    break
-            rate = worth / max(latency, 1)
-            judged.append(_new(_Judged, (trial, latency, latest, spares_all, latency <= short_ns, rate)))
+            _, _, _, worth, _, next_start, left = trial
+            spares_all = begin + latency <= next_start and latency <= left
+            rate = worth / (latency if latency > 1 else 1)
+            judged.append(_new(_Judged, (trial, latency, spares_all, latency <= short_ns, rate)))
         return judged
 
     def best(self, judged: Sequence[_Judged], fallback: _Judged) -> _Judged:
@@ -303,13 +288,16 @@ class _Search:
         """
         best: _Judged | None = None
         short: _Judged | None = None
+        highest = highest_short = (False, -1.0)
+        begin = self._begin_ns
         for each in judged:
-            if self._begin_ns + each.latency_ns <= each.latest_ns:
-                rank = (each.spares_all, each.rate)
-                if best is None or rank > (best.spares_all, best.rate):
-                    best = each
-                if each.is_short and (short is None or rank > (short.spares_all, short.rate)):
-                    short = each
+            trial, latency, spares_all, is_short, rate = each
+            if begin + latency <= trial.latest_ns:
+                rank = (spares_all, rate)
+                if rank > highest:
+                    best, highest = each, rank
+                if is_short and rank > highest_short:
+                    short, highest_short = each, rank
         if best is None:
             return fallback
         is_good = short is not None and short.spares_all == best.spares_all and short.rate >= _NEARLY * best.rate
@@ -317,23 +305,58 @@ class _Search:
 
     def choice(self, chosen: _Judged) -> Choice:
         """What the engine is told of the group."""
-        latency, (parts, split) = chosen.latency_ns, chosen.trial
+        latency, (parts, split, _, _, latest_ns, _, _) = chosen.latency_ns, chosen.trial
         starts = tuple(
             [
                 Start(part.job.tenant.name, part.job.queries, part.end, share, latency, part.job.batch)
                 for part, share in zip(parts, split, strict=True)
             ]
         )
-        return Choice(
-            starts, max(self._begin_ns, chosen.latest_ns - latency), tuple([part.job.start for part in parts])
-        )
+        return Choice(starts, max(self._begin_ns, latest_ns - latency), tuple([part.job.start for part in parts]))
 
 
-def _group(trial: _Trial) -> Group:
-    members = []
-    for (_, job, end, _, _), share in zip(trial.parts, trial.split, strict=True):
-        members.append(_new(Member, (job.tenant.name, job.shape, job.items, job.start, end, share.size)))
-    return tuple(members)
+def _trials(parts: tuple[_Part, ...], splits: Sequence[tuple[Partition, ...]], left_ns: int) -> list[_Trial]:
+    """The parts on these shares of the device."""
+    worth, latest, next_start, known = 0.0, NEVER_NS, NEVER_NS, []
+    for _, _, _, worth_ns, latest_ns, next_start_ns, members in parts:
+        worth += worth_ns
+        known.append(members)
+        if latest_ns < latest:
+            latest = latest_ns
+        if next_start_ns < next_start:
+            next_start = next_start_ns
+    found: list[_Trial] = []
+    for split in splits:
+        group = []
+        for at, share in enumerate(split):  # a strict zip costs as much as the rest of the loop
+            size = share.size
+            group.append(known[at].get(size) or _member(parts[at], size))
+        found.append(_new(_Trial, (parts, split, tuple(group), worth, latest, next_start, left_ns)))
+    return found
+
+
+def _member(part: _Part, size: int) -> Member:
+    """Make a member, to be found in the part from now on."""
+    _, job, end, _, _, _, members = part
+    tenant, _, _, items, shape, start, *_ = job
+    made = members[size] = _new(Member, (tenant.name, shape, items, start, end, size))
+    return made
+
+
+def _pressing(candidates: Sequence[Candidate], most: int) -> list[tuple[int, int]]:
+    """The least headrooms of those who can be in time, at most so many, each with its candidate.
+
+    A group with m members leaves one of the first m + 1 out.
+    """
+    if candidates[0].rank == candidates[-1].rank:  # they stand in this order already
+        found: list[tuple[int, int]] = []
+        for of, each in enumerate(candidates):
+            if each.headroom_ns >= 0:
+                found.append((each.headroom_ns, of))
+                if len(found) == most:
+                    break
+        return found
+    return sorted([(each.headroom_ns, of) for of, each in enumerate(candidates) if each.headroom_ns >= 0])[:most]
 
 
 def _share_queries(base: tuple[_Part, ...], part: _Part) -> bool:
@@ -345,7 +368,8 @@ def _by_rate(judged: _Judged) -> float:
     return judged.rate
 
 
-def _spread(cuts: Sequence[int], start: int, ways: int) -> Sequence[int]:
+@lru_cache(4096)
+def _spread(cuts: tuple[int, ...], start: int, ways: int) -> Sequence[int]:
     """At most `ways` cuts between `start` and the end, evenly spread."""
     inner = [cut for cut in cuts[1:-1] if cut > start] if start else cuts[1:-1]
     if len(inner) <= ways:

@@ -14,10 +14,12 @@ from typing import ClassVar, cast
 
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
 from cotenant.errors import InvalidValueError
+from cotenant.frozen import quick_init
 from cotenant.policies.candidates import Key
 from cotenant.policies.edf import Edf
-from cotenant.policies.group_jobs import candidates_of
-from cotenant.policies.group_search import Choice, Shares, find_group
+from cotenant.policies.group_jobs import waiting_at
+from cotenant.policies.group_search import Choice, find_group
+from cotenant.policies.group_shares import Shares
 from cotenant.predict.protocol import GroupPredictor, Predictor
 from cotenant.types import Partition, Query, Tenant
 
@@ -25,6 +27,7 @@ MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """A group chosen while another one ran, to begin at `begin_ns`, and the queries that are beyond help by then."""
@@ -130,19 +133,10 @@ class Overlap:
         """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
         heads = len(self.shares.splits) if self.repeat else 1
         drops = self.drop is DropRule.HOPELESS
-        candidates, hopeless = candidates_of(snapshot, begin_ns, self.shares.widest, drops, heads)
+        candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.shares.widest, drops, heads)
         if not candidates:
             return None, hopeless
         ways = self.ways if self.preempt else 0
-        return find_group(
-            candidates, predictor, self.shares, begin_ns, ways, self._short_ns(snapshot), self.repeat
-        ), hopeless
-
-    def _short_ns(self, snapshot: Snapshot) -> int:
-        """Latency of a group that leaves all tenants, whether they wait or not, enough of their slack."""
-        latency_ns, cores = snapshot.predictor.latency_ns, self.shares.widest
-        slack = [
-            queue.tenant.slo_ns - latency_ns(name, 0, 1, 0, queue.tenant.cuts[-1], cores)
-            for name, queue in snapshot.queues.items()
-        ]
-        return int(max(0, min(slack, default=0)) * self.stretch)
+        # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
+        short_ns = int(max(0, slack_ns) * self.stretch)
+        return find_group(candidates, predictor, self.shares, begin_ns, ways, short_ns, self.repeat), hopeless

@@ -50,11 +50,23 @@ class GroupedPredictor(TablePredictor):
             return answers
         if len(known) > _MEMORY:
             known.clear()
-        new = [group for group, answer in zip(groups, answers, strict=True) if not answer]
-        found = super().group_ns(new) if self.fitted is None else self.fitted.group_ns(new)
-        for group, latency in zip(new, found, strict=True):
-            known[group] = max(1, round(latency * self.factor))
-        return [answer or known[group] for group, answer in zip(groups, answers, strict=True)]
+        new: list[Group] = []
+        places: list[int] = []
+        for at, group in enumerate(groups):
+            if not answers[at]:
+                # The order of members means nothing: these may have been asked for in another one.
+                ordered = tuple(sorted(group))
+                answer = known.get(ordered, 0)
+                if answer:
+                    answers[at] = known[group] = answer
+                else:
+                    new.append(ordered)
+                    places.append(at)
+        if new:
+            found = super().group_ns(new) if self.fitted is None else self.fitted.group_ns(new)
+            for at, ordered, latency in zip(places, new, found, strict=True):
+                answers[at] = known[groups[at]] = known[ordered] = max(1, round(latency * self.factor))
+        return answers
 
     def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
         """The same beliefs about groups, with other factors of single launches."""

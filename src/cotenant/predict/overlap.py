@@ -6,10 +6,11 @@ looked up by the member afterwards, so that a group costs a sum, a maximum and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import chain
+from math import exp
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from cotenant.predict.overlap_net import NORMS, UNKNOWN, Monotone, Net, Weights,
 from cotenant.predict.protocol import Group, Member
 from cotenant.predict.table import TablePredictor
 
+Real = npt.NDArray[np.float64]
 _MEMORY = 1 << 15
 """Members whose vectors are kept at most; some 15 MB."""
 _MEDIAN = 0.5
@@ -74,29 +76,19 @@ class OverlapPredictor:
         self.factor = factor
         floor_ns = model.margins.floor_ns
         shares = model.margins.shares(quantile)
-        self._raised_by = np.array([(1.0 + share, share * floor_ns) for share in (shares[0], *shares)]).T
-        """Rows: what a median is multiplied by, and what is added, to get the quantile; columns: members, from 0."""
+        self._raised_by = tuple((1.0 + share, share * floor_ns) for share in (shares[0], *shares))
+        """What a median is multiplied by, and what is added, to get the quantile, by number of members from 0."""
         self._features = Features(model.facts, model.scale_ns)
         self._solo = TablePredictor({each.name: each.table for each in model.facts})
         self._number = {name: number for number, name in enumerate(model.tenants, 1)}
         self._used = {name: value.astype(np.float64) for name, value in _effective(model).items()}
-        self._width = width = self._used["b3"].size
-        # A layer sorts pairs of its values (a, b) and multiplies: max(a, b) and min(a, b) are (a + b +- |a - b|) / 2,
-        # so weights that make sums and differences of pairs leave one magnitude to be taken.
-        w4, b4 = _of_pairs(_to_pairs(self._used["w4"]), self._used["b4"])
-        self._w4, self._b4, self._w5 = w4, b4, _to_pairs(self._used["w5"])
-        into, bias = _of_pairs(self._used["w3"], self._used["b3"])
-        into = np.column_stack([into, self._used["skip"]])
-        # The trunk takes sum, maximum and sum less maximum. The part of the sum is multiplied once a member; the
-        # biases are what the largest of the ones that follow the vectors is multiplied with.
-        self._from_sum = into[:width] + into[2 * width :]
-        self._from_largest = np.vstack([into[width : 2 * width] - into[2 * width :], [*bias, self._used["b5"][0]]])
-        self._powers = np.array(NORMS)
-        self._from_logs = self._used["norms"] / self._powers
+        self._width = self._used["b3"].size
+        self._from_sum, self._from_largest, self._w4, self._w5 = _folded(self._used)
+        self._from_logs = tuple((self._used["norms"] / np.array(NORMS)).tolist())
         self._rows: dict[Member, int] = {}
         # A row a member: vector, one, upper quantile alone, vector times weights, powers of the solo time. Row 0 is
         # nobody.
-        self._table = np.zeros((1024, 2 * width + 3 + len(NORMS)))
+        self._table = np.zeros((1024, 2 * self._width + 4 + len(NORMS)))
         self._solo_known: dict[tuple[str, int, int, int, int, int], int] = {}
 
     @property
@@ -128,14 +120,20 @@ class OverlapPredictor:
         except KeyError:
             self._learn(groups)
             rows = self._rows_of(groups, most)
-        found = self._table.take(rows, 0).reshape(most, count, -1)
+        found = self._table.take(rows, 0)
         edge = self._width + 2
-        largest, total = found[0, :, :edge], found[0, :, edge:]
-        for slot in found[1:]:  # quicker than sums and maxima along an axis
+        largest, total = found[:count, :edge], found[:count, edge:]
+        for at in range(count, most * count, count):  # quicker than sums and maxima along an axis
+            slot = found[at : at + count]
             largest, total = np.maximum(largest, slot[:, :edge]), total + slot[:, edge:]
-        times, more = self._raised_by[:, np.minimum(sizes, self._raised_by.shape[1] - 1)]
-        raised = self._plain(largest[:, :-1], total) * times + more
-        return [round(each) or 1 for each in (np.maximum(raised, largest[:, -1]) * self.factor).tolist()]
+        medians = self._plain(largest[:, :-1], total)
+        raised_by, last, factor = self._raised_by, len(self._raised_by) - 1, self.factor
+        answers = []
+        for size, median, least in zip(sizes, medians, largest[:, -1].tolist(), strict=True):
+            times, more = raised_by[size if size < last else last]
+            raised = median * times + more
+            answers.append(round((raised if raised > least else least) * factor) or 1)
+        return answers
 
     def _rows_of(self, groups: Sequence[Group], most: int) -> list[int]:
         """Rows of the members: the first one of every group, then the second ones, and so on; 0 where there is none."""
@@ -169,22 +167,30 @@ class OverlapPredictor:
         return self._features.unit_count(tenant)
 
     def _raised(self, plain: float, members: int) -> float:
-        times, more = self._raised_by[:, members].tolist()
-        return float(plain * times + more)
+        times, more = self._raised_by[members]
+        return plain * times + more
 
-    def _plain(self, largest: npt.NDArray[np.float64], total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _plain(self, largest: Real, total: Real) -> list[float]:
         """Medians in ns from the largest vectors with their one, and the sums of vectors times weights and powers."""
-        width, half = self._width, self._width // 2
-        first = total[:, : width + 1] + largest @ self._from_largest
-        np.abs(first[:, half:width], out=first[:, half:width])
-        second = first[:, :width] @ self._w4 + self._b4
-        np.abs(second[:, half:], out=second[:, half:])
-        logs = np.log(total[:, width + 1 :])
-        output = second @ self._w5 + first[:, width] + logs @ self._from_logs
-        # Both bounds grow with every unit, row and member, as the output does.
-        np.maximum(output, logs[:, -1] * (1 / NORMS[-1]) - _FURTHEST, out=output)
-        np.minimum(output, logs[:, 0] + _FURTHEST, out=output)
-        medians: npt.NDArray[np.float64] = np.exp(output) * self.model.scale_ns
+        # Calls of numpy are what this costs: `dot` takes a third of the time of `@` for matrices as small as these, and
+        # the last steps are quicker number by number for the few groups that are asked for at once.
+        edge, half = self._width + 2, self._width // 2
+        first = largest.dot(self._from_largest)
+        first += total[:, :edge]
+        apart = first[:, -half:]
+        np.abs(apart, out=apart)
+        second = first.dot(self._w4)
+        apart = second[:, -half:]
+        np.abs(apart, out=apart)
+        by_sum, by_second, by_fourth = self._from_logs
+        scale = self.model.scale_ns
+        medians = []
+        for output, logs in zip(second.dot(self._w5).tolist(), np.log(total[:, edge:]).tolist(), strict=True):
+            log_sum, log_squares, log_fourths = logs
+            found = output + (log_sum * by_sum + log_squares * by_second + log_fourths * by_fourth)
+            # Both bounds grow with every unit, row and member, as the output does.
+            found = max(found, log_fourths / NORMS[-1] - _FURTHEST)
+            medians.append(exp(min(found, log_sum + _FURTHEST)) * scale)
         return medians
 
     def _learn(self, groups: Sequence[Group]) -> None:
@@ -208,25 +214,54 @@ class OverlapPredictor:
         for at, member in enumerate(new, begin):
             self._rows[member] = at
 
-    def _row_of(self, number: int, x: npt.NDArray[np.float64], solo: float) -> npt.NDArray[np.float64]:
-        vector = np.append(member_vectors(self._used, number, x)[0], 1.0)
-        total = np.append(vector[:-1] @ self._from_sum, solo**self._powers)
-        alone = 0.0
+    def _row_of(self, number: int, x: Real, solo: float) -> Real:
+        width, row = self._width, np.empty(self._table.shape[1])
+        edge = width + 2
+        vector = member_vectors(self._used, number, x)
+        row[:width], row[width], row[width + 1] = vector[0], 1.0, 0.0
+        row[edge : edge + edge] = vector.dot(self._from_sum)[0]
+        row[edge + edge :] = [solo**power for power in NORMS]
         if self.quantile > _MEDIAN and self.model.monotone is not Monotone.NOTHING:
             # A group is not faster than any of its members alone, also where groups of one need the wider margin.
-            alone = self._raised(float(self._plain(vector[None], total[None])[0]), 1)
-        return np.concatenate([vector, [alone], total])
+            row[width + 1] = self._raised(self._plain(row[None, : width + 1], row[None, edge:])[0], 1)
+        return row
 
 
-def _of_pairs(
-    weights: npt.NDArray[np.float64], biases: npt.NDArray[np.float64]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _folded(used: Mapping[str, Real]) -> tuple[Real, Real, Real, Real]:
+    """Weights of the trunk for as few steps as possible: those of a member's sum, of the largest, of layers 4 and 5.
+
+    A layer sorts pairs of its values (a, b) and multiplies: max(a, b) and min(a, b) are (a + b +- |a - b|) / 2, so
+    weights that make sums and differences of pairs leave one magnitude to be taken. The trunk takes sum, maximum and
+    sum less maximum; the part of the sum is multiplied once a member. Values of the first layer: sums of pairs, what
+    skips the layers, one, differences; the one and what skips spare the sums with biases later on.
+    """
+    width, half = used["b3"].size, used["b3"].size // 2
+    into, bias = _of_pairs(used["w3"], used["b3"])
+    columns = [into[:, :half], used["skip"][:, None], np.zeros((len(into), 1)), into[:, half:]]
+    into = np.hstack(columns)
+    bias = np.concatenate([bias[:half], [used["b5"][0], 1.0], bias[half:]])
+    from_sum = into[:width] + into[2 * width :]
+    from_largest = np.vstack([into[width : 2 * width] - into[2 * width :], bias])
+    w4, b4 = _of_pairs(_to_pairs(used["w4"]), used["b4"])
+    rows = np.vstack([w4[:half], np.zeros(width), b4, w4[half:]])
+    skips = np.zeros((width + 2, 1))
+    skips[half] = 1.0
+    w5 = _to_pairs(used["w5"])
+    return (
+        from_sum,
+        from_largest,
+        np.hstack([rows[:, :half], skips, rows[:, half:]]),
+        np.concatenate([w5[:half], [1.0], w5[half:]]),
+    )
+
+
+def _of_pairs(weights: Real, biases: Real) -> tuple[Real, Real]:
     """Weights and biases of the sums of neighbouring outputs, then of their differences."""
     even, odd, b_even, b_odd = weights[:, ::2], weights[:, 1::2], biases[::2], biases[1::2]
     return np.hstack([even + odd, even - odd]), np.concatenate([b_even + b_odd, b_even - b_odd])
 
 
-def _to_pairs(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _to_pairs(weights: Real) -> Real:
     """Weights for sums and magnitudes of differences of pairs, from those for larger and smaller ones."""
     return np.concatenate([weights[::2] + weights[1::2], weights[::2] - weights[1::2]]) / 2
 

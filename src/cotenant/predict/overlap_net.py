@@ -160,8 +160,8 @@ class Net:
 
 def member_vectors(used: Mapping[str, Reals], tenant: int, x: Reals) -> Reals:
     """Vectors of members of one tenant, shape (members, width), from effective weights and features."""
-    hidden, _ = _sort_pairs(x @ used["w1"][tenant] + used["b1"][tenant])
-    return _positive(hidden @ used["w2"][tenant] + used["b2"][tenant])[0]
+    hidden = _pair_sorted(x @ used["w1"][tenant] + used["b1"][tenant])
+    return _activated(hidden @ used["w2"][tenant] + used["b2"][tenant])
 
 
 def place_thresholds(net: Net, batch: Batch, rng: np.random.Generator) -> None:
@@ -194,7 +194,7 @@ def place_thresholds(net: Net, batch: Batch, rng: np.random.Generator) -> None:
             lambda t=tenant: net.effective()["w2"][t],  # type: ignore[misc]
         )
         if tenant != UNKNOWN:
-            vectors[rows] = _positive(two)[0]
+            vectors[rows] = _activated(two)
     pooled = _pool(vectors.reshape(*batch.tenant.shape, -1))
     three = settle(raw["w3"], raw["b3"], pooled, lambda: net.effective()["w3"])
     settle(raw["w4"], raw["b4"], _pair_sorted(three), lambda: net.effective()["w4"])
@@ -236,13 +236,20 @@ def _unsort(back: Floats, swapped: npt.NDArray[np.bool_]) -> Floats:
     return made.reshape(back.shape)
 
 
-def _positive(values: Floats) -> tuple[Floats, Floats]:
-    """Half of the values through ReLU, half through the logistic function; and the slopes."""
+def _activated(values: Floats) -> Floats:
+    """Half of the values through ReLU, half through the logistic function."""
     half = values.shape[1] // 2
-    made, slope = np.empty_like(values), np.empty_like(values)
-    made[:, :half] = np.maximum(values[:, :half], 0.0)
+    made = np.empty_like(values)
+    np.maximum(values[:, :half], 0.0, out=made[:, :half])
+    made[:, half:] = 1.0 / (1.0 + np.exp(-np.minimum(np.maximum(values[:, half:], -30.0), 30.0)))
+    return made
+
+
+def _positive(values: Floats) -> tuple[Floats, Floats]:
+    """Activated values, and the slopes."""
+    half = values.shape[1] // 2
+    made, slope = _activated(values), np.empty_like(values)
     slope[:, :half] = values[:, :half] > 0
-    logistic = 1.0 / (1.0 + np.exp(-np.clip(values[:, half:], -30.0, 30.0)))
-    made[:, half:] = logistic
+    logistic = made[:, half:]
     slope[:, half:] = logistic * (1.0 - logistic)
     return made, slope

@@ -14,7 +14,8 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     """Write a trace as a file for ui.perfetto.dev; give the number of launches in it.
 
     Lanes show launches; tenants show each query from its arrival to its end, with the time before its first launch as
-    a span of its own; counters show who waits.
+    a span of its own; applications show each query from its arrival to the end of its last stage; counters show who
+    waits.
     """
     spans: list[Span] = []
     instants: list[Instant] = []
@@ -23,6 +24,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     begun: dict[int, int] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
     waiting: dict[str, int] = {}
+    whole: dict[int, tuple[str, int]] = {}
     zero: int | None = None
     launches = 0
     for record in records:
@@ -32,6 +34,13 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
             query = record.event["query"]
             arrived[query["id"]] = {**query, "arrival_ns": now}
             waiting[query["tenant"]] = waiting.get(query["tenant"], 0) + 1
+        elif record.kind == "ApplicationArrived":
+            whole[record.event["query"]] = record.event["application"], now
+        elif record.kind == "ApplicationEnded" and record.event["query"] in whole:
+            name, start = whole.pop(record.event["query"])
+            told = f"{record.event['outcome']} #{record.event['query']}"
+            args = {key: record.event[key] for key in ("query", "outcome", "reason")}
+            spans.append(Span(f"applications/{name}", told, start, now, args))
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             launches += 1

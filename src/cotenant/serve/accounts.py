@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.execute.protocol import Timing
-from cotenant.types import Outcome
+from cotenant.types import Outcome, Query
 
 LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -51,19 +52,23 @@ class Account:
     headroom_ns: int = 0
     last_ms: int = 0
 
+    def end(self, outcome: Outcome, latency_ns: int, rows: int) -> None:
+        """Count how a query of so many rows ended."""
+        self.outcomes[outcome] += 1
+        if outcome is not Outcome.CANCELLED:
+            self.recent.append(outcome is Outcome.ANSWERED)
+        if outcome not in _ANSWERS:
+            self.fail.add(latency_ns)
+            return
+        self.success.add(latency_ns)
+        self.rows += rows
+        self.last_ms = time.time_ns() // 1_000_000
+        self.latency_buckets[bisect_left(LATENCY_BUCKETS_S, latency_ns / 1e9)] += 1
+
     @property
     def attainment(self) -> float:
         """Share of the last queries that were answered in time; 1 before the first."""
         return sum(self.recent) / len(self.recent) if self.recent else 1.0
-
-
-@dataclass(slots=True)
-class _Open:
-    """A query that has not ended."""
-
-    tenant: str
-    arrival_ns: int
-    items: int
 
 
 class Accounts:
@@ -71,7 +76,7 @@ class Accounts:
 
     def __init__(self) -> None:
         self.by_tenant: dict[str, Account] = {}
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, Query] = {}
         self._running: dict[int, tuple[Launch, Account]] = {}
 
     def add(self, tenant: str, slo_ns: int) -> None:
@@ -82,7 +87,7 @@ class Accounts:
         """See Observer."""
         if isinstance(event, QueryArrived):
             query = event.query
-            self._open[query.id] = _Open(query.tenant, query.arrival_ns, query.items)
+            self._open[query.id] = query
             account = self.by_tenant.get(query.tenant)
             if account is not None:
                 account.arrived += 1
@@ -109,23 +114,8 @@ class Accounts:
     def _responded(self, respond: Respond, time_ns: int) -> None:
         query = self._open.pop(respond.query)
         account = self.by_tenant.get(query.tenant)
-        if account is None:
-            return
-        outcome, latency = respond.outcome, time_ns - query.arrival_ns
-        account.outcomes[outcome] += 1
-        if outcome is not Outcome.CANCELLED:
-            account.recent.append(outcome is Outcome.ANSWERED)
-        if outcome in _ANSWERS:
-            account.success.add(latency)
-            account.rows += query.items
-            account.last_ms = time.time_ns() // 1_000_000
-            seconds = latency / 1e9
-            at = 0
-            while at < len(LATENCY_BUCKETS_S) and seconds > LATENCY_BUCKETS_S[at]:
-                at += 1
-            account.latency_buckets[at] += 1
-        else:
-            account.fail.add(latency)
+        if account is not None:
+            account.end(respond.outcome, time_ns - query.arrival_ns, query.items)
 
 
 def _add_timing(account: Account, launch: Launch, timing: Timing, actions: list[Action]) -> None:

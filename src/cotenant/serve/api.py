@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import CotenantError
+from cotenant.frozen import quick_init
 from cotenant.types import Outcome
 
 Array = npt.NDArray[Any]
@@ -62,6 +63,7 @@ class ModelMetadata:
     """0 when queries are never merged (then shapes hold every dimension), else the largest batch."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class InferRequest:
     """One inference as a client asked for it, already decoded: arrays have the datatype and shape that was declared.
@@ -79,6 +81,7 @@ class InferRequest:
     timeout_ns: int | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class InferResult:
     """How a request ended. `outputs` are there for ANSWERED and LATE alone; `reason` says why for all else."""

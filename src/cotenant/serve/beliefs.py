@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.execute.protocol import Timing
+from cotenant.frozen import quick_init
 from cotenant.predict.calibration import Calibration
 from cotenant.predict.conformal import AdaptiveConformal
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
-from cotenant.types import Outcome, Query
+from cotenant.types import Outcome, Query, StageQuery
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class _Belief:
     """What was predicted of a launch alone, with which factor, and when it began."""
@@ -70,6 +73,13 @@ class Beliefs:
         """Believe what was fitted to measured groups from now on. Only with `grouped`."""
         self.predictor = GroupedPredictor(self._tables, self._calibration.scales, fitted, self._margin.factor)
 
+    def doubt(self, tenants: Iterable[str]) -> PredictorChanged | None:
+        """Queries were refused as these tenants are believed to be too slow together: believe a little less of it."""
+        scales: dict[str, float] | None = None
+        for tenant in tenants:
+            scales = self._calibration.relax(tenant) or scales
+        return PredictorChanged(self.predictor) if self._adapt and self._use(scales) else None
+
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
         """Latency of the whole model in the largest partition: the best that a query can get."""
         units = self.predictor.unit_count(tenant)
@@ -79,16 +89,16 @@ class Beliefs:
         """See Observer: compare each launch, or each group, with what was believed of it."""
         if not self._adapt:
             return None
-        started = [action for action in actions if isinstance(action, Launch)]
         if isinstance(self.predictor, GroupedPredictor):
             changed = self._follow_group(time_ns, event, self.predictor)
-            self._remember(started, time_ns, self.predictor)
+            self._remember([action for action in actions if isinstance(action, Launch)], time_ns, self.predictor)
         else:
             changed = self._follow_launch(time_ns, event)
-            for launch in started:
-                factor = self._calibration.factor(launch.tenant)
-                self._launched[launch.id] = _Belief(launch.tenant, launch.predicted_ns, time_ns, factor)
-        if isinstance(event, QueryArrived) and _is_refused(actions):
+            for action in actions:
+                if isinstance(action, Launch):
+                    factor = self._calibration.factor(action.tenant)
+                    self._launched[action.id] = _Belief(action.tenant, action.predicted_ns, time_ns, factor)
+        if actions and isinstance(event, QueryArrived) and _is_refused(actions):
             changed = self._use(self._relaxed(event.query))
         return PredictorChanged(self.predictor) if changed else None
 
@@ -143,7 +153,7 @@ class Beliefs:
 
     def _relaxed(self, query: Query) -> dict[str, float] | None:
         """New factors, if it was the belief in a slow model that refused this query."""
-        if query.tenant not in self._tables:
+        if query.tenant not in self._tables or isinstance(query, StageQuery):  # of a stage see `doubt`
             return None
         is_believed_slow = self.alone_ns(query.tenant, query.shape, query.items) > query.deadline_ns - query.arrival_ns
         return self._calibration.relax(query.tenant) if is_believed_slow else None

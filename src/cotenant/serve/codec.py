@@ -6,16 +6,18 @@ little-endian and row-major on the wire; arrays made from raw bytes are read-onl
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from cotenant.frozen import quick_init
 from cotenant.serve import api
 from cotenant.serve.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 
@@ -56,6 +58,7 @@ class Limits:
     """Unanswered requests of one gRPC stream; reading pauses there."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class OutputWish:
     """How one output is to be sent: raw bytes or JSON, and `classes` best entries instead of the values (0: values)."""
@@ -65,6 +68,7 @@ class OutputWish:
     classes: int = 0
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class WireRequest:
     """A decoded request together with how its answer is to be written."""
@@ -78,7 +82,7 @@ class WireRequest:
     @property
     def wants_classes(self) -> bool:
         """Whether any output is to be sent as classes."""
-        return any(wish.classes for wish in self.wishes)
+        return bool(self.wishes) and any(wish.classes for wish in self.wishes)
 
 
 def bad(message: str) -> ServeError:
@@ -255,39 +259,42 @@ def validate(request: InferRequest, metadata: ModelMetadata) -> None:
     Shapes in the metadata are those of the wire: with `max_batch_size` > 0 the first dimension is the batch.
     Raises ServeError (INVALID_ARGUMENT) that names the model, the tensor and what was expected.
     """
-    where = f"model {shown(metadata.name)}"
     arrays = request.inputs
     for spec in metadata.inputs:
         array = arrays.get(spec.name)
         if array is None:
             wanted = ", ".join(repr(other.name) for other in metadata.inputs)
-            raise bad(f"{where}: input {spec.name!r} is missing, expected the inputs {wanted}")
+            raise bad(f"{_model(metadata)}: input {spec.name!r} is missing, expected the inputs {wanted}")
         if array.dtype != DTYPES[spec.datatype]:
             found = DATATYPE_OF.get(array.dtype, str(array.dtype))
-            raise bad(f"{where}: input {spec.name!r} has datatype {found}, expected {spec.datatype}")
+            raise bad(f"{_model(metadata)}: input {spec.name!r} has datatype {found}, expected {spec.datatype}")
         shape = array.shape
-        if len(shape) != len(spec.shape) or any(
-            want not in (-1, got) for got, want in zip(shape, spec.shape, strict=True)
-        ):
+        wrong = [got for got, want in zip(shape, spec.shape, strict=False) if got != want and want != -1]
+        if wrong or len(shape) != len(spec.shape):
             raise bad(
-                f"{where}: input {spec.name!r} has shape {shown(list(shape))}, expected {list(spec.shape)} "
+                f"{_model(metadata)}: input {spec.name!r} has shape {shown(list(shape))}, expected {list(spec.shape)} "
                 "(-1 is any size)"
             )
         if metadata.max_batch_size and shape and not 1 <= shape[0] <= metadata.max_batch_size:
             raise bad(
-                f"{where}: input {spec.name!r} has a batch of {shape[0]}, expected 1 to {metadata.max_batch_size}"
+                f"{_model(metadata)}: input {spec.name!r} has a batch of {shape[0]}, "
+                f"expected 1 to {metadata.max_batch_size}"
             )
     if len(arrays) != len(metadata.inputs):
         known = {spec.name for spec in metadata.inputs}
         extra = next(name for name in arrays if name not in known)
         wanted = ", ".join(repr(spec.name) for spec in metadata.inputs)
-        raise bad(f"{where}: input {shown(extra)} is unknown, expected the inputs {wanted}")
+        raise bad(f"{_model(metadata)}: input {shown(extra)} is unknown, expected the inputs {wanted}")
     if request.outputs:
         names = [spec.name for spec in metadata.outputs]
         for name in request.outputs:
             if name not in names:
                 offered = ", ".join(map(repr, names))
-                raise bad(f"{where}: output {shown(name)} is unknown, expected some of {offered}")
+                raise bad(f"{_model(metadata)}: output {shown(name)} is unknown, expected some of {offered}")
+
+
+def _model(metadata: ModelMetadata) -> str:
+    return f"model {shown(metadata.name)}"
 
 
 def infer_raw_shape(spec: TensorSpec, size_bytes: int, max_batch_size: int) -> tuple[int, ...]:
@@ -338,10 +345,13 @@ def classify(name: str, array: Array, classes: int, batched: bool) -> Array:
     return best if batched and array.ndim else best[0]
 
 
-def select_outputs(wire: WireRequest, outputs: dict[str, Array], batched: bool) -> list[tuple[OutputWish, Array]]:
+_wish = functools.lru_cache(maxsize=1024)(OutputWish)
+
+
+def select_outputs(wire: WireRequest, outputs: Mapping[str, Array], batched: bool) -> list[tuple[OutputWish, Array]]:
     """Return the outputs to be sent, in order, with classification applied. INTERNAL when the model left one out."""
     if not wire.wishes:
-        return [(OutputWish(name, wire.binary_default), array) for name, array in outputs.items()]
+        return [(_wish(name, wire.binary_default), array) for name, array in outputs.items()]
     chosen = []
     for wish in wire.wishes:
         array = outputs.get(wish.name)

@@ -60,9 +60,9 @@ def decode_request(message: Any, limits: Limits) -> WireRequest:
 
     Raises ServeError: INVALID_ARGUMENT for anything malformed, UNIMPLEMENTED for shared memory.
     """
-    inputs = message.inputs
-    raw = message.raw_input_contents
-    check_counts(len(inputs), len(message.outputs), limits)
+    # Slices are lists: going through one costs a third of going through the message's own container.
+    inputs, outputs, raw = message.inputs[:], message.outputs[:], message.raw_input_contents[:]
+    check_counts(len(inputs), len(outputs), limits)
     if raw and len(raw) != len(inputs):
         raise bad(f"raw_input_contents has {len(raw)} tensors, expected one for each of the {len(inputs)} inputs")
     arrays: dict[str, Array] = {}
@@ -71,9 +71,10 @@ def decode_request(message: Any, limits: Limits) -> WireRequest:
         if name in arrays:
             raise bad(f"input {shown(name)} is given twice")
         datatype = tensor.datatype
-        shape = tuple(tensor.shape)
+        shape = tuple(tensor.shape[:])
         count = check_shape(name, datatype, shape, limits)
-        if tensor.parameters and "shared_memory_region" in tensor.parameters:
+        parameters = tensor.parameters
+        if parameters and "shared_memory_region" in parameters:
             raise ServeError(Status.UNIMPLEMENTED, f"input {shown(name)}: {NO_SHARED_MEMORY}")
         if raw:
             if tensor.HasField("contents"):
@@ -82,13 +83,14 @@ def decode_request(message: Any, limits: Limits) -> WireRequest:
         else:
             arrays[name] = _decode_contents(name, datatype, shape, count, tensor.contents)
     priority, timeout_ns = 0, None
-    if message.parameters:
-        for key, parameter in message.parameters.items():
+    parameters = message.parameters
+    if parameters:
+        for key, parameter in parameters.items():
             if key == "priority":
                 priority = read_priority(_value(parameter))
             elif key == "timeout":
                 timeout_ns = read_timeout_ns(_value(parameter))
-    wishes = tuple([_read_output(output) for output in message.outputs])
+    wishes = tuple([_read_output(output) for output in outputs])
     request = InferRequest(
         message.model_name,
         arrays,
@@ -141,7 +143,7 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> An
     message = _ModelInferResponse(model_name=wire.request.model, model_version=result.model_version, id=wire.request.id)
     message.parameters[QUERY_KEY].int64_param = result.query
     raw = message.raw_output_contents
-    for wish, array in select_outputs(wire, dict(result.outputs), batched):
+    for wish, array in select_outputs(wire, result.outputs, batched):
         message.outputs.add(name=wish.name, datatype=datatype_of(wish.name, array), shape=array.shape)
         raw.append(encode_raw(array))
     return message

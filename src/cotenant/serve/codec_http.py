@@ -267,7 +267,7 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tu
     """
     described: list[dict[str, Any]] = []
     raw: list[Piece] = []
-    for wish, array in select_outputs(wire, dict(result.outputs), batched):
+    for wish, array in select_outputs(wire, result.outputs, batched):
         datatype = datatype_of(wish.name, array)
         entry: dict[str, Any] = {"name": wish.name, "datatype": datatype, "shape": array.shape}
         if wish.binary:

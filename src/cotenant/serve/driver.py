@@ -51,7 +51,7 @@ class Driver:
         self._last_ns = 0
         self._timer_version = 0
         self._watching = 0
-        """Threads that wait for launches to end."""
+        """Threads that wait for something to end."""
         self._failed_observers: list[Observer] = []
 
     def submit(self, make: Callable[[int, int], Query], inputs: Tensors, done: Done) -> int:
@@ -64,6 +64,16 @@ class Driver:
             self._pending[number] = done
             self._executor.put(number, inputs)
             answers = self._handle(QueryArrived(query), now)
+        _deliver(answers)
+        return number
+
+    def begin(self, make: Callable[[int, int], Event]) -> int:
+        """Take a query's number, and let what `make(number, now_ns)` says happen with it."""
+        with self._lock:
+            number = self._next_query
+            self._next_query += 1
+            now = self._now()
+            answers = self._handle(make(number, now), now)
         _deliver(answers)
         return number
 
@@ -80,23 +90,25 @@ class Driver:
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no query is inside and nothing runs; say whether that came to be within the time."""
-        with self._idle:
-            return self._idle.wait_for(lambda: not (self._engine.live or self._engine.running), timeout_s)
+        return self._wait(lambda: not (self._engine.live or self._engine.running), timeout_s)
 
     def wait_ended(self, launches: Collection[int], timeout_s: float) -> bool:
         """Wait until none of these launches is under way; say whether that came to be within the time."""
+        return self._wait(lambda: not any(each in launches for each in self._engine.launches), timeout_s)
+
+    def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         with self._idle:
             self._watching += 1
             try:
-                return self._idle.wait_for(
-                    lambda: not any(each in launches for each in self._engine.launches), timeout_s
-                )
+                return self._idle.wait_for(is_so, timeout_s)
             finally:
                 self._watching -= 1
 
     def _now(self) -> int:
         """Time never goes back between two events, whatever thread brings them."""
-        self._last_ns = max(self._last_ns, self._clock.now_ns())
+        now = self._clock.now_ns()
+        if now > self._last_ns:
+            self._last_ns = now
         return self._last_ns
 
     def _handle(
@@ -118,27 +130,28 @@ class Driver:
                     self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
                 case Plan():
                     is_plan_due = True
-        follow_ups = [self._tell(observer, now, event, actions, timing) for observer in self._observers]
+        follow_ups: list[Event] = []
+        for observer in self._observers:
+            try:
+                follow_up = observer(now, event, actions, timing)
+            except Exception:
+                self._blame(observer, event)
+            else:
+                if follow_up is not None:
+                    follow_ups.append(follow_up)
         if is_plan_due:
             follow_ups.append(PlanDue())
         for follow_up in follow_ups:
-            if follow_up is not None:
-                answers += self._handle(follow_up, now)
-        if self._watching or not (self._engine.live or self._engine.running):
+            answers += self._handle(follow_up, now)
+        if self._watching:
             self._idle.notify_all()
         return answers
 
-    def _tell(
-        self, observer: Observer, now: int, event: Event, actions: list[Action], timing: Timing | None
-    ) -> Event | None:
+    def _blame(self, observer: Observer, event: Event) -> None:
         """One bad observer (a full disk below the trace) must not cost the queries their answers."""
-        try:
-            return observer(now, event, actions, timing)
-        except Exception:
-            if observer not in self._failed_observers:
-                self._failed_observers.append(observer)
-                _log.exception("an observer failed at %s; further failures of it are not logged", type(event).__name__)
-            return None
+        if observer not in self._failed_observers:
+            self._failed_observers.append(observer)
+            _log.exception("an observer failed at %s; further failures of it are not logged", type(event).__name__)
 
     def _end(self, respond: Respond) -> tuple[Done, Respond, Tensors | None]:
         done = self._pending.pop(respond.query)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from cotenant.serve import codec_http
@@ -18,18 +18,19 @@ from cotenant.serve.api import Backend, InferResult, ServeError, Status
 from cotenant.serve.codec import Limits, WireRequest, shown
 from cotenant.serve.http_control import CONTROL, JSON_TYPE, Answer, error_answer
 from cotenant.serve.http_routes import Endpoint, Route, Router
+from cotenant.serve.http_waiting import Receive, Waiting
 from cotenant.serve.oip import QUERY_KEY
 from cotenant.types import Outcome
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _log = logging.getLogger("cotenant.http")
 
 _OCTETS = b"application/octet-stream"
+_QUERY_HEADER = QUERY_KEY.encode()
 _ANSWERED = (Outcome.ANSWERED, Outcome.LATE)
 _OFF_LOOP_BYTES = 128 << 10
 """Bodies from this size on are decoded in a thread: 128 KiB of JSON take about a millisecond."""
@@ -40,8 +41,6 @@ _PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MO
 """Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
 _CONTROL_THREADS = 8
 _CODEC_THREADS = 2
-_WATCH_AFTER_S = 0.01
-"""A client's disconnect is looked for once its query has lasted this long; sooner costs a task a request."""
 
 
 class _DisconnectedError(Exception):
@@ -60,6 +59,7 @@ class HttpApp:
         self._backend = backend
         self._limits = limits
         self._router = Router()
+        self._waiting: Waiting | None = None
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = ThreadPoolExecutor(_CODEC_THREADS, "cotenant-http-codec")
 
@@ -168,8 +168,8 @@ class HttpApp:
             wire = await loop.run_in_executor(self._codec_threads, self._decode, route, body, header_length, encoding)
         else:
             wire = self._decode(route, body, header_length, b"")
-        result = await self._submit(loop, wire, receive)
-        number = (QUERY_KEY.encode(), b"%d" % result.query)
+        result = await self._waiting_on(loop).result(partial(self._backend.submit, wire.request), receive)
+        number = (_QUERY_HEADER, b"%d" % result.query)
         if result.outcome not in _ANSWERED:
             status = result.status or Status.INTERNAL
             return error_answer(status.value[0], result.reason or f"the query was {result.outcome}"), [number]
@@ -188,44 +188,10 @@ class HttpApp:
             return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
         return codec_http.decode_request(route.model, route.version, body, header_length, self._limits)
 
-    async def _submit(self, loop: asyncio.AbstractEventLoop, wire: WireRequest, receive: Receive) -> InferResult:
-        future: asyncio.Future[InferResult] = loop.create_future()
-        home = threading.get_ident()
-
-        def settle(result: InferResult) -> None:
-            if not future.done():
-                future.set_result(result)
-
-        def done(result: InferResult) -> None:
-            if threading.get_ident() == home:
-                settle(result)
-                return
-            try:
-                loop.call_soon_threadsafe(settle, result)
-            except RuntimeError:
-                _log.warning("query %d ended after the HTTP server had stopped", result.query)
-
-        query = self._backend.submit(wire.request, done)
-        if future.done():
-            return future.result()
-        watcher: list[asyncio.Task[None]] = []
-        timer = loop.call_later(
-            _WATCH_AFTER_S, lambda: watcher.append(loop.create_task(self._cancel_on_disconnect(receive, query)))
-        )
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._backend.cancel(query)
-            raise
-        finally:
-            timer.cancel()
-            for task in watcher:
-                task.cancel()
-
-    async def _cancel_on_disconnect(self, receive: Receive, query: int) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._backend.cancel(query)
+    def _waiting_on(self, loop: asyncio.AbstractEventLoop) -> Waiting:
+        if self._waiting is None or self._waiting.loop is not loop:
+            self._waiting = Waiting(loop, self._backend.cancel)
+        return self._waiting
 
 
 def _encode(wire: WireRequest, result: InferResult, batched: bool, accept: bytes) -> tuple[Answer, Headers]:

@@ -32,7 +32,7 @@ class Endpoint(Enum):
     PLAN = auto()
 
 
-_POSTED = frozenset({Endpoint.INFER, Endpoint.INDEX, Endpoint.LOAD, Endpoint.UNLOAD})
+_POSTED = (Endpoint.INFER, Endpoint.INDEX, Endpoint.LOAD, Endpoint.UNLOAD)
 
 
 class Route(NamedTuple):

@@ -15,6 +15,7 @@ from cotenant.errors import ConfigError
 from cotenant.execute.protocol import Loaded
 from cotenant.execute.runner import engine_of
 from cotenant.execute.segments import numpy_type
+from cotenant.frozen import quick_init
 from cotenant.graph.dfg import Tensor
 from cotenant.profile.inputs import DeclaredShape
 from cotenant.profile.opening import OpenedModel
@@ -27,6 +28,7 @@ _MOST_MERGE_KEYS = 4096
 """Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class QueryForm:
     """What the core needs to know of a request's tensors."""
@@ -54,13 +56,23 @@ class ServedModel:
         """As it stands on the wire."""
         return str(self.opened.found.version)
 
+    @property
+    def account(self) -> str:
+        """Under what name its queries are counted."""
+        return self.tenant.name
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Whom its queries are of: one tenant."""
+        return (self.tenant.name,)
+
     def form(self, request: InferRequest) -> QueryForm:
         """Check a request and say what it means for scheduling. Raises ServeError (INVALID_ARGUMENT)."""
         validate(request, self.metadata)
         batched = self.metadata.max_batch_size > 0
         arrays = [request.inputs[spec.name] for spec in self.metadata.inputs]
         items = len(arrays[0]) if batched else 1
-        if batched and any(len(array) != items for array in arrays):
+        if batched and len(arrays) > 1 and any(len(array) != items for array in arrays):
             rows = ", ".join(
                 f"{spec.name!r} has {len(array)}" for spec, array in zip(self.metadata.inputs, arrays, strict=True)
             )
@@ -93,8 +105,8 @@ class ServedModel:
             "backend": engine_of(self.opened.found.path).backend,
             "max_batch_size": meta.max_batch_size,
             "version_policy": {"latest": {"num_versions": len(meta.versions)}},
-            "input": [self._config_tensor(spec) for spec in meta.inputs],
-            "output": [self._config_tensor(spec) for spec in meta.outputs],
+            "input": [config_tensor(spec, batched=meta.max_batch_size > 0) for spec in meta.inputs],
+            "output": [config_tensor(spec, batched=meta.max_batch_size > 0) for spec in meta.outputs],
             "parameters": {
                 "slo_ms": {"string_value": f"{self.tenant.slo_ns / NS_PER_MS:g}"},
                 "tenant": {"string_value": self.tenant.name},
@@ -106,9 +118,10 @@ class ServedModel:
             config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
         return config
 
-    def _config_tensor(self, spec: TensorSpec) -> dict[str, Any]:
-        dims = spec.shape[1:] if self.metadata.max_batch_size else spec.shape
-        return {"name": spec.name, "data_type": "TYPE_" + _CONFIG_TYPES.get(spec.datatype, spec.datatype), "dims": dims}
+    @property
+    def smallest_shape(self) -> int:
+        """The declared shape with the fewest elements, by its number: the least that a query can ask for."""
+        return self._by_elements[0][1]
 
 
 def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
@@ -116,6 +129,12 @@ def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
 
 
 _CONFIG_TYPES = {"BYTES": "STRING"}
+
+
+def config_tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
+    """An input or output in the keys of the model configuration extension: without the batch where there is one."""
+    dims = spec.shape[1:] if batched else spec.shape
+    return {"name": spec.name, "data_type": "TYPE_" + _CONFIG_TYPES.get(spec.datatype, spec.datatype), "dims": dims}
 
 
 def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str, ...], *, preempt: bool) -> ServedModel:

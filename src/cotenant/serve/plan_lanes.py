@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from cotenant.plan.file import PlanFile, read_plan
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PlanError
 from cotenant.policies.lane_rounds import LaneRound, LaneSlot
+from cotenant.serve.plan_names import check_names, renamed, shares_of, stage_tenants
 from cotenant.types import Partition
 
 
@@ -61,21 +63,42 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class ServedPlan:
-    """The part of a plan that this machine runs. `device` is the type of its device, `loads` are all in the file."""
+    """The part of a plan that this machine runs. `device` is the type of its device, `loads` are all in the file.
+
+    Stages of applications are called like the tenants that serve them; see `plan_names`. `shares_ns` says how the SLO
+    of each application is divided, by stage.
+    """
 
     plan: DevicePlan
     device: DeviceType
     loads: tuple[Load, ...]
     lanes: PlanLanes
+    shares_ns: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-def open_plan(path: Path, number: int, place: Divisible, running: PlanLanes | None = None) -> ServedPlan:
-    """Read a plan file and lay its device of that number out here. Raises PlanError."""
-    return lay_out(read_plan(path), str(path), number, place, running)
+def open_plan(
+    path: Path, number: int, place: Divisible, running: PlanLanes | None = None, root: Path | None = None
+) -> ServedPlan:
+    """Read a plan file and lay its device of that number out here. Raises PlanError.
+
+    `root` is the repository that is served, which says whose queries the stages of its applications are.
+    """
+    file = read_plan(path)
+    return lay_out(file, str(path), number, place, running, stage_tenants(root, file.request) if root else {})
 
 
-def lay_out(file: PlanFile, where: str, number: int, place: Divisible, running: PlanLanes | None = None) -> ServedPlan:
-    """As `open_plan`; `where` is what errors call the file. Loads of tenants on other devices alone are left out."""
+def lay_out(
+    file: PlanFile,
+    where: str,
+    number: int,
+    place: Divisible,
+    running: PlanLanes | None = None,
+    tenants: Mapping[str, str] = MappingProxyType({}),
+) -> ServedPlan:
+    """As `open_plan`; `where` is what errors call the file. Loads of tenants on other devices alone are left out.
+
+    `tenants` gives whom loads are called like otherwise.
+    """
     devices = file.plan.devices
     if number >= len(devices):
         raise PlanError(f"{where}: has a plan for {len(devices)} devices, and number {number} is asked for, from 0 on")
@@ -91,7 +114,11 @@ def lay_out(file: PlanFile, where: str, number: int, place: Divisible, running: 
         for slot in partition.slots
     }
     loads = tuple(load for load in file.request.loads if load.tenant in here or load.tenant not in elsewhere)
-    return ServedPlan(plan, kind, loads, place.lanes_of(plan, running))
+    names = {load.tenant: tenants.get(load.tenant, load.tenant) for load in loads}
+    check_names(names, where)
+    plan = renamed(plan, names)
+    loads = tuple(replace(load, tenant=names[load.tenant]) for load in loads)
+    return ServedPlan(plan, kind, loads, place.lanes_of(plan, running), shares_of(file.request))
 
 
 def _kept(

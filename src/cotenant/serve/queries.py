@@ -8,10 +8,10 @@ from cotenant.core.actions import Respond
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.accounts import Account, Sum
 from cotenant.serve.api import Duration, InferResult, ModelStatistics, Status
-from cotenant.serve.models import QueryForm, ServedModel
+from cotenant.serve.models import QueryForm
 from cotenant.types import Outcome, Query, Tenant, priority_rank
 
-_STATUS = {
+STATUS_OF = {
     Outcome.REJECTED: Status.UNAVAILABLE,
     Outcome.DROPPED: Status.UNAVAILABLE,
     Outcome.FAILED: Status.INTERNAL,
@@ -42,16 +42,18 @@ def answer(done: Done, version: str, respond: Respond, outputs: Tensors | None) 
         done(InferResult(respond.outcome, respond.query, version, outputs))
     else:
         done(
-            InferResult(respond.outcome, respond.query, version, reason=respond.reason, status=_STATUS[respond.outcome])
+            InferResult(
+                respond.outcome, respond.query, version, reason=respond.reason, status=STATUS_OF[respond.outcome]
+            )
         )
 
 
-def statistics_of(served: ServedModel, known: Account | None) -> ModelStatistics:
+def statistics_of(name: str, version: str, known: Account | None) -> ModelStatistics:
     """What the protocol tells of a model's counters."""
-    account = known or Account(served.tenant.slo_ns)
+    account = known or Account(slo_ns=1)
     return ModelStatistics(
-        name=served.metadata.name,
-        version=served.version,
+        name=name,
+        version=version,
         last_inference_ms=account.last_ms,
         inference_count=account.rows,
         execution_count=account.launches,

@@ -107,6 +107,7 @@ class Replanner:
                         *(slot.batch, slot.tenant, tenant.max_batch),
                     )
         self._server.following = self
+        self._server.divide(self._served.shares_ns)
         self._thread.start()
 
     def stop(self) -> None:
@@ -173,7 +174,7 @@ class Replanner:
             self._tracker = self._tracker.after(rows, max(1, window_ns))
 
     def _reload(self) -> None:
-        served = open_plan(self._path, self._section.device, self._place, self._served.lanes)
+        served = open_plan(self._path, self._section.device, self._place, self._served.lanes, self._server.root)
         self._aim = {}
         self._reorganise(served, Fitted(None, 1.0), f"{self._path} was read again")
 
@@ -230,6 +231,7 @@ class Replanner:
             self._server.change_policy(make_policy(settings, served.lanes.lanes, rounds=served.lanes.rounds))
             took_s = (self._server.clock.now_ns() - began) / 1e9
             _log.info("plan %d runs after %.2f s (%s)", self._version + 1, took_s, why)
+        self._server.divide(served.shares_ns)
         with self._changed:
             self._served, self._share, self._breaks = served, fitted.share, breaks
             self._calm = 0

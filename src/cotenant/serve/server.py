@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,10 +26,15 @@ from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Loaded
 from cotenant.policies import AnyPolicy
 from cotenant.predict.overlap import OverlapPredictor
-from cotenant.profile.measure import QUICK, Journal, measure_model
-from cotenant.profile.opening import OpenedModel, covers, is_of, open_version
-from cotenant.profile.table import ModelProfile, load_profile
-from cotenant.repository import ModelVersion, UnknownModelError, check_owners, find_versions, model_names, profile_path
+from cotenant.profile.opening import open_version
+from cotenant.repository import (
+    UnknownModelError,
+    application_names,
+    check_owners,
+    find_versions,
+    is_application,
+    model_names,
+)
 from cotenant.serve.accounts import Accounts
 from cotenant.serve.api import (
     IndexEntry,
@@ -38,15 +44,19 @@ from cotenant.serve.api import (
     ServeError,
     Status,
 )
+from cotenant.serve.application import ServedApplication
+from cotenant.serve.applications import Applications
 from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.clock import Clock, RealClock
 from cotenant.serve.driver import Driver, Observer
 from cotenant.serve.executors import make_executor, measuring_place
+from cotenant.serve.flows import Flows
 from cotenant.serve.groups import fitted_groups, knowing
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.models import ServedModel, serve_model
 from cotenant.serve.plan_lanes import PlanLanes
 from cotenant.serve.plan_view import PlanFigures, PlanView
+from cotenant.serve.profiles import stored_or_measured
 from cotenant.serve.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.reorganise import change, sessions_of
 
@@ -89,6 +99,8 @@ class Server:
         """What runs a plan and follows the load, for those who look on."""
         self._page = MetricsPage(self.accounts.by_tenant, self._waiting, self._executor.workers, self._figures)
         self._driver: Driver | None = None
+        self._flows = Flows(lambda: self.driver, self.clock, self.accounts, self.beliefs, self._stage_model)
+        self._applications = Applications(self.root, self._stage_model, self._owners, self.accounts, self._flows)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -107,7 +119,7 @@ class Server:
                 "through the API",
                 self.root.name,
             )
-        for name in names:
+        for name in (*names, *application_names(self.root)):
             try:
                 self.load(name)
             except ServeError:
@@ -115,18 +127,23 @@ class Server:
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
         self._is_ready = True
-        _log.info("ready: %d of %d models", len(self._models), len(self._models) + len(self._failed))
+        index = self.index(ready_only=False)
+        _log.info("ready: %d of %d models", sum(entry.state == "READY" for entry in index), len(index))
 
     def stop(self) -> None:
         """Refuse new queries, serve those inside for `drain_s`, fail the rest, and stop."""
         self._is_ready = False
         if self._driver is not None:
+            drain_s = self.settings.server.drain_s
+            until_s = time.monotonic() + drain_s
+            self._flows.refuse()
             self._driver.post(DrainStarted())
-            if not self._driver.wait_idle(self.settings.server.drain_s):
-                _log.warning("not all queries ended within drain_s = %g", self.settings.server.drain_s)
+            self._flows.wait_idle(drain_s)  # between two stages nothing of a query is in the core
+            if not self._driver.wait_idle(max(0.0, until_s - time.monotonic())):
+                _log.warning("not all queries ended within drain_s = %g", drain_s)
             for name in list(self._models):
                 self._remove(name, "the server stopped")
-            self._driver.wait_idle(self.settings.server.drain_s)
+            self._driver.wait_idle(drain_s)
         self._executor.close()
         self._place.close()
         self.clock.close()
@@ -151,31 +168,28 @@ class Server:
     def model_ready(self, model: str, version: str) -> bool:
         """See Backend."""
         try:
-            served = self._find(model, version)
+            served = self._front(model, version)
         except ServeError as error:
             if error.status is Status.UNAVAILABLE:
                 return False
             raise
-        return self._is_ready and not self._executor.problem(served.tenant.name)
+        return self._is_ready and not any(map(self._executor.problem, served.tenants))
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         """See Backend."""
-        return self._find(model, version).metadata
+        return self._front(model, version).metadata
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
         """See Backend."""
-        return self._find(model, version).config()
+        return self._front(model, version).config()
 
     def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
         """See Backend."""
         if model:
-            return [self._counted(self._find(model, version))]
-        return [
-            self._counted(served)
-            for _, versions in sorted(self._models.items())
-            for version, served in versions.items()
-            if version
-        ]
+            return [self._counted(self._front(model, version))]
+        served = [each for known in list(self._models.values()) for version, each in known.items() if version]
+        fronts: list[ServedModel | ServedApplication] = [*served, *self._applications.served.values()]
+        return [self._counted(each) for each in sorted(fronts, key=lambda each: each.metadata.name)]
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         """See Backend."""
@@ -187,11 +201,15 @@ class Server:
         ]
         if not ready_only:
             entries += [IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in list(self._failed.items())]
+        entries += self._applications.index(ready_only=ready_only)
         return sorted(entries, key=lambda entry: (entry.name, entry.version))
 
     def load(self, model: str) -> None:
         """See Backend. Raises ServeError (NOT_FOUND, INVALID_ARGUMENT) with what is wrong and how to mend it."""
         with self._loading:
+            if is_application(self.root, model):
+                self._applications.load(model)
+                return
             try:
                 versions = self._prepare(model)
             except UnknownModelError as error:
@@ -209,25 +227,32 @@ class Server:
                 self._remove(model, "the model was reloaded")
             self._add(model, versions)
             self._failed.pop(model, None)
+            self._applications.follow()
 
     def unload(self, model: str) -> None:
         """See Backend."""
         with self._loading:
+            if self._applications.unload(model):
+                return
             if model not in self._models:
                 raise ServeError(Status.NOT_FOUND, f"model {model!r} is not loaded")
             self._failed[model] = "it was unloaded"
             self._remove(model, "the model was unloaded")
+            self._applications.follow()
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
-        served = self._find(request.model, request.version)
+        served = self._front(request.model, request.version)
+        if isinstance(served, ServedApplication):
+            return self._flows.submit(served, request, done)
         form = served.form(request)
         make = partial(query_of, served.tenant, form, request.priority, request.timeout_ns)
         return self.driver.submit(make, request.inputs, partial(answer, done, served.version))
 
     def cancel(self, query: int) -> None:
         """See Backend."""
-        self.driver.post(QueryCancelled(query))
+        if not self._flows.cancel(query):
+            self.driver.post(QueryCancelled(query))
 
     def metrics(self) -> bytes:
         """See Backend."""
@@ -246,6 +271,11 @@ class Server:
             change(self.driver, self._executor, self.beliefs, list(served.values()), self.policy, policy)
             self.policy, self.lanes = policy, policy.lanes
 
+    def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
+        """Take the deadlines of stages from how a plan divides the SLOs: nanoseconds by application and stage."""
+        with self._loading:
+            self._applications.divide(shares_ns)
+
     # --- models ---------------------------------------------------------------------------------------------------
 
     def _refuse(self, model: str, reason: str) -> None:
@@ -253,6 +283,22 @@ class Server:
         if model not in self._models:
             self._failed[model] = reason
         _log.error("model %r is not loaded: %s", model, reason)
+
+    def _front(self, model: str, version: str) -> ServedModel | ServedApplication:
+        """What clients call a model."""
+        return self._applications.find(model, version) or self._find(model, version)
+
+    def _stage_model(self, model: str) -> ServedModel:
+        """The default version of a model. Raises ServeError (UNAVAILABLE) with the reason when it is not served."""
+        versions = self._models.get(model)
+        if versions is None:
+            reason = self._failed.get(model, "there is no such model in the repository, or it was not loaded")
+            raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not served: {reason}")
+        return versions[""]
+
+    def _owners(self) -> dict[str, str]:
+        """The models that are served, by tenant."""
+        return {served.tenant.name: name for name, known in self._models.items() for served in known.values()}
 
     def _find(self, model: str, version: str) -> ServedModel:
         versions = self._models.get(model)
@@ -274,15 +320,15 @@ class Server:
     def _prepare(self, model: str) -> dict[str, ServedModel]:
         """Open all versions of a model, with their profiles and the sessions that they will need."""
         found = find_versions(self.root, model)
-        served_by = [(served.tenant.name, name) for name, known in self._models.items() for served in known.values()]
-        check_owners(found, dict(served_by))
+        check_owners(found, self._owners())
+        self._applications.check_tenants([each.tenant for each in found], model)
         names = tuple(str(each.version) for each in found)
         versions: dict[str, ServedModel] = {}
         with contextlib.ExitStack() as if_one_fails:
             for each in found:
                 opened = open_version(self.root, each, self._place.device)
                 if_one_fails.callback(opened.runner.close)
-                profile = self._profile(each, opened)
+                profile = stored_or_measured(self.root, each, opened, self.policy.partitions, self._place)
                 served = serve_model(opened, profile, names, preempt=self.policy.preempt)
                 served.loaded = self._load(served)
                 if_one_fails.callback(served.loaded.close)
@@ -299,26 +345,6 @@ class Server:
         return self._executor.load(
             served.tenant.name, served.opened.runner, sessions_of(served, self.policy.partitions), memory_bytes
         )
-
-    def _profile(self, found: ModelVersion, opened: OpenedModel) -> ModelProfile:
-        path = profile_path(self.root)
-        if path.exists():
-            try:
-                stored = load_profile(path)
-            except CotenantError as error:
-                _log.warning("%s", error)
-            else:
-                known = stored.models.get(found.tenant)
-                if known is not None and is_of(known, stored.device, opened) and covers(known, self.policy.partitions):
-                    return known
-        _log.warning(
-            "model %r has no profile of this machine, or a stale one: measuring it quickly; 'cotenant profile %s' does "
-            "it well",
-            found.model,
-            self.root.name,
-        )
-        sweep = opened.sweep(self.policy.partitions, QUICK)
-        return measure_model(opened.runner, sweep, Journal(None), lambda _: None, self._place)
 
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         for served in {id(served): served for served in versions.values()}.values():
@@ -365,5 +391,5 @@ class Server:
 
         return self._driver.read(look) if self._driver is not None else {}
 
-    def _counted(self, served: ServedModel) -> ModelStatistics:
-        return statistics_of(served, self.accounts.by_tenant.get(served.tenant.name))
+    def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
+        return statistics_of(served.metadata.name, served.version, self.accounts.by_tenant.get(served.account))

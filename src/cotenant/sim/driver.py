@@ -7,10 +7,11 @@ in a fixed order: ends of launches, then the timer, then arrivals.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from cotenant.core.actions import Action, Launch, Plan, Respond, SetTimer
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
+from cotenant.core.snapshot import Policy
 from cotenant.errors import ProtocolViolationError
 from cotenant.execute.simulated import World
 from cotenant.types import Query
@@ -23,8 +24,23 @@ OnRespond = Callable[[Respond, int], None]
 Log = Callable[[int, Event, list[Action]], None]
 
 
+class Driven(Protocol):
+    """As much of an engine as is driven."""
+
+    policy: Policy
+
+    @property
+    def live(self) -> int:
+        """Queries that have not ended."""
+        ...
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """See Engine."""
+        ...
+
+
 def simulate(
-    engine: Engine,
+    engine: Driven,
     world: World,
     queries: Iterable[Query],
     on_respond: OnRespond,

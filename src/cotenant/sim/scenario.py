@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from math import exp
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 from typing import Protocol
 
+from cotenant.applications import read_application
 from cotenant.config import NS_PER_MS, PolicySection, make_policy
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
@@ -29,7 +31,8 @@ from cotenant.policies.lane_rounds import LaneRound
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.profile.table import Profile
-from cotenant.repository import find_versions
+from cotenant.repository import application_names, find_versions
+from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
 from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
 from cotenant.workload import Workload, arrivals
@@ -48,6 +51,8 @@ class Scenario:
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
     rounds: tuple[LaneRound, ...] = ()
     """What a plan gives each lane to do, for the policy duty_cycle."""
+    applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
+    """By the name of their owner: loads whose queries run several of the tenants' models."""
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -111,28 +116,56 @@ class Follower(Protocol):
 
 
 def scenario_of(
-    root: Path, workload: Workload, profile: Profile, lanes: tuple[Partition, ...], quantile: str
+    root: Path,
+    workload: Workload,
+    profile: Profile,
+    lanes: tuple[Partition, ...],
+    quantile: str,
+    shares_ns: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> Scenario:
-    """Read the tenants of the workload's models from a repository. Raises ConfigError for a model without a profile."""
-    tenants: dict[str, Tenant] = {}
-    for model in dict.fromkeys(load.model for load in workload.tenants):
-        found = find_versions(root, model)[-1]
-        measured = profile.models.get(found.tenant)
-        if measured is None:
-            raise ConfigError(f"model {model!r} has no profile: run 'cotenant profile {root}'")
-        section = found.config.tenant
-        tenants[model] = Tenant(
-            name=found.tenant,
-            slo_ns=round(section.slo_ms * NS_PER_MS),
-            cuts=measured.cuts,
-            max_batch=found.config.model.max_batch,
-            weight=section.weight,
-            priority=section.priority,
-            max_queue=section.max_queue,
-        )
+    """Read the tenants of the workload's models, and applications, from a repository.
+
+    `shares_ns` is how a plan divides the SLOs of applications, by stage. Raises ConfigError for a model without a
+    profile.
+    """
+    models = dict.fromkeys(load.model for load in workload.tenants)
+    declared = application_names(root)
+    specs = {name: read_application(root, name) for name in models if name in declared}
+    stages = [stage.model for spec in specs.values() for stage in spec.stages]
+    tenants = {
+        model: _tenant(root, model, profile) for model in dict.fromkeys((*models, *stages)) if model not in specs
+    }
     tables = {tenant.name: profile.models[tenant.name].table(quantile) for tenant in tenants.values()}
-    owners = tuple(tenants[load.model] for load in workload.tenants)
-    return Scenario(workload, tuple(tenants.values()), owners, tables, lanes)
+    applications: dict[str, SimulatedApplication] = {}
+    whole: dict[str, Tenant] = {}
+    for name, spec in specs.items():
+        shares = shares_ns.get(name, {})
+        ends = None
+        if sorted(shares) == sorted(spec.graph.names):
+            ends = spec.graph.ends_ns([shares[stage] for stage in spec.graph.names])
+        applications[name] = SimulatedApplication(
+            spec.graph, tuple(tenants[stage.model] for stage in spec.stages), ends
+        )
+        whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority)
+    owners = tuple((tenants | whole)[load.model] for load in workload.tenants)
+    return Scenario(workload, tuple(tenants.values()), owners, tables, lanes, applications=applications)
+
+
+def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
+    found = find_versions(root, model)[-1]
+    measured = profile.models.get(found.tenant)
+    if measured is None:
+        raise ConfigError(f"model {model!r} has no profile: run 'cotenant profile {root}'")
+    section = found.config.tenant
+    return Tenant(
+        name=found.tenant,
+        slo_ns=round(section.slo_ms * NS_PER_MS),
+        cuts=measured.cuts,
+        max_batch=found.config.model.max_batch,
+        weight=section.weight,
+        priority=section.priority,
+        max_queue=section.max_queue,
+    )
 
 
 def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) -> Iterator[Query]:
@@ -185,6 +218,10 @@ def run_scenario(
     else:
         engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.cores), None
         engine.follower, engine.log = follower, log
+    driven: Engine | StagedEngine = engine
+    if scenario.applications:
+        widest = max(lane.size for lane in scenario.lanes)
+        driven, outer_log = StagedEngine(engine, scenario.applications, widest, outer_log), None
     names = [load.name for load in scenario.workload.tenants]
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
@@ -209,7 +246,7 @@ def run_scenario(
         outcomes.add(name, sent_ns, ended_ns, outcome)
 
     world = make_world(scenario, assumptions, noise_seed, contention)
-    simulate(engine, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
+    simulate(driven, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
     return outcomes
 
 

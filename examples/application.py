@@ -1,0 +1,93 @@
+"""Serve two applications of quick-start models and ask them: several models, one request, one SLO for the whole.
+
+    python examples/application.py                    # builds the models in a temporary directory and serves them
+    python examples/application.py --models models    # or in a repository of yours
+
+The files of the applications are in examples/application. Needs: pip install 'cotenant[zoo]' &&
+pip install --no-deps rapidocr-onnxruntime==1.4.4 silero-vad==6.2.3
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cotenant.config import ServerConfig
+from cotenant.load.infer import infer_once
+from cotenant.serve.codec import Limits
+from cotenant.serve.http_server import HttpServer
+from cotenant.serve.server import Server
+from cotenant.zoo import ZooError, build_repository
+from cotenant.zoo.ocr import decode, draw_picture, load_labels, recognition_input
+from cotenant.zoo.samples import silero_input
+
+MODELS = ("ocr_orientation", "ocr_recognition", "silero_vad")
+HERE = Path(__file__).parent / "application"
+
+
+def read_lines(url: str, labels: list[str]) -> None:
+    """A line of text, and the same one upside down."""
+    line = draw_picture(["One request"])[16:64]
+    for picture in (line, line[::-1, ::-1]):
+        outputs = infer_once(url, "line", {"line": recognition_input(picture)})
+        text, _ = decode(outputs["characters"][0], labels)
+        way = "upside down" if outputs["turned"][0].argmax() else "upright"
+        print(f"a line of text, {way}: {text!r}")
+
+
+def hear(url: str) -> None:
+    """Two chunks of silence: the state of the first stage is the second one's, and never leaves the server."""
+    chunk = np.zeros(512, np.float32)
+    first = silero_input(chunk)
+    inputs = {"chunk": first["input"], "state": first["state"], "next_chunk": silero_input(chunk)["input"]}
+    outputs = infer_once(url, "hear", inputs)
+    speech = [float(outputs[name][0, 0]) for name in ("speech", "next_speech")]
+    print("speech in two chunks of silence: " + ", ".join("yes" if each > 0.5 else "no" for each in speech))
+
+
+def serve(root: Path) -> None:
+    """Put the files of the applications beside the models, and serve the repository."""
+    build_repository(root, models=MODELS)
+    for name in ("line", "hear"):
+        shutil.copytree(HERE / name, root / name, dirs_exist_ok=True)
+    server = Server(root, ServerConfig())
+    http = HttpServer(server, "127.0.0.1", 0, Limits())
+    try:
+        server.start()
+        url = f"http://127.0.0.1:{http.start()}"
+        read_lines(url, load_labels(root / "ocr_recognition" / "labels.txt"))
+        hear(url)
+        for name in ("line", "hear"):
+            counts: dict[str, Any] = {
+                each.value: n for each, n in server.accounts.by_tenant[name].outcomes.items() if n
+            }
+            print(f"{name}: {counts}")
+    finally:
+        server.stop()
+        http.stop(1.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Serve two applications and ask them.")
+    parser.add_argument("--models", type=Path, help="the model repository; without one, a temporary one is made")
+    given = parser.parse_args()
+    try:
+        if given.models is not None:
+            serve(given.models)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                serve(Path(folder) / "models")
+    except ZooError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

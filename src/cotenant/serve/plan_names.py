@@ -1,0 +1,85 @@
+"""Whom the loads of a plan are of, where they are the stages of applications.
+
+A plan calls the load of a stage `APPLICATION.STAGE`. Where a tenant of the repository is called so, that tenant serves
+it; else, where the application is served, the tenant of the stage's model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from cotenant.applications import read_application
+from cotenant.errors import CotenantError
+from cotenant.plan.file import Request
+from cotenant.plan.types import DevicePlan, PlanError
+from cotenant.repository import application_names, find_versions, model_names
+
+
+def stage_tenants(root: Path, request: Request) -> dict[str, str]:
+    """The tenants, by load, of the stages whose loads are called otherwise. What cannot be read is left out."""
+    if not request.applications:
+        return {}
+    owners: dict[str, str] = {}
+    for name in model_names(root):
+        try:
+            owners[name] = find_versions(root, name)[-1].tenant
+        except CotenantError:
+            continue
+    known = list(owners.values())
+    served = application_names(root)
+    found: dict[str, str] = {}
+    for application in request.applications:
+        if application.name not in served:
+            continue
+        try:
+            spec = read_application(root, application.name)
+        except CotenantError:
+            continue
+        models = {stage.name: stage.model for stage in spec.stages}
+        for stage in application.stages:
+            load = application.tenant(stage)
+            owner = owners.get(models.get(stage.name, ""))
+            if load not in known and owner is not None:
+                found[load] = owner
+    return found
+
+
+def shares_of(request: Request) -> dict[str, dict[str, int]]:
+    """How a plan divides the SLO of each application: nanoseconds by stage. One that is not whole is left out."""
+    slos = {load.tenant: load.slo_ns for load in request.loads}
+    shares: dict[str, dict[str, int]] = {}
+    for application in request.applications:
+        names = {stage.name: application.tenant(stage) for stage in application.stages}
+        if all(load in slos for load in names.values()):
+            shares[application.name] = {stage: slos[load] for stage, load in names.items()}
+    return shares
+
+
+def check_names(names: Mapping[str, str], where: str) -> None:
+    """See to it that no tenant has two loads: each was planned with an SLO of its own. Raises PlanError."""
+    taken: dict[str, str] = {}
+    for load, tenant in names.items():
+        other = taken.setdefault(tenant, load)
+        if other != load:
+            stage = load if load != tenant else other
+            raise PlanError(
+                f"{where}: the loads {other!r} and {load!r} would both be served by tenant {tenant!r}, expected one: "
+                f"give the stage a tenant of its own, a directory of the repository with the same model and "
+                f"tenant.name = {stage!r}, and name that directory as the stage's model"
+            )
+
+
+def renamed(plan: DevicePlan, names: Mapping[str, str]) -> DevicePlan:
+    """The plan with its slots called like the tenants that serve them."""
+    return replace(
+        plan,
+        partitions=tuple(
+            replace(
+                partition,
+                slots=tuple(replace(slot, tenant=names.get(slot.tenant, slot.tenant)) for slot in partition.slots),
+            )
+            for partition in plan.partitions
+        ),
+    )

@@ -1,0 +1,150 @@
+"""Applications in the simulator: their queries become those of their stages, by the same state machine as in a server.
+
+It differs from `serve.flows` in that the next stage arrives at the very instant when the one before it ends. Deadlines
+of stages follow from what the engine's predictor believes, or from a plan.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cotenant.core.actions import Action, Respond
+from cotenant.core.engine import Engine
+from cotenant.core.events import ApplicationArrived, ApplicationEnded, Event, QueryArrived, QueryWithdrawn
+from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step
+from cotenant.sim.driver import Log
+from cotenant.types import DEFAULT_PRIORITY, Query, StageQuery, Tenant, priority_rank
+
+_FIRST_STAGE_QUERY = 1 << 48
+"""Numbers of the queries of stages begin here: those of the workload count from 0."""
+_UNSET = priority_rank(DEFAULT_PRIORITY)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedApplication:
+    """An application and the tenants of its stages, in their order. `ends_ns` are the ends of a plan's shares."""
+
+    graph: StageGraph
+    tenants: tuple[Tenant, ...]
+    ends_ns: tuple[int, ...] | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A query under way."""
+
+    query: Query
+    application: SimulatedApplication
+    flow: Flow
+    deadlines_ns: Sequence[int]
+    numbers: dict[int, int]
+
+
+class StagedEngine:
+    """An engine to which applications are tenants. For `simulate`, in place of the engine that it wraps.
+
+    Of a stage's tensors nothing is known but the rows: the first stages have the shape of the query, later ones the
+    first that their model declares. `log` is told what the engine is told.
+    """
+
+    def __init__(
+        self, engine: Engine, applications: Mapping[str, SimulatedApplication], widest: int, log: Log | None = None
+    ) -> None:
+        self._engine = engine
+        self.policy = engine.policy
+        self._applications = applications
+        self._widest = widest
+        self._log = log
+        self._runs: dict[int, _Run] = {}
+        self._stages: dict[int, tuple[_Run, int]] = {}
+        self._next = _FIRST_STAGE_QUERY
+
+    @property
+    def live(self) -> int:
+        """Queries that have not ended, those of applications counted once beside their stages."""
+        return self._engine.live + len(self._runs)
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """See Engine: the Respond actions are those of the workload's queries, applications included."""
+        out: list[Action] = []
+        todo: deque[Event] = deque()
+        if type(event) is QueryArrived and event.query.tenant in self._applications:
+            self._arrive(event.query, now_ns, todo, out)
+        else:
+            todo.append(event)
+        while todo:
+            told = todo.popleft()
+            if type(told) is QueryArrived and self._is_over(told.query.id):
+                del self._stages[told.query.id]
+                continue
+            actions = self._engine.handle(told, now_ns)
+            if self._log is not None:
+                self._log(now_ns, told, actions)
+            for action in actions:
+                if type(action) is Respond and action.query in self._stages:
+                    run, stage = self._stages.pop(action.query)
+                    steps = run.flow.stage_ended(stage, action.outcome, action.reason, now_ns)
+                    self._follow(run, steps, now_ns, todo, out)
+                else:
+                    out.append(action)
+        return out
+
+    def _is_over(self, number: int) -> bool:
+        """Whether the application's query ended at the instant at which this stage of it was to start."""
+        known = self._stages.get(number)
+        return known is not None and known[0].flow.is_over
+
+    def _arrive(self, query: Query, now_ns: int, todo: deque[Event], out: list[Action]) -> None:
+        application = self._applications[query.tenant]
+        flow = Flow(application.graph, query.deadline_ns)
+        run = _Run(query, application, flow, self._deadlines(application, query), {})
+        self._runs[query.id] = run
+        todo.append(ApplicationArrived(query.id, query.tenant, query.arrival_ns, query.deadline_ns))
+        self._follow(run, flow.begin(), now_ns, todo, out)
+
+    def _follow(self, run: _Run, steps: Sequence[Step], now_ns: int, todo: deque[Event], out: list[Action]) -> None:
+        for step in steps:
+            match step:
+                case StartStage():
+                    todo.append(QueryArrived(self._stage_query(run, step.stage, now_ns)))
+                case Finish():
+                    query = run.query
+                    del self._runs[query.id]
+                    todo.append(ApplicationEnded(query.id, step.outcome, step.reason, now_ns))
+                    out.append(Respond(query.id, step.outcome, step.reason))
+                case _:
+                    todo.append(QueryWithdrawn(run.numbers[step.stage], f"withdrawn: {step.reason}"))
+
+    def _stage_query(self, run: _Run, stage: int, now_ns: int) -> StageQuery:
+        query, tenant = run.query, run.application.tenants[stage]
+        shape = 0 if run.application.graph.after[stage] else query.shape
+        number = run.numbers[stage] = self._next
+        self._next += 1
+        self._stages[number] = run, stage
+        rank = query.rank if query.rank != _UNSET else priority_rank(tenant.priority)
+        return StageQuery(
+            number,
+            tenant.name,
+            now_ns,
+            run.deadlines_ns[stage],
+            rank,
+            query.items,
+            shape,
+            shape,
+            query.expiry_ns,
+            query.id,
+            run.application.graph.names[stage],
+        )
+
+    def _deadlines(self, application: SimulatedApplication, query: Query) -> list[int]:
+        if application.ends_ns is not None:
+            return [min(query.deadline_ns, query.arrival_ns + end) for end in application.ends_ns]
+        times = [
+            self._engine.predictor.latency_ns(
+                tenant.name, 0 if needed else query.shape, query.items, 0, tenant.unit_count, self._widest
+            )
+            for tenant, needed in zip(application.tenants, application.graph.after, strict=True)
+        ]
+        return [query.deadline_ns - rest for rest in application.graph.rest_ns(times)]
