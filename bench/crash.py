@@ -46,7 +46,7 @@ AFTER_S = 4.0
 WARM_UP_S = 3.0
 SEED = 1
 SAMPLES = 4
-_WORKER = b"cotenant.execute.worker"
+_WORKER = b"cotenant.execute.worker.main"
 _ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 

@@ -27,10 +27,10 @@ from rich.table import Table
 from bench._registry import BenchError
 from bench._server import awake
 from cotenant.core.actions import Launch
-from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
-from cotenant.execute.processes import ProcessExecutor
+from cotenant.execute.onnx.executor import OnnxRuntimeExecutor
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Timing
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.types import Partition
 from cotenant.zoo import build
 

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from cotenant import zoo
+from cotenant.execute.onnx.segments import SegmentedModel, numpy_type
 from cotenant.execute.runner import to_numpy
-from cotenant.execute.segments import SegmentedModel, numpy_type
 from cotenant.graph.dfg import Dfg
 
 SEED = 1

@@ -68,7 +68,7 @@ def _measure(
 ) -> list[dict[str, Any]]:
     import torch
 
-    from cotenant.execute.torch_model import TorchModel
+    from cotenant.execute.torch.model import TorchModel
 
     is_gpu = device != "cpu"
     with TorchModel.open(archive, name=MODEL, device=device) as model:

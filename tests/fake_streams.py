@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cotenant.execute.errors import ModelError
-from cotenant.execute.streams import Captured, Event, Named, StreamLane, causes
+from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
 from cotenant.types import Partition
 
 WAIT_S = 20.0

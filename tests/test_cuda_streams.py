@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from cotenant.core.actions import Launch
-from cotenant.execute import cuda_streams
-from cotenant.execute.cuda_streams import CudaStreams
 from cotenant.execute.errors import ModelError
+from cotenant.execute.gpu import cuda_streams
+from cotenant.execute.gpu.cuda_streams import CudaStreams
+from cotenant.execute.gpu.sm_ladder import whole
+from cotenant.execute.gpu.sm_streams import PlainShares
 from cotenant.execute.protocol import Timing
-from cotenant.execute.sm_ladder import whole
-from cotenant.execute.sm_streams import PlainShares
-from cotenant.execute.torch import TorchExecutor
-from cotenant.execute.torch_model import TorchModel
+from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.execute.torch.model import TorchModel
 from cotenant.types import Partition
 from torch_small import save_small, small_cnn
 

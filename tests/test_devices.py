@@ -13,8 +13,8 @@ import pytest
 
 from cotenant.cli import main
 from cotenant.execute import devices
-from cotenant.execute.cuda_driver import GpuError
 from cotenant.execute.devices import NO_GPU, Devices, Feature, engines_here, survey, this_cpu
+from cotenant.execute.gpu.cuda_driver import GpuError
 from fake_cuda import FakeCuda
 
 TORCH = Feature("torch", "cuda", True, "built for CUDA 13.0, sees 1 GPU(s)", version="2.13.0")

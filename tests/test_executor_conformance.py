@@ -21,20 +21,20 @@ import pytest
 import torch
 
 from cotenant.core.actions import Launch
-from cotenant.execute import segment_session
 from cotenant.execute.contention import Contention, ContentionWorld, Traffic
-from cotenant.execute.cuda_streams import CudaStreams
+from cotenant.execute.gpu.cuda_streams import CudaStreams
+from cotenant.execute.gpu.sm_streams import PlainShares
+from cotenant.execute.gpu.streams import CpuStreams, StreamDevice
 from cotenant.execute.lanes import Lane, pin
-from cotenant.execute.limits import Limits
-from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
-from cotenant.execute.processes import ProcessExecutor
+from cotenant.execute.onnx import segment_session
+from cotenant.execute.onnx.executor import OnnxRuntimeExecutor
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Executor, Tensors, Timing
-from cotenant.execute.segments import SegmentedModel
 from cotenant.execute.simulated import SimulatedExecutor, TableWorld, World
-from cotenant.execute.sm_streams import PlainShares
-from cotenant.execute.streams import CpuStreams, StreamDevice
-from cotenant.execute.torch import TorchExecutor
-from cotenant.execute.torch_model import TorchModel
+from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.execute.torch.model import TorchModel
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.limits import Limits
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.serve.clock import RealClock
 from cotenant.types import Partition

@@ -392,7 +392,7 @@ class FakeShares:
 
 
 def test_shares_of_a_gpu_outlive_the_executors_that_run_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cotenant.execute import cuda_streams
+    from cotenant.execute.gpu import cuda_streams
 
     class Streams:
         name, has_graphs = "cuda:0", True

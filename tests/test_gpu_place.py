@@ -16,9 +16,9 @@ import torch
 from cotenant import config as config_module
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError
-from cotenant.execute.sm_ladder import SmGrid
-from cotenant.execute.streams import CpuStreams
-from cotenant.execute.torch import TorchExecutor
+from cotenant.execute.gpu.sm_ladder import SmGrid
+from cotenant.execute.gpu.streams import CpuStreams
+from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.profile.contention import calibrate
 from cotenant.profile.groups import GroupEffort, measure_groups
 from cotenant.profile.measure import Effort
@@ -61,7 +61,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Gpu]:
     """Two shares of four SMs each, in place of what the driver would say."""
     Gpu.opened = []
     monkeypatch.setattr(config_module, "_ask_driver", lambda *_: SmGrid(8, 4))
-    monkeypatch.setattr("cotenant.execute.gpu.open_streams", Gpu)
+    monkeypatch.setattr("cotenant.execute.gpu.configured.open_streams", Gpu)
     monkeypatch.setattr("cotenant.serve.executors.open_streams", Gpu)
     return Gpu
 

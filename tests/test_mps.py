@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from cotenant.errors import InvalidValueError
-from cotenant.execute.cuda_driver import GpuError
-from cotenant.execute.limits import Limits
-from cotenant.execute.mps import LOGS, PERCENTAGE, PIPES, MpsDaemon, environment_of, find_control, is_running
-from cotenant.execute.processes import ProcessExecutor
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.gpu.cuda_driver import GpuError
+from cotenant.execute.gpu.mps import LOGS, PERCENTAGE, PIPES, MpsDaemon, environment_of, find_control, is_running
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.limits import Limits
 from repositories import scaled
 
 WAIT_S = 30.0
@@ -163,7 +163,7 @@ def test_a_daemon_that_does_not_want_to_end_is_killed_with_its_servers(
 def test_the_daemon_ends_with_the_process_that_started_it(control: Path, end: str) -> None:
     code = f"""
 import os, sys
-from cotenant.execute.mps import MpsDaemon
+from cotenant.execute.gpu.mps import MpsDaemon
 daemon = MpsDaemon.start({str(control)!r}, {WAIT_S})
 print(daemon.pipes, daemon._guard.pid, (daemon.pipes / "pids").read_text(), flush=True)
 sys.stdin.read()

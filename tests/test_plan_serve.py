@@ -21,10 +21,10 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
-from cotenant.execute.channel import Open, Prepare
 from cotenant.execute.errors import ModelError
 from cotenant.execute.session_ladder import SessionLadder
 from cotenant.execute.simulated import SimulatedExecutor, TableWorld
+from cotenant.execute.worker.channel import Open, Prepare
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.sources import Grounds
 from cotenant.plan.tables import TableCosts

@@ -20,14 +20,14 @@ import pytest
 from cotenant.config import ServerConfig
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
-from cotenant.execute.channel import AddLane, Channel, Ended, Open, Ready, Release, Run, Started
 from cotenant.execute.errors import ModelError
-from cotenant.execute.limits import Limits
-from cotenant.execute.model_worker import Worker
-from cotenant.execute.processes import ProcessExecutor
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Tensors, Timing
-from cotenant.execute.segments import SegmentedModel
-from cotenant.execute.shared_tensors import Layout, SharedBuffer, SharedMemoryError
+from cotenant.execute.worker.channel import AddLane, Channel, Ended, Open, Ready, Release, Run, Started
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.model import Worker
+from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, SharedMemoryError
 from cotenant.serve.server import Server
 from cotenant.types import Outcome, Partition
 from onnx_samples import strings
@@ -191,8 +191,8 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
 
 def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> None:
     """Completions must not keep the watchdog from looking: its clock does not wait for silence."""
-    from cotenant.execute.lane_link import Pending
-    from cotenant.execute.limits import overdue
+    from cotenant.execute.worker.lane_link import Pending
+    from cotenant.execute.worker.limits import overdue
 
     limits = Limits(hang_floor_s=1.0, hang_factor=10.0)
     made = Launch(0, 0, "a", (0,), 1, 0, 0, 1, True, CORE, 300_000_000, 0)
@@ -428,8 +428,8 @@ def test_workers_die_with_a_server_that_is_killed(tmp_path: Path) -> None:
     onnx.save(scaled(1.0), tmp_path / "a.onnx")
     code = f"""
 from pathlib import Path
-from cotenant.execute.processes import ProcessExecutor
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.onnx.segments import SegmentedModel
 if __name__ == "__main__":
     executor = ProcessExecutor()
     model = SegmentedModel.open(Path({str(tmp_path / "a.onnx")!r}), cache_dir=Path({str(tmp_path / "graphs")!r}))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cotenant.config import DeviceSection, ServerConfig
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Tensor
 from cotenant.profile import measure, sweep
 from cotenant.profile.device import this_device

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.contention import Contention, ContentionWorld, Phase, Traffic
-from cotenant.execute.segments import SegmentedModel
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.profile.antagonist import Streamed, antagonists, measure_bandwidth, streaming
 from cotenant.profile.contention import (

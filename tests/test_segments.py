@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import onnx_samples as samples
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.onnx.segments import SegmentedModel, numpy_type
 from cotenant.execute.runner import to_numpy
-from cotenant.execute.segments import SegmentedModel, numpy_type
 
 FLAG = {"flag": np.array(True)}
 

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper
 
 import onnx_samples as samples
 from cotenant.execute.errors import ModelError
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
-from cotenant.execute.segments import SegmentedModel
 
 
 def saved(model: onnx.ModelProto, path: Path, **options: Any) -> Path:

@@ -173,7 +173,7 @@ def workers_of(server: int) -> list[int]:
     """The worker processes of a server."""
     tasks = Path(f"/proc/{server}/task").iterdir()
     children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    return [pid for pid in children if b"cotenant.execute.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in children if b"cotenant.execute.worker.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/children").exists(), reason="the kernel does not list children")

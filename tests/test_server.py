@@ -25,8 +25,8 @@ from cotenant.core.events import (
     TenantRemoved,
 )
 from cotenant.core.snapshot import DropRule
-from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Timing
+from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.profile.device import this_device
 from cotenant.profile.table import Profile, load_profile, save_profile
 from cotenant.repository import profile_path

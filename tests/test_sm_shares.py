@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from cotenant.config import DeviceSection, lanes_of, load_server_config
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.execute import cuda_driver, sm_groups
-from cotenant.execute.cuda_driver import GpuError, load_driver
-from cotenant.execute.sm_groups import ask_grid
-from cotenant.execute.sm_ladder import (
+from cotenant.execute.gpu import cuda_driver, sm_groups
+from cotenant.execute.gpu.cuda_driver import GpuError, load_driver
+from cotenant.execute.gpu.sm_groups import ask_grid
+from cotenant.execute.gpu.sm_ladder import (
     SmGrid,
     counts_of,
     granularity_of,
@@ -29,8 +29,8 @@ from cotenant.execute.sm_ladder import (
     shares_of,
     whole,
 )
-from cotenant.execute.sm_probe import survey
-from cotenant.execute.sm_shares import GreenShares, PlainShares
+from cotenant.execute.gpu.sm_probe import survey
+from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
 from cotenant.types import Partition
 from fake_cuda import FakeCuda
 

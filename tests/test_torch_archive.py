@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from cotenant.execute.errors import ModelError
-from cotenant.execute.torch_check import UnsafeArchiveError, check_expression, check_name, check_target
-from cotenant.execute.torch_model import TorchModel
+from cotenant.execute.torch.check import UnsafeArchiveError, check_expression, check_name, check_target
+from cotenant.execute.torch.model import TorchModel
 from torch_samples import SAMPLES, exported
 
 INPUTS = {"input": torch.ones(2, 4)}

@@ -17,10 +17,10 @@ import torch
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.graph_pool import GraphKey, GraphPool
+from cotenant.execute.gpu.graph_pool import GraphKey, GraphPool
+from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.protocol import Timing
-from cotenant.execute.streams import CpuStreams
-from cotenant.execute.torch import TorchExecutor
+from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.types import Partition
 from fake_streams import GPU, WAIT_S, FakeModel, FakeStreams, LostError
 

@@ -18,10 +18,11 @@ from torch import nn
 
 import cotenant.execute.runner as runner
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.execute import torch_model, torch_threads
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.runner import open_model, to_numpy
-from cotenant.execute.torch_model import TorchModel
+from cotenant.execute.torch import model as torch_model
+from cotenant.execute.torch import threads as torch_threads
+from cotenant.execute.torch.model import TorchModel
 from cotenant.graph.errors import GraphError
 from cotenant.repository import find_versions
 from torch_samples import SAMPLES, answers, exported, saved

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from cotenant.config import DeviceSection, ServerConfig
-from cotenant.execute.streams import CpuStreams
-from cotenant.execute.torch import TorchExecutor
+from cotenant.execute.gpu.streams import CpuStreams
+from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.serve import server as server_module
 from cotenant.serve.api import InferRequest, InferResult, ServeError
 from cotenant.serve.server import Server

@@ -14,11 +14,11 @@ import pytest
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.limits import Limits
-from cotenant.execute.mps import MpsDaemon
-from cotenant.execute.mps_executor import MpsExecutor
+from cotenant.execute.gpu.mps import MpsDaemon
+from cotenant.execute.gpu.mps_executor import MpsExecutor
 from cotenant.execute.runner import open_model
-from cotenant.execute.worker_place import place_of
+from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.place import place_of
 from cotenant.serve.executors import make_executor
 from repositories import scaled
 from test_mps import WAIT_S, control, told

@@ -109,7 +109,7 @@ class Subjects:
         if name not in self._open:
             if not self._spec_path(name).exists():
                 raise MeasureError(f"{name} could not be built")
-            from cotenant.execute.torch_model import TorchModel
+            from cotenant.execute.torch.model import TorchModel
 
             raw = json.loads(self._spec_path(name).read_text(encoding="utf-8"))
             inputs = {key: (dtype, tuple(shape)) for key, (dtype, shape) in raw["inputs"].items()}

@@ -41,8 +41,8 @@ class CpuRig:
     @contextmanager
     def open(self, partitions: Sequence[Partition], way: Way, graphs: int) -> Iterator[Opened]:
         """See Rig."""
-        from cotenant.execute.streams import CpuStreams
-        from cotenant.execute.torch import TorchExecutor
+        from cotenant.execute.gpu.streams import CpuStreams
+        from cotenant.execute.torch.executor import TorchExecutor
 
         cores = _Cores()
         cores.split(partitions)
@@ -102,7 +102,7 @@ class CudaRig:
         """Raises MeasureError when torch has no such GPU."""
         import torch
 
-        from cotenant.execute.sm_shares import GreenShares, PlainShares
+        from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
 
         if not torch.cuda.is_available():
             raise MeasureError(f"there is no GPU that torch {torch.__version__} can use")
@@ -121,8 +121,8 @@ class CudaRig:
         """See Rig. Where there are no green contexts, all partitions are plain streams."""
         import torch
 
-        from cotenant.execute.cuda_streams import CudaStreams
-        from cotenant.execute.torch import TorchExecutor
+        from cotenant.execute.gpu.cuda_streams import CudaStreams
+        from cotenant.execute.torch.executor import TorchExecutor
 
         shares = self._green if way is Way.SHARES and self._green is not None else self._plain
         shares.split(partitions)
@@ -148,7 +148,7 @@ class CudaRig:
         """See Rig. A kernel reads the number of its SM in each share."""
         if self._green is None or shares is not self._green:
             return None
-        from cotenant.execute.sm_probe import survey
+        from cotenant.execute.gpu.sm_probe import survey
 
         found = survey(cast(Any, shares))
         return len({sm for sms in found.seen.values() for sm in sms}), "; ".join(found.problems)

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
-from cotenant.execute.sm_ladder import SmGrid, shares_of, whole
+from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
 from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.policies.duty_cycle import DutyCycle
 from cotenant.policies.lane_rounds import LaneRound
@@ -280,7 +280,7 @@ def _gpu_lanes(section: DeviceSection, where: str, grid: SmGrid | None) -> tuple
 
 
 def _ask_driver(section: DeviceSection, where: str) -> SmGrid:
-    from cotenant.execute.sm_groups import ask_grid
+    from cotenant.execute.gpu.sm_groups import ask_grid
 
     try:
         return ask_grid(section.index, section.sharing)

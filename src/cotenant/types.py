@@ -120,7 +120,7 @@ class Partition:
 
     `device` is "cpu", "cuda:N", or what a simulated device is called. On the CPU `cores` are the numbers of the cores.
     On a GPU they are slots, numbered from 0 to the number of its SMs: a share has as many as it has SMs, and disjoint
-    shares have different ones. Which SMs those are, the driver chooses; see `execute.sm_ladder`.
+    shares have different ones. Which SMs those are, the driver chooses; see `execute.gpu.sm_ladder`.
 
     Raises InvalidValueError when no core is named, one is named twice, or no device.
     """

@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cotenant.execute.cuda_driver import GREEN_SINCE, GpuError, attribute, call, capability_of, device_of, load_driver
-from cotenant.execute.mps import find_control, is_running
-from cotenant.execute.sm_groups import split_groups
-from cotenant.execute.sm_ladder import device_name
+from cotenant.execute.gpu.cuda_driver import (
+    GREEN_SINCE,
+    GpuError,
+    attribute,
+    call,
+    capability_of,
+    device_of,
+    load_driver,
+)
+from cotenant.execute.gpu.mps import find_control, is_running
+from cotenant.execute.gpu.sm_groups import split_groups
+from cotenant.execute.gpu.sm_ladder import device_name
 
 _SIMD = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),

@@ -98,12 +98,12 @@ def open_model(path: Path, *, cache_dir: Path | None = None, name: str = "", dev
     if engine_of(path).package == "torch":
         if importlib.util.find_spec("torch") is None:
             raise ModelError(path, "it needs torch, which is not installed", "Run: pip install 'cotenant[torch]'")
-        from cotenant.execute.torch_model import TorchModel
+        from cotenant.execute.torch.model import TorchModel
 
         return TorchModel.open(path, name=name, device=device, cache_dir=cache_dir)
     if device != CPU:
         raise ModelError(path, f"{engine_of(path).package} runs it on the CPU alone", f"Export it as .pt2 for {device}")
-    from cotenant.execute.segments import SegmentedModel
+    from cotenant.execute.onnx.segments import SegmentedModel
 
     return SegmentedModel.open(path, cache_dir=cache_dir, name=name)
 
@@ -113,7 +113,7 @@ def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
     if {type(value) for value in values.values()} == {np.ndarray}:
         return dict(values)
     if any(type(value).__module__.partition(".")[0] == "torch" for value in values.values()):
-        from cotenant.execute.torch_model import to_numpy as from_torch
+        from cotenant.execute.torch.model import to_numpy as from_torch
 
         return from_torch(values)
     return {name: value if isinstance(value, np.ndarray) else _array(value) for name, value in values.items()}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.execute.channel import Keep, Message, Open, Prepare
 from cotenant.execute.errors import ModelError
+from cotenant.execute.worker.channel import Keep, Message, Open, Prepare
 
 Wanted = tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
 """Threads, or cores, and the ranges of units to be run with them."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.execute.onnx.segments import numpy_type
 from cotenant.execute.protocol import Shapes
 from cotenant.execute.runner import Runner
-from cotenant.execute.segments import numpy_type
 from cotenant.execute.threads import Threads
 
 

@@ -39,7 +39,8 @@ def load_dfg(path: Path, *, name: str = "", shapes: Mapping[str, Sequence[int]] 
     """Read the ONNX file at `path` into operators, units and cuts, with MACs and bytes.
 
     `shapes` binds inputs to shapes for costing; dynamic dimensions left open are taken as 1 and listed in
-    `Dfg.assumed`. The operators are those of the file: onnxruntime fuses further, which `execute.segments` respects.
+    `Dfg.assumed`. The operators are those of the file: onnxruntime fuses further, which
+    `execute.onnx.segments` respects.
 
     Raises GraphError when the file is no readable ONNX model or `shapes` does not fit its inputs.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.errors import ConfigError
-from cotenant.execute.segments import numpy_type
+from cotenant.execute.onnx.segments import numpy_type
 from cotenant.graph.dfg import Tensor
 
 DeclaredShape = Mapping[str, Sequence[int]]

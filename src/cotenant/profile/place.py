@@ -13,7 +13,7 @@ from cotenant.execute.threads import Threads
 from cotenant.types import CPU, Partition
 
 if TYPE_CHECKING:
-    from cotenant.execute.streams import StreamDevice
+    from cotenant.execute.gpu.streams import StreamDevice
 
 Cores = tuple[int, ...]
 
@@ -96,7 +96,7 @@ class StreamPlace:
 def open_place(section: DeviceSection, partitions: Sequence[Partition]) -> Place:
     """The device of a configuration, a GPU divided into the partitions. Raises ConfigError when there is none."""
     if section.kind == "cuda":
-        from cotenant.execute.gpu import open_streams
+        from cotenant.execute.gpu.configured import open_streams
 
         return StreamPlace(open_streams(section, partitions))
     return CorePlace()

@@ -11,8 +11,8 @@ from typing import Any
 
 import onnxruntime as ort
 
+from cotenant.execute.onnx.segment_session import session_options
 from cotenant.execute.runner import Runner, TimesUnits
-from cotenant.execute.segment_session import session_options
 
 _RUNS = 6
 _WARM_UP = 2

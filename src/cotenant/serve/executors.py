@@ -14,16 +14,16 @@ import msgspec
 
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError
-from cotenant.execute.cuda_driver import GpuError
-from cotenant.execute.gpu import open_streams
-from cotenant.execute.limits import Limits
-from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
-from cotenant.execute.processes import ProcessExecutor
+from cotenant.execute.gpu.configured import open_streams
+from cotenant.execute.gpu.cuda_driver import GpuError
+from cotenant.execute.onnx.executor import OnnxRuntimeExecutor
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.limits import Limits
 from cotenant.profile.place import Place, StreamPlace, open_place
 from cotenant.types import Partition
 
 if TYPE_CHECKING:
-    from cotenant.execute.torch import TorchExecutor
+    from cotenant.execute.torch.executor import TorchExecutor
 
 
 def make_executor(
@@ -40,7 +40,7 @@ def make_executor(
         if section.sharing == "mps":
             return _under_mps(section, limits)
         streams = open_streams(section, partitions)
-        from cotenant.execute.torch import TorchExecutor
+        from cotenant.execute.torch.executor import TorchExecutor
 
         return TorchExecutor(streams)
     if section.isolation == "thread":
@@ -49,8 +49,8 @@ def make_executor(
 
 
 def _under_mps(section: DeviceSection, limits: Limits) -> ProcessExecutor:
-    from cotenant.execute.mps import MpsDaemon
-    from cotenant.execute.mps_executor import MpsExecutor
+    from cotenant.execute.gpu.mps import MpsDaemon
+    from cotenant.execute.gpu.mps_executor import MpsExecutor
 
     try:
         daemon = MpsDaemon.start()

@@ -12,9 +12,9 @@ from typing import Any
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError
+from cotenant.execute.onnx.segments import numpy_type
 from cotenant.execute.protocol import Loaded
 from cotenant.execute.runner import engine_of
-from cotenant.execute.segments import numpy_type
 from cotenant.frozen import quick_init
 from cotenant.graph.dfg import Tensor
 from cotenant.profile.inputs import DeclaredShape

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from cotenant.core.engine import Engine
 from cotenant.core.events import PolicyChanged
 from cotenant.errors import ConfigError
-from cotenant.execute.onnxruntime import OnnxRuntimeExecutor
-from cotenant.execute.processes import ProcessExecutor
+from cotenant.execute.onnx.executor import OnnxRuntimeExecutor
 from cotenant.execute.protocol import Sessions
+from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.policies import AnyPolicy
 from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.driver import Driver
@@ -20,7 +20,7 @@ from cotenant.serve.models import ServedModel
 from cotenant.types import Partition
 
 if TYPE_CHECKING:
-    from cotenant.execute.torch import TorchExecutor
+    from cotenant.execute.torch.executor import TorchExecutor
 
 _LEAVE_S = 60.0
 """How long launches of the old policy are waited for before its sessions go; else they stay till the next time."""

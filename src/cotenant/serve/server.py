@@ -22,8 +22,8 @@ from cotenant.core.events import (
     TenantRemoved,
 )
 from cotenant.errors import CotenantError
-from cotenant.execute.processes import ProcessExecutor
 from cotenant.execute.protocol import Loaded
+from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.policies import AnyPolicy
 from cotenant.predict.overlap import OverlapPredictor
 from cotenant.profile.opening import open_version

@@ -1,0 +1,149 @@
+"""How a GPU is shared: the protocol of shares, and the plainest of them, streams of the whole device."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from cotenant.errors import InvalidValueError
+from cotenant.execute.gpu.cuda_driver import GpuError
+from cotenant.execute.gpu.sm_ladder import SmGrid, device_name, groups_of
+from cotenant.types import Partition
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Shares(Protocol):
+    """How a GPU is divided at the moment. Partitions may overlap: the core never runs those at the same time."""
+
+    grid: SmGrid
+    index: int
+
+    @property
+    def total(self) -> int:
+        """Number of SMs of the GPU."""
+
+    @property
+    def granularity(self) -> int:
+        """Sizes of shares are multiples of so many SMs."""
+
+    @property
+    def granted(self) -> Mapping[Partition, int]:
+        """SMs on which the kernels of each partition may run."""
+
+    def split(self, partitions: Sequence[Partition]) -> int:
+        """Divide the GPU anew; gives the nanoseconds it took."""
+
+    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+        """A stream of a partition; the same one each time."""
+
+    def handle(self, partition: Partition, urgent: bool = False) -> int:
+        """The address of that stream, as the driver and torch exchange it."""
+
+    def close(self) -> None:
+        """Wait for what runs, and let go of everything."""
+
+
+class OnGrid:
+    """What follows from a grid, for everything that divides a GPU; a context that closes."""
+
+    grid: SmGrid
+
+    @property
+    def total(self) -> int:
+        """Number of SMs of the GPU."""
+        return self.grid.total
+
+    @property
+    def granularity(self) -> int:
+        """Sizes of shares are multiples of so many SMs."""
+        return self.grid.granularity
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PlainShares(OnGrid):
+    """The same surface with plain streams: each partition's kernels may run on every SM. Implements `Shares`."""
+
+    def __init__(self, index: int, grid: SmGrid, make: Callable[[int, bool], Any]) -> None:
+        self.index = index
+        self.grid = grid
+        self._make = make
+        self._lock = threading.Lock()
+        self._streams: dict[Partition, dict[bool, Any]] = {}
+
+    @classmethod
+    def open(cls, index: int) -> Self:
+        """Raises GpuError when torch sees no such GPU."""
+        import torch
+
+        count = torch.cuda.device_count()
+        if index >= count:
+            raise GpuError(f"there is no cuda:{index}; torch {torch.__version__} sees {count} GPUs")
+        return cls(index, SmGrid(torch.cuda.get_device_properties(index).multi_processor_count), _torch_stream)
+
+    @property
+    def granted(self) -> Mapping[Partition, int]:
+        """All SMs for every partition."""
+        with self._lock:
+            return MappingProxyType(dict.fromkeys(self._streams, self.grid.total))
+
+    def split(self, partitions: Sequence[Partition]) -> int:
+        """Have streams for these partitions; gives the nanoseconds it took. Raises InvalidValueError."""
+        for partition in partitions:
+            check_device(partition, self.index)
+            groups_of(partition, self.grid)
+        began = time.perf_counter_ns()
+        with self._lock:
+            self._streams = {each: self._streams.get(each, {}) for each in partitions}
+        return time.perf_counter_ns() - began
+
+    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+        """A stream of a partition, of the greatest priority when `urgent`; the same one each time."""
+        with self._lock:
+            streams = self._streams.get(partition)
+            if streams is None:
+                raise unknown(partition, len(self._streams))
+            if urgent not in streams:
+                streams[urgent] = self._make(self.index, urgent)
+            stream: torch.cuda.Stream = streams[urgent]
+            return stream
+
+    def handle(self, partition: Partition, urgent: bool = False) -> int:
+        """The address of `stream`."""
+        return int(self.stream(partition, urgent).cuda_stream)
+
+    def close(self) -> None:
+        """Forget the streams, which torch owns."""
+        with self._lock:
+            self._streams = {}
+
+
+def check_device(partition: Partition, index: int) -> None:
+    """Raises InvalidValueError when a partition is of another device."""
+    if partition.device != device_name(index):
+        raise InvalidValueError("shares of a GPU", "device", partition.device, device_name(index))
+
+
+def unknown(partition: Partition, count: int) -> InvalidValueError:
+    """The error for a partition that is not in the division."""
+    return InvalidValueError("shares of a GPU", "partition", partition, f"one of the {count} that it was split into")
+
+
+def _torch_stream(index: int, urgent: bool) -> Any:
+    import torch
+
+    streams: Any = torch.cuda.Stream
+    least, greatest = streams.priority_range()
+    return streams(torch.device("cuda", index), priority=greatest if urgent else least)

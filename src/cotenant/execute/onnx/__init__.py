@@ -1,0 +1,1 @@
+"""Running ONNX models with onnxruntime, any range of their units, and the executor on threads of this process."""

@@ -1,0 +1,286 @@
+"""The optimised graph of a model on disk: made once per file content, onnxruntime version and processor.
+
+onnxruntime writes the graph it would run (fused operators, blocked convolution layout) with its larger weights in a
+file beside it. What is left is a small skeleton that can be kept in memory and cut anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, TypeProto
+
+from cotenant.execute.errors import ModelError
+from cotenant.execute.onnx.segment_session import load_session, session_options
+from cotenant.graph.dfg import Tensor
+from cotenant.graph.errors import GraphError
+from cotenant.graph.onnx import bind_inputs, parse_type, read_model
+
+FORMAT = 1
+"""Version of the folder's layout; another one is rebuilt."""
+GRAPH, WEIGHTS, MANIFEST = "graph.onnx", "weights.bin", "manifest.json"
+_INLINE_BYTES = "1024"
+_LEVELS = ("ALL", "EXTENDED", "BASIC")
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An optimised graph as found on disk.
+
+    `skeleton` has the operators and small constants; larger ones are references into `folder / WEIGHTS`. `types` are
+    those of the tensors between operators, with open dimensions of the inputs taken as 1. `uncut_reason` tells why the
+    graph can only be run as a whole, or is "".
+    """
+
+    folder: Path
+    skeleton: onnx.ModelProto
+    types: dict[str, TypeProto]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    uncut_reason: str
+
+
+def open_store(path: Path, cache_dir: Path) -> Stored:
+    """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
+
+    The folder appears in one rename; one that is incomplete or damaged is made again. Raises ModelError when the file
+    cannot be read, holds weights outside its directory, or cannot be run by onnxruntime.
+    """
+    key = f"{_digest(path, _check_external(path))[:32]}-ort{ort.__version__}-{_processor()}"
+    folder = cache_dir / key
+    stored = _read(folder)
+    if stored is not None:
+        return stored
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=cache_dir))
+    try:
+        _make(path, fresh)
+        _publish(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    stored = _read(folder)
+    if stored is None:
+        raise ModelError(path, f"its optimised graph in {folder} cannot be read back", "Check the disk and try again")
+    return stored
+
+
+def _check_external(path: Path) -> list[Path]:
+    """Files with external weights of the model; refuses those outside the model's directory or too short."""
+    try:
+        model = read_model(path)
+    except GraphError as error:
+        raise ModelError(path, str(error), "Give a complete ONNX file") from error
+    home = path.resolve().parent
+    found: dict[Path, None] = {}
+    for tensor in _tensors(model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        entry = {item.key: item.value for item in tensor.external_data}
+        location = entry.get("location", "")
+        target = (path.parent / location).resolve()
+        if not location or Path(location).is_absolute() or not target.is_relative_to(home):
+            raise ModelError(
+                path,
+                f"weight {tensor.name!r} is kept in {location!r}, outside the model's directory",
+                "Put the weights beside the model and export it again with a relative location",
+            )
+        if not target.is_file():
+            raise ModelError(path, f"its weight file {location!r} is missing", "Copy it beside the model")
+        try:
+            needed = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+        except ValueError:
+            raise ModelError(path, f"weight {tensor.name!r} has no readable offset", "Export it again") from None
+        if target.stat().st_size < needed:
+            raise ModelError(
+                path, f"its weight file {location!r} ends before weight {tensor.name!r}", "Copy it again, completely"
+            )
+        found[target] = None
+    return list(found)
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Every tensor in the file: weights, attributes, sub-graphs, functions."""
+
+    def of_nodes(nodes: Any) -> Iterator[TensorProto]:
+        for node in nodes:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
+                for sparse in (
+                    *attribute.sparse_tensors,
+                    *([attribute.sparse_tensor] * attribute.HasField("sparse_tensor")),
+                ):
+                    yield from (sparse.values, sparse.indices)
+                for graph in (*attribute.graphs, *([attribute.g] * attribute.HasField("g"))):
+                    yield from of_graph(graph)
+
+    def of_graph(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        yield from of_nodes(graph.node)
+
+    yield from of_graph(model.graph)
+    for function in model.functions:
+        yield from of_nodes(function.node)
+
+
+def _digest(path: Path, others: list[Path]) -> str:
+    whole = hashlib.sha256()
+    for file in (path, *others):
+        whole.update(_file_digest(file).encode())
+    return whole.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _processor() -> str:
+    """Fingerprint of the processor: the blocked layout depends on its vector instructions."""
+    text = f"{platform.machine()} {platform.processor()}"
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for field in ("model name", "flags", "Features"):
+        text += next((line for line in lines if line.startswith(field)), "")
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _make(path: Path, folder: Path) -> None:
+    """Fill `folder` from the model at `path`."""
+    reason = ""
+    for level in _LEVELS:
+        try:
+            whole = _export(path, folder, level)
+            types = _types(folder)
+        except Exception as error:  # a graph that cannot be written or read back: try a plainer one
+            reason = reason or f"its optimised graph cannot be cut: {_first_line(error)}"
+            for file in (GRAPH, WEIGHTS):
+                (folder / file).unlink(missing_ok=True)
+            continue
+        reason = ""
+        break
+    else:
+        whole = load_session(path, path, session_options(1, optimise=True))
+        model = read_model(path)
+        del model.graph.initializer[:]
+        onnx.save(model, str(folder / GRAPH))
+        types = {}
+    manifest = {
+        "format": FORMAT,
+        "inputs": [[info.name, info.type, list(info.shape)] for info in whole.get_inputs()],
+        "outputs": [[info.name, info.type, list(info.shape)] for info in whole.get_outputs()],
+        "types": types,
+        "uncut_reason": reason,
+        "files": {file: _file_digest(folder / file) for file in (GRAPH, WEIGHTS) if (folder / file).exists()},
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _export(path: Path, folder: Path, level: str) -> ort.InferenceSession:
+    options = session_options(1, optimise=True)
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.optimized_model_filepath = str(folder / GRAPH)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _INLINE_BYTES)
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return load_session(path, path, options)
+
+
+def types_at(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, TypeProto]:
+    """Types of all tensors between operators of the graph stored in `folder`, with its inputs bound to `shapes`.
+
+    Raises GraphError when `shapes` does not fit the inputs, ModelError when onnxruntime finds that they do not fit.
+    """
+    found = {name: parse_type(text, shape) for name, (text, shape) in _types(folder, shapes).items()}
+    return {name: kind for name, kind in found.items() if kind is not None}
+
+
+def _types(folder: Path, shapes: Mapping[str, Sequence[int]] | None = None) -> dict[str, list[Any]]:
+    """By onnxruntime's own inference, which knows its contrib operators.
+
+    Also proves that the written graph can be loaded again. Without `shapes`, open dimensions are 1 if that suits.
+    """
+    model = onnx.load(str(folder / GRAPH), load_external_data=False)
+    graph = model.graph
+    constants = {init.name for init in graph.initializer}
+    declared = {info.name for info in graph.output} | constants
+    names = [name for node in graph.node for name in node.output if name and name not in declared]
+    graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    bound, _ = bind_inputs([info for info in graph.input if info.name not in constants], shapes or {})
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for info in fixed.graph.input:
+        if info.name in bound:
+            info.type.CopyFrom(bound[info.name])
+    try:
+        return _probe(fixed, folder)
+    except ModelError:
+        if shapes is not None:
+            raise
+        return _probe(model, folder)
+
+
+def _probe(model: onnx.ModelProto, folder: Path) -> dict[str, list[Any]]:
+    options = session_options(1, optimise=False)
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    outputs = load_session(folder / GRAPH, model.SerializeToString(), options).get_outputs()
+    return {info.name: [info.type, [d if isinstance(d, int) else None for d in info.shape]] for info in outputs}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _publish(fresh: Path, folder: Path) -> None:
+    """Move a complete folder into place; one that another process put there meanwhile is as good."""
+    if folder.exists() and _read(folder) is None:
+        broken = Path(tempfile.mkdtemp(prefix=".broken-", dir=folder.parent))
+        os.replace(folder, broken / "old")
+        shutil.rmtree(broken, ignore_errors=True)
+    try:
+        os.rename(fresh, folder)
+    except OSError:
+        if not folder.exists():
+            raise
+
+
+def _read(folder: Path) -> Stored | None:
+    """What lies in `folder`, or None when it is absent, of another format, incomplete or damaged."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT or GRAPH not in manifest["files"]:
+            return None
+        if any(_file_digest(folder / file) != digest for file, digest in manifest["files"].items()):
+            return None
+        types = {name: parse_type(text, shape) for name, (text, shape) in manifest["types"].items()}
+        return Stored(
+            folder=folder,
+            skeleton=onnx.load(str(folder / GRAPH), load_external_data=False),
+            types={name: kind for name, kind in types.items() if kind is not None},
+            inputs=tuple(_spec(*entry) for entry in manifest["inputs"]),
+            outputs=tuple(_spec(*entry) for entry in manifest["outputs"]),
+            uncut_reason=manifest["uncut_reason"],
+        )
+    except Exception:  # whatever is wrong with a cache, making it again mends it
+        return None
+
+
+def _spec(name: str, dtype: str, shape: list[Any]) -> Tensor:
+    return Tensor(name, dtype, tuple(d if isinstance(d, int) else None for d in shape))

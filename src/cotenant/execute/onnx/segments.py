@@ -1,0 +1,355 @@
+"""Running any contiguous range of a model's units with onnxruntime.
+
+The graph that onnxruntime's optimiser made is cut, and its segments are loaded with optimisation off: fused operators
+and the blocked convolution layout cross the cuts, so that a cut costs a call and the reload of its tensors. Segments
+share weights, arena and, over cores, single-threaded sessions. See docs/segments.md.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from onnx import TypeProto, numpy_helper
+
+from cotenant.errors import InvalidValueError
+from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.onnx.segment_cut import Cutter, sealed_tensors
+from cotenant.execute.onnx.segment_session import (
+    Weights,
+    load_session,
+    normal_threads,
+    return_memory,
+    segment_options,
+    session_options,
+)
+from cotenant.execute.onnx.segment_store import GRAPH, WEIGHTS, Stored, open_store, types_at
+from cotenant.execute.threads import Threads
+from cotenant.graph.cuts import suggest_cuts
+from cotenant.graph.dfg import Dfg, Tensor
+from cotenant.graph.onnx import dfg_of
+
+Value = Any
+"""A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
+sequences), what `InferenceSession.run` takes and gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    start: int
+    end: int
+    session: ort.InferenceSession | None  # None: nothing in it reaches its end
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dead: tuple[str, ...]  # live at its start and not at its end
+    weights: Weights | None = None  # kept for as long as the session may run: it reads them in place
+    bindings: deque[ort.IOBinding] = field(default_factory=deque)  # idle ones; each serves one call at a time
+
+
+class SegmentedModel:
+    """Runs any contiguous range of units of one ONNX model with onnxruntime.
+
+    Safe to use from several threads. `dfg` is that of the optimised graph, whose units are run; its figures hold at
+    the declared shapes with open dimensions taken as 1. `inputs` and `outputs` are the model's, with None for dynamic
+    dimensions. `uncut_reason` is "" or tells why the model has a single unit.
+    """
+
+    def __init__(self, path: Path, stored: Stored, name: str, owned: Path | None = None) -> None:
+        self.path = path
+        self.name = name
+        self.inputs: tuple[Tensor, ...] = stored.inputs
+        self.outputs: tuple[Tensor, ...] = stored.outputs
+        self._plain = all(_has_ort_value(tensor) for tensor in (*stored.inputs, *stored.outputs))
+        self.uncut_reason = stored.uncut_reason or (
+            "" if self._plain else "it takes or gives values that are no numbers"
+        )
+        self._stored = stored
+        self._sealed = sealed_tensors(stored)
+        self.dfg: Dfg = self._dfg(stored.types, {})
+        self._folder = stored.folder
+        self._cutter = Cutter(stored, self.dfg)
+        self._weights = Weights(stored.folder / WEIGHTS, self._cutter.shared_weights)
+        self._constants = _constant_outputs(stored)
+        self._segments: dict[tuple[Threads, int, int], _Segment] = {}
+        self._plans: dict[tuple[Threads, int, int], tuple[_Segment, ...]] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
+
+    @classmethod
+    def open(cls, path: Path, *, cache_dir: Path | None = None, name: str = "") -> SegmentedModel:
+        """Open the ONNX file at `path`; `name` is for messages and the DFG, by default the file's stem.
+
+        The optimised graph is kept under `cache_dir`, or in a temporary directory that `close` removes.
+
+        Raises ModelError when the file cannot be read, refers to weights outside its directory, or cannot be run.
+        """
+        path = Path(path)
+        owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-segments-"))
+        try:
+            stored = open_store(path, cache_dir or owned or Path())
+            return cls(path, stored, name or path.stem, owned)
+        except BaseException:
+            if owned:
+                shutil.rmtree(owned, ignore_errors=True)
+            raise
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units; boundaries run from 0 to it."""
+        return len(self.dfg.units)
+
+    @property
+    def graph_path(self) -> Path:
+        """The optimised graph on disk, whose operators the units are made of; gone after `close` without a cache."""
+        return self._folder / GRAPH
+
+    def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
+        """Boundaries from 0 to `unit_count` such that segments weigh at most `max_weight`, cheap cuts preferred.
+
+        See `graph.cuts.suggest_cuts`, also for the errors.
+        """
+        return suggest_cuts(self.dfg, weights, max_weight)
+
+    def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
+        """The same operators and units as `dfg`, with MACs and bytes at the given input shapes.
+
+        Raises GraphError when the shapes do not fit the inputs as declared, ModelError when the graph refuses them.
+        """
+        types = types_at(self._folder, shapes) if not self._stored.uncut_reason else {}
+        return self._dfg(types, shapes)
+
+    def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
+        """Load sessions for the ranges of units; those already loaded are kept.
+
+        The whole range (0, unit_count) gets the ordinary session of the original file. `threads` is a number, or the
+        cores to run on: the caller pins itself to the first, the session's pool is pinned to the others.
+
+        Raises InvalidValueError for a range outside the model, ModelError when a session cannot be loaded.
+        """
+        key = normal_threads(threads)
+        for start, end in ranges:
+            self._check_range(start, end)
+            self._segment(key, start, end)
+
+    def keep(self, threads: Iterable[Threads]) -> None:
+        """Let go of the sessions of other threads; runs under way end normally, later ones load theirs again."""
+        kept = [normal_threads(each) for each in threads]
+        with self._lock:
+            self._segments = {key: segment for key, segment in self._segments.items() if key[0] in kept}
+            self._plans = {}
+        return_memory()
+
+    def run(self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1) -> dict[str, Value]:
+        """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
+
+        `tensors` holds the model's inputs when `start == 0`, else at least those live at `start`. Tensors stay
+        OrtValues between segments, a run of the whole may give arrays; `runner.to_numpy` turns results into arrays.
+        Prepared ranges are used longest first, what they leave out is loaded now.
+
+        Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
+        ModelError when onnxruntime fails.
+        """
+        key = threads if threads == 1 else normal_threads(threads)
+        plan = self._plans.get((key, start, end))
+        if plan is None:
+            plan = self._plan(key, start, end)
+        if start == 0:
+            self._check_inputs(tensors)
+        if not self._plain or (start == 0 and plan[0].end == self.unit_count):
+            return self._run_plain(plan[0], tensors)  # whole: arrays in, arrays out costs half of a binding
+        try:
+            names = tensors if start == 0 else self.dfg.live(start)
+            values = {name: _ort_value(tensors[name]) for name in names}
+        except KeyError as error:
+            raise TensorError(
+                f"model {self.name!r}: tensor {error.args[0]!r} is live before unit {start}: pass it"
+            ) from None
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise TensorError(f"model {self.name!r}: a tensor is no numeric array or OrtValue ({error})") from error
+        for segment in plan:
+            if segment.session is not None:
+                self._run_segment(segment, values)
+            for name in segment.dead:
+                values.pop(name, None)
+        if end < self.unit_count:
+            return {name: values[name] for name in self.dfg.live(end)}
+        return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
+
+    def close(self) -> None:
+        """Let go of sessions and weights; runs that are under way end normally, later ones raise ModelError."""
+        with self._lock:
+            self._is_closed = True
+            self._segments = {}
+            self._plans = {}
+            self._weights = Weights(self._folder / WEIGHTS, ())
+        if self._cleanup is not None:
+            self._cleanup()
+        return_memory()
+
+    def __enter__(self) -> SegmentedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _dfg(self, types: Mapping[str, TypeProto], shapes: Mapping[str, Sequence[int]]) -> Dfg:
+        return dfg_of(
+            self._stored.skeleton,
+            name=self.name,
+            shapes=shapes,
+            known=types,
+            sealed=self._sealed,
+            is_cuttable=not self.uncut_reason,
+        )
+
+    def _check_range(self, start: int, end: int) -> None:
+        if not 0 <= start < end <= self.unit_count:
+            expected = f"0 <= start < end <= {self.unit_count}"
+            raise InvalidValueError(f"model {self.name!r}", "range of units", (start, end), expected)
+
+    def _check_inputs(self, tensors: Mapping[str, Value]) -> None:
+        for tensor in self.inputs:
+            value = tensors.get(tensor.name)
+            if value is None:
+                names = ", ".join(t.name for t in self.inputs)
+                raise TensorError(f"model {self.name!r}: input {tensor.name!r} is missing; its inputs are {names}")
+            if not self._plain:
+                continue
+            given = tuple(value.shape() if isinstance(value, ort.OrtValue) else np.shape(value))
+            if tensor.shape is not None and not _fits(given, tensor.shape):
+                raise TensorError(
+                    f"model {self.name!r}: input {tensor.name!r} has shape {given}, expected {tensor.shape}"
+                )
+            dtype = value.data_type() if isinstance(value, ort.OrtValue) else _ORT_TYPES.get(np.asarray(value).dtype)
+            if dtype != tensor.dtype and tensor.dtype in _NUMPY_TYPES:
+                raise TensorError(f"model {self.name!r}: input {tensor.name!r} is {dtype}, expected {tensor.dtype}")
+        if len(tensors) > len(self.inputs):
+            extra = sorted(set(tensors) - {t.name for t in self.inputs})[0]
+            raise TensorError(f"model {self.name!r} has no input {extra!r}; leave it out")
+
+    def _run_segment(self, segment: _Segment, values: dict[str, Value]) -> None:
+        session = segment.session
+        assert session is not None
+        try:
+            binding = segment.bindings.pop()
+        except IndexError:
+            binding = session.io_binding()
+        for name in segment.inputs:
+            binding.bind_ortvalue_input(name, values[name])
+        for name in segment.outputs:
+            binding.bind_output(name)
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:
+            raise self._failed(segment, error) from error
+        values.update(zip(segment.outputs, binding.get_outputs(), strict=True))
+        binding.clear_binding_inputs()  # an idle binding must not keep tensors alive, nor write into them again
+        binding.clear_binding_outputs()
+        segment.bindings.append(binding)
+
+    def _run_plain(self, segment: _Segment, tensors: Mapping[str, Value]) -> dict[str, Value]:
+        assert segment.session is not None
+        feeds: dict[str, Any] = {n: v.numpy() if isinstance(v, ort.OrtValue) else v for n, v in tensors.items()}
+        if self._plain:
+            feeds = {name: np.asarray(value) for name, value in feeds.items()}
+        try:
+            return dict(zip(segment.outputs, segment.session.run(list(segment.outputs), feeds), strict=True))
+        except Exception as error:
+            raise self._failed(segment, error) from error
+
+    def _failed(self, segment: _Segment, error: Exception) -> ModelError:
+        place = f"units {segment.start} to {segment.end} failed: {error}"
+        return ModelError(self.path, place, "Check the shapes and values of its inputs")
+
+    def _segment(self, key: Threads, start: int, end: int) -> _Segment:
+        with self._lock:
+            if self._is_closed:
+                raise ModelError(self.path, "it has been closed", "Open it again")
+            found = self._segments.get((key, start, end))
+            if found is None:
+                found = self._load(key, start, end)
+                self._segments = {**self._segments, (key, start, end): found}
+                self._plans = {}
+            return found
+
+    def _load(self, key: Threads, start: int, end: int) -> _Segment:
+        dead = tuple(sorted(set(self.dfg.live(start)) - set(self.dfg.live(end))))
+        if (start, end) == (0, self.unit_count):
+            whole = load_session(self.path, self.path, session_options(key, optimise=True))
+            inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
+            return _Segment(start, end, whole, inputs, outputs, dead)
+        piece = self._cutter.piece(start, end)
+        if not piece.outputs:
+            return _Segment(start, end, None, piece.inputs, (), dead)
+        options = segment_options(key, self._folder)
+        self._weights.lend(options, piece.weights)
+        session = load_session(self.path, piece.model, options)
+        return _Segment(start, end, session, piece.inputs, piece.outputs, dead, self._weights)
+
+    def _plan(self, key: Threads, start: int, end: int) -> tuple[_Segment, ...]:
+        """Segments that cover [start, end): the longest prepared one at each place, new ones in the gaps."""
+        self._check_range(start, end)
+        while True:
+            known = self._segments
+            plan: list[_Segment] = []
+            at = start
+            while at < end:
+                ready = [r for r in known if r[0] == key and at <= r[1] and r[2] <= end]
+                here = [r[2] for r in ready if r[1] == at]
+                stop = max(here) if here else min((r[1] for r in ready), default=end)
+                plan.append(self._segment(key, at, stop))
+                at = stop
+            with self._lock:
+                if self._segments is known:  # otherwise something longer may have been loaded meanwhile
+                    self._plans = {**self._plans, (key, start, end): tuple(plan)}
+                    return tuple(plan)
+
+
+_NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bool)": np.dtype(np.bool_),
+    **{f"tensor({k}{b})": np.dtype(f"{k}{b}") for k in ("int", "uint") for b in (8, 16, 32, 64)},
+}
+_ORT_TYPES = {dtype: name for name, dtype in _NUMPY_TYPES.items()}
+
+
+def numpy_type(dtype: str) -> np.dtype[Any] | None:
+    """The numpy type of onnxruntime's `dtype`, for example `tensor(float)`; None when there is none."""
+    return np.dtype(np.str_) if dtype == "tensor(string)" else _NUMPY_TYPES.get(dtype)
+
+
+def _has_ort_value(tensor: Tensor) -> bool:
+    return tensor.dtype.startswith("tensor(") and tensor.dtype != "tensor(string)"
+
+
+def _ort_value(value: Value) -> ort.OrtValue:
+    if isinstance(value, ort.OrtValue):
+        return value
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    return ort.OrtValue.ortvalue_from_numpy(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+
+
+def _fits(given: tuple[int, ...], declared: Sequence[object]) -> bool:
+    return len(given) == len(declared) and all(d in (None, g) for g, d in zip(given, declared, strict=True))
+
+
+def _constant_outputs(stored: Stored) -> dict[str, Value]:
+    """Graph outputs that are constants."""
+    wanted = {tensor.name for tensor in stored.outputs if tensor.dtype in _NUMPY_TYPES}
+    return {
+        init.name: _ort_value(numpy_helper.to_array(init, str(stored.folder)))
+        for init in stored.skeleton.graph.initializer
+        if init.name in wanted
+    }

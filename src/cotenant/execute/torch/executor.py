@@ -1,0 +1,336 @@
+"""The executor that runs launches with torch on the streams of a device.
+
+A launch is submitted as a whole (inputs up, units, outputs down, an event) and nobody waits for it but the lane's
+second thread, which sleeps until the event and then tells the core. See docs/torch.md, "Streams".
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from cotenant.core.actions import Launch
+from cotenant.errors import CotenantError
+from cotenant.execute.batches import ModelGoneError, QueryTensors, pieces_of, reason_of, scatter
+from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.gpu.graph_pool import GraphCounts, GraphKey, GraphPool
+from cotenant.execute.gpu.range_graph import RangeGraph
+from cotenant.execute.gpu.residents import MIB, DeviceFullError, Resident, Residents, StreamModel
+from cotenant.execute.gpu.stream_threads import StreamThreads, Waiting
+from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Tensors, Timing, WorkerStatus
+from cotenant.execute.runner import Runner
+from cotenant.types import Partition
+
+_log = logging.getLogger("cotenant.torch")
+
+
+class DeviceLostError(RuntimeError):
+    """The device takes no more work."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What a paused batch keeps: the tensors live at its boundary, and the rows of each of its queries."""
+
+    tensors: Named
+    rows: tuple[int, ...]
+    queries: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A launch between its submission and its end, with all that the device may still read or write for it."""
+
+    launch: Launch
+    on_end: OnEnd
+    batch: _Batch | None = None
+    graph: RangeGraph | None = None
+    results: Named | None = None
+    events: tuple[Event, ...] = ()
+    """Before and after the copies of inputs, after the units, after the outputs; of a failed launch the last one."""
+    gather_ns: int = 0
+    error: str | None = None
+
+    def drop(self) -> None:
+        self.batch = self.graph = self.results = None
+
+
+class TorchExecutor:
+    """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
+
+    At most `graphs` captured ranges are kept, where the device has graphs. A launch that raises fails alone, with the
+    reason; the lane goes on. When memory runs out, models without launches give theirs, the least recently used first,
+    and the launch is tried again; then it fails alone.
+    """
+
+    def __init__(self, device: StreamDevice, *, graphs: int = 64) -> None:
+        self.device = device
+        self._graphs: GraphPool[RangeGraph] = GraphPool(graphs if device.has_graphs else 0)
+        self._residents = Residents(device, lambda number: bool(self._graphs.drop(number)))
+        self._models: dict[str, Resident] = {}
+        self._lanes: dict[Partition, tuple[StreamLane, StreamThreads]] = {}
+        self._queries = QueryTensors()
+        self._batches: dict[int, _Batch] = {}
+        self._lost = ""
+        self._lock = threading.Lock()
+        self.put = self._queries.put
+        self.take = self._queries.take
+        self.discard = self._queries.discard
+
+    @property
+    def kept(self) -> int:
+        """How many queries and batches tensors are kept of."""
+        return len(self._queries) + len(self._batches)
+
+    @property
+    def graph_counts(self) -> GraphCounts:
+        """What happened to captured ranges so far."""
+        return self._graphs.counts
+
+    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+        """Take the weights to the device and make the ranges ready. Raises ModelError. Memory is not limited here."""
+        if not hasattr(model, "move"):
+            raise ModelError(
+                model.path, f"{self.device.name} runs torch models alone", "Export it with torch.export to model.pt2"
+            )
+        resident = self._residents.add(cast(StreamModel, model))
+        try:
+            self._residents.with_room(resident, partial(self._residents.bring, resident), lambda: "the weights")
+            model.prepare([each for _, ranges in sessions for each in ranges])
+        except DeviceFullError as error:
+            self._residents.leave(resident)
+            raise ModelError(model.path, str(error), "Serve fewer models from this device, or a smaller one") from None
+        except Exception:
+            self._residents.leave(resident)
+            raise
+        return resident
+
+    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+        """Launches of this tenant run this model from now on, on the lanes' urgent streams if so said."""
+        resident = model if isinstance(model, Resident) else self._residents.add(cast(StreamModel, model))
+        resident.urgent = urgent
+        with self._lock:
+            self._models[tenant] = resident
+
+    def announce(self, tenant: str) -> None:
+        """The core knows the tenant now: there is nothing to say."""
+
+    def remove_model(self, tenant: str) -> None:
+        """Forget the model of a tenant; launches under way end normally."""
+        with self._lock:
+            resident = self._models.pop(tenant, None)
+        if resident is not None:
+            self._graphs.drop(resident.number)
+
+    def problem(self, tenant: str) -> str:
+        """Why the tenant cannot be served at the moment, or "": a device that is lost serves nobody."""
+        return self._lost
+
+    def workers(self) -> list[WorkerStatus]:
+        """There are no processes of tenants."""
+        return []
+
+    def forget_graphs(self) -> None:
+        """Drop all captured ranges: before the device is divided anew, since each is bound to its stream's share."""
+        self._graphs.clear()
+
+    def start(self, launch: Launch, on_end: OnEnd) -> None:
+        """See Executor."""
+        with self._lock:
+            place = self._lanes.get(launch.partition)
+            if place is None:
+                place = self._lanes[launch.partition] = self._open(launch.partition)
+            resident = self._models.get(launch.tenant)
+        inputs = self._queries.inputs(launch.queries) if launch.start == 0 else []
+        if resident is not None and not resident.begin():
+            resident = None
+        flight = _Flight(launch, on_end, self._batches.get(launch.batch))
+        place[1].put(partial(self._submit, *place, flight, resident, inputs))
+
+    def release(self, batch: int) -> None:
+        """See Executor."""
+        self._batches.pop(batch, None)
+
+    def close(self) -> None:
+        """See Executor."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+            self._lanes.clear()
+        for _, threads in lanes:
+            threads.close()
+        self._graphs.clear()
+        self._batches.clear()
+        self.device.close()
+
+    def _open(self, partition: Partition) -> tuple[StreamLane, StreamThreads]:
+        lane = self.device.lane(partition)
+        return lane, StreamThreads(lane, f"{partition.device}-{partition.cores[0]}")
+
+    # --- the submitting thread ----------------------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        lane: StreamLane,
+        threads: StreamThreads,
+        flight: _Flight,
+        resident: Resident | None,
+        inputs: list[Tensors],
+    ) -> Waiting:
+        urgent = resident is not None and resident.urgent
+        try:
+            if self._lost:
+                raise DeviceLostError(self._lost)
+            if resident is None or (flight.launch.start and flight.batch is None):
+                raise ModelGoneError(flight.launch.tenant)
+            began = time.perf_counter_ns()
+            if not flight.launch.start:
+                flight.batch = _gathered(lane, flight.launch, inputs)
+            flight.gather_ns = time.perf_counter_ns() - began
+            work = partial(self._launch, lane, threads, flight, resident)
+            with lane.stream(urgent):
+                self._residents.with_room(resident, work, partial(_need, flight))
+        except Exception as error:
+            flight.error = self._reason(error)
+            with suppress(Exception), lane.stream(urgent):  # the device may still read what was submitted before
+                flight.events = (lane.record(),)
+        return partial(self._wait, lane, threads, flight, resident)
+
+    def _launch(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident) -> None:
+        """Submit everything of a launch to the current stream."""
+        launch = flight.launch
+        assert flight.batch is not None
+        values = flight.batch.tensors
+        self._residents.bring(resident)
+        graph = flight.graph = self._graph(lane, threads, launch, resident, values)
+        began = lane.record()
+        if graph is not None:
+            graph.fill(values)
+        elif not launch.start:
+            values = {name: lane.upload(value) for name, value in values.items()}
+        filled = lane.record()
+        if graph is not None:
+            results = graph.replay()
+        else:
+            results = resident.model.run(launch.start, launch.end, values, lane.threads)
+        ran = lane.record()
+        if launch.last:
+            results = {name: lane.download(_plain(value)) for name, value in results.items()}
+        flight.results = results
+        flight.events = (began, filled, ran, lane.record())
+
+    def _graph(
+        self, lane: StreamLane, threads: StreamThreads, launch: Launch, resident: Resident, values: Named
+    ) -> RangeGraph | None:
+        """The captured range, captured now if it is due; None to run it unit by unit."""
+        if not self.device.has_graphs:
+            return None
+        shapes = tuple((name, tuple(value.shape), str(value.dtype)) for name, value in values.items())
+        key = GraphKey(resident.number, launch.start, launch.end, shapes, launch.partition, resident.urgent)
+        graph = self._graphs.find(key)
+        if graph is None and self._graphs.is_due(key):
+            run = partial(resident.model.run, launch.start, launch.end, threads=lane.threads)
+            try:
+                with threads.quiet:
+                    graph = RangeGraph.of(lane, values, resident.number, run)
+            except Exception as error:
+                if self.device.is_lost(error):
+                    raise
+                _log.info("model %r: units %d to %d run without a graph: %s", *_named(resident, launch), error)
+                self._graphs.fail(key, reason_of(error))
+            else:
+                self._graphs.add(key, graph)
+        return graph
+
+    # --- the waiting thread -------------------------------------------------------------------------------------------
+
+    def _wait(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident | None) -> None:
+        launch, error, timing = flight.launch, flight.error, Timing()
+        try:
+            if flight.events:
+                flight.events[-1].wait()
+            if error is None:
+                timing = self._keep(lane, flight)
+        except Exception as caught:
+            error = self._reason(caught)
+        if launch.last or error is not None:
+            self._batches.pop(launch.batch, None)
+        with threads.quiet:
+            flight.drop()
+        if resident is not None:
+            resident.end()
+        flight.on_end(launch.id, error, timing)
+
+    def _keep(self, lane: StreamLane, flight: _Flight) -> Timing:
+        """Keep what a launch has left. Gives where its time went."""
+        arrived = time.perf_counter_ns()
+        launch, batch, results = flight.launch, flight.batch, flight.results
+        assert batch is not None
+        assert results is not None
+        if launch.last:
+            outputs = {name: lane.to_numpy(value) for name, value in results.items()}
+            self._queries.keep(scatter(batch.queries, batch.rows, outputs))
+        else:
+            self._batches[launch.batch] = _Batch(results, batch.rows, batch.queries)
+        began, filled, ran, done = flight.events
+        return Timing(
+            flight.gather_ns + filled.ns_since(began),
+            ran.ns_since(filled),
+            done.ns_since(ran) + time.perf_counter_ns() - arrived,
+        )
+
+    def _reason(self, error: Exception) -> str:
+        """A sentence for the client; takes note of a device that is lost."""
+        if not self._lost and self.device.is_lost(error):
+            self._lost = f"{self.device.name} is lost ({_first_line(causes(error)[-1])}): restart the server"
+            _log.error("%s", self._lost)
+        return self._lost or reason_of(error if isinstance(error, CotenantError) else RuntimeError(_first_line(error)))
+
+
+def _first_line(error: BaseException) -> str:
+    """What CUDA says of an error, without its advice for programmers of CUDA."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _gathered(lane: StreamLane, launch: Launch, inputs: Sequence[Tensors]) -> _Batch:
+    """The inputs of a batch below each other, in memory of the host that the device can copy from."""
+    pieces, rows = pieces_of(inputs)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, arrays in pieces.items():
+        first = arrays[0]
+        try:
+            dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
+        except TypeError:
+            raise TensorError(f"input {name!r} is {first.dtype}, which torch has no tensors of") from None
+        shape = first.shape if len(arrays) == 1 else (sum(map(len, arrays)), *first.shape[1:])
+        tensors[name] = lane.host(shape, dtype)
+        view: Any = tensors[name].numpy()
+        if len(arrays) == 1:
+            np.copyto(view, first)
+        else:
+            np.concatenate(arrays, out=view)
+    return _Batch(tensors, rows, launch.queries)
+
+
+def _plain(output: torch.Tensor) -> torch.Tensor:
+    """BF16, which numpy lacks, becomes FP32, as `torch_model.to_numpy` has it."""
+    return output.float() if output.dtype is torch.bfloat16 else output
+
+
+def _need(flight: _Flight) -> str:
+    launch, batch = flight.launch, flight.batch
+    size = sum(value.nbytes for value in batch.tensors.values()) if batch else 0
+    return f"units {launch.start} to {launch.end} of {launch.items} rows ({size / MIB:.1f} MiB of tensors)"
+
+
+def _named(resident: Resident, launch: Launch) -> tuple[str, int, int]:
+    return resident.model.name, launch.start, launch.end

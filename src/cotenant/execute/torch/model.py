@@ -1,0 +1,299 @@
+"""Running any contiguous range of a torch.export archive's units with torch, on the CPU or a GPU.
+
+The program's own operators are run, eagerly: a cut costs the call of another function and nothing else. Nothing of an
+archive is unpickled; see `torch_archive` and docs/torch.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from cotenant.errors import InvalidValueError
+from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.threads import Threads
+from cotenant.execute.torch.archive import read_archive
+from cotenant.execute.torch.fold import fold
+from cotenant.execute.torch.inputs import InputCheck
+from cotenant.execute.torch.segment import Cutter, Segment
+from cotenant.execute.torch.threads import use_threads
+from cotenant.graph.cuts import suggest_cuts
+from cotenant.graph.dfg import Dfg, Tensor
+from cotenant.graph.errors import GraphError
+from cotenant.graph.torch import dfg_of_graph, named_graph
+from cotenant.graph.torch_lower import lower
+
+MOST_SEGMENTS = 512
+"""Ranges of units that are kept built, the least recently used one forgotten."""
+_RUNS = 6
+_WARM_UP = 2
+
+# Arrays of queries are often read-only; nothing here writes into its inputs.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
+
+
+_Ready = tuple[Segment, tuple[torch.Tensor, ...]]
+"""A segment and its weights where they are now."""
+
+
+class TorchModel:
+    """Runs any contiguous range of units of one torch.export archive.
+
+    Safe to use from several threads. The surface is that of `segments.SegmentedModel`; tensors are torch's. `dfg` has
+    its figures at the smallest shapes; `inputs` and `outputs` have None for dynamic dimensions. `uncut_reason` is ""
+    or tells why the model has a single unit.
+    """
+
+    def __init__(self, path: Path, name: str, device: str, cache_dir: Path | None) -> None:
+        self.path = path
+        self.name = name
+        self._device = torch.device(device)
+        self._cache_dir = cache_dir or path.parent
+        archive = read_archive(path)
+        weights = archive.weights
+        try:
+            lowered = lower(archive.program)
+            fold(lowered, weights)
+            self._graph = named_graph(lowered, archive.inputs, archive.outputs)
+            self.dfg: Dfg = dfg_of_graph(self._graph, name)
+        except GraphError as error:
+            raise ModelError(path, str(error), "Change the module, or export it in another way") from error
+        self.uncut_reason = lowered.trouble
+        self.inputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.inputs))
+        self.outputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.outputs))
+        modules = dict(archive.program.graph_module.named_children())
+        self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)
+        self._cutter = Cutter(self._graph, self.dfg, modules)
+        self._weights: dict[str, torch.Tensor] = {}
+        self._place_weights(weights)
+        self._built: OrderedDict[tuple[torch.device, int, int], Segment] = OrderedDict()
+        self._ready: dict[tuple[int, int], _Ready] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._digest = ""
+
+    @classmethod
+    def open(cls, path: Path, *, name: str = "", device: str = "cpu", cache_dir: Path | None = None) -> TorchModel:
+        """Open the archive at `path`; `name` is for messages and the DFG, by default the file's stem.
+
+        `device` is "cpu" or "cuda:N". Raises ModelError when the file cannot be read, holds pickled or compiled parts,
+        keeps state between runs, or torch cannot load it.
+        """
+        return cls(Path(path), name or Path(path).stem, device, cache_dir)
+
+    @property
+    def device(self) -> str:
+        """Where its weights are: "cpu" or "cuda:N"."""
+        return str(self._device)
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units; boundaries run from 0 to it."""
+        return len(self.dfg.units)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in memory, each counted once."""
+        stores = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in self._weights.values()}
+        return sum(stores.values())
+
+    @property
+    def graph_path(self) -> Path:
+        """What identifies the file's content and this torch: `cache_dir/<content>-torch<version>/model.pt2`."""
+        if not self._digest:
+            with self.path.open("rb") as file:
+                self._digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        return self._cache_dir / f"{self._digest}-torch{torch.__version__}" / "model.pt2"
+
+    def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
+        """Boundaries such that segments weigh at most `max_weight`, cheap cuts preferred; see `graph.cuts`."""
+        return suggest_cuts(self.dfg, weights, max_weight)
+
+    def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
+        """The same operators and units as `dfg`, with MACs and bytes at the given input shapes.
+
+        Raises GraphError when the shapes do not fit the inputs as declared.
+        """
+        return dfg_of_graph(self._graph, self.name, shapes)
+
+    def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
+        """Build the ranges of units; those already built are kept. One function serves every number of threads.
+
+        Raises InvalidValueError for a range outside the model, ModelError when it is closed.
+        """
+        for start, end in ranges:
+            self._segment(start, end)
+
+    def keep(self, threads: Iterable[Threads]) -> None:
+        """Nothing was built for some threads alone."""
+
+    def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, torch.Tensor]:
+        """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
+
+        `tensors` holds the model's inputs when `start == 0`, else at least those live at `start`, as numpy arrays or
+        tensors of torch. Runs on the calling thread and its current stream and never waits for a device: on a GPU the
+        results are there when the stream has come so far. What is returned may share memory with what was given.
+
+        Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
+        ModelError when torch fails; the cause has torch's own error.
+        """
+        segment, weights = self._segment(start, end)
+        if start == 0:
+            self._check(tensors)
+        names = [tensor.name for tensor in self.inputs] if start == 0 else self.dfg.live(start)
+        if segment.device.type == "cpu":
+            use_threads(threads)
+        try:
+            with torch.inference_mode():
+                values = {name: self._tensor(tensors[name], segment.device) for name in names}
+                results = segment.function(*[values[name] for name in segment.inputs], *weights)
+        except KeyError as error:
+            text = f"model {self.name!r}: tensor {error.args[0]!r} is live before unit {start}: pass it"
+            raise TensorError(text) from None
+        except TensorError:
+            raise
+        except Exception as error:
+            place = f"units {start} to {end} failed: {_first_line(error)}"
+            raise ModelError(self.path, place, "Check the shapes and values of its inputs") from error
+        values.update(zip(segment.outputs, results, strict=True))
+        wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
+        return {name: values[name] for name in wanted}
+
+    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Median latency of each unit in ns, on one thread of the CPU or on the current stream, run one by one."""
+        segments = [self._cutter.segment(at, at + 1, self._device) for at in range(self.unit_count)]
+        weights = [tuple(self._weights[name] for name in each.weights) for each in segments]
+        samples: list[list[int]] = [[] for _ in segments]
+        use_threads(1)
+        with torch.inference_mode():
+            for _ in range(_WARM_UP + _RUNS):
+                values = {name: self._tensor(value, self._device) for name, value in inputs.items()}
+                for at, segment in enumerate(segments):
+                    given = [values[name] for name in segment.inputs]
+                    began = time.perf_counter_ns()
+                    results = segment.function(*given, *weights[at])
+                    if self._device.type == "cuda":
+                        torch.cuda.current_stream(self._device).synchronize()
+                    samples[at].append(time.perf_counter_ns() - began)
+                    values.update(zip(segment.outputs, results, strict=True))
+                    live = self.dfg.live(at + 1)
+                    values = {name: values[name] for name in live}
+        return tuple(max(1, round(median(each[_WARM_UP:]))) for each in samples)
+
+    def move(self, device: str) -> None:
+        """Take the weights to another device, "cpu" or "cuda:N"; waits for the copies.
+
+        Runs under way end with the weights that they began with; addresses change. Raises ModelError when there is no
+        such device or no room on it: then they stay where they were.
+        """
+        with self._lock:
+            if self._is_closed:
+                raise self._closed()
+            if torch.device(device) == self._device:
+                return
+            before = self._device, self._weights
+            self._device = torch.device(device)
+            try:
+                self._place_weights(self._weights)
+            except ModelError:
+                self._device, self._weights = before
+                raise
+            self._ready = {}
+
+    def close(self) -> None:
+        """Let go of weights; runs that are under way end normally, later ones raise ModelError."""
+        with self._lock:
+            self._is_closed = True
+            self._built = OrderedDict()
+            self._ready = {}
+            self._weights = {}
+
+    def __enter__(self) -> TorchModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _closed(self) -> ModelError:
+        return ModelError(self.path, "it has been closed", "Open it again")
+
+    def _place_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Weights that share memory go as one, so that they share it there too."""
+        moved: dict[int, torch.Tensor] = {}
+        placed: dict[str, torch.Tensor] = {}
+        try:
+            for name, weight in weights.items():
+                if weight.device == self._device:
+                    placed[name] = weight
+                    continue
+                store = weight.untyped_storage()
+                if store.data_ptr() not in moved:
+                    flat = torch.empty(0, dtype=torch.uint8, device=weight.device).set_(store)
+                    moved[store.data_ptr()] = flat.to(self._device)
+                there = moved[store.data_ptr()].untyped_storage()
+                empty = torch.empty(0, dtype=weight.dtype, device=self._device)
+                placed[name] = empty.set_(there, weight.storage_offset(), weight.shape, weight.stride())
+        except (RuntimeError, AssertionError) as error:
+            reason = f"its weights cannot be taken to {self._device}: {_first_line(error)}"
+            raise ModelError(self.path, reason, "Check the device, or give it more memory") from error
+        self._weights = placed
+
+    def _segment(self, start: int, end: int) -> _Ready:
+        with self._lock:
+            key = self._device, start, end
+            found = self._ready.get((start, end))
+            if found is not None:
+                self._built.move_to_end(key)
+                return found
+            if self._is_closed:
+                raise self._closed()
+            if not 0 <= start < end <= self.unit_count:
+                expected = f"0 <= start < end <= {self.unit_count}"
+                raise InvalidValueError(f"model {self.name!r}", "range of units", (start, end), expected)
+            segment = self._built.get(key) or self._cutter.segment(start, end, self._device)
+            self._built[key] = segment
+            self._built.move_to_end(key)
+            while len(self._built) > MOST_SEGMENTS:
+                (device, *place), _ = self._built.popitem(last=False)
+                if device == self._device:
+                    self._ready.pop((place[0], place[1]), None)
+            found = self._ready[start, end] = segment, tuple(self._weights[name] for name in segment.weights)
+            return found
+
+    def _tensor(self, value: Any, device: torch.device) -> torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            try:
+                value = torch.from_numpy(np.ascontiguousarray(value))
+            except (TypeError, ValueError) as error:
+                raise TensorError(f"model {self.name!r}: a tensor is no numeric array ({error})") from error
+        tensor: torch.Tensor = value
+        return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+
+
+def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn the results of `TorchModel.run` into numpy arrays; waits for a GPU. BF16 becomes FP32."""
+    return {name: _array(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+
+
+def _array(value: torch.Tensor) -> Any:
+    value = value.detach().cpu()
+    return (value.float() if value.dtype is torch.bfloat16 else value).contiguous().numpy()
+
+
+def _opened(tensor: Tensor) -> Tensor:
+    shape = None if tensor.shape is None else tuple(dim if isinstance(dim, int) else None for dim in tensor.shape)
+    return Tensor(tensor.name, tensor.dtype, shape, tensor.size_bytes)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,173 @@
+"""What a server and its worker processes say to each other, and how: small messages over a pair of sockets.
+
+SOCK_SEQPACKET keeps the bounds of messages, makes each of them atomic (threads share an end without a lock), carries
+file descriptors, and ends with an empty message when the other side has died, however it died.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from cotenant.execute.worker.shared_tensors import Layout
+
+MOST_MESSAGE_BYTES = 200 << 10
+_MOST_DESCRIPTORS = 3
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of all messages."""
+
+
+class Open(_Message, frozen=True):
+    """To a worker, first: the model to load. `graph` names the optimised graph that it must turn out to have.
+
+    `device` is "cpu", or "cuda:N": the model then runs on that GPU, and the cores of lanes are slots of its SMs.
+    """
+
+    tenant: str
+    path: str
+    cache_dir: str
+    graph: str
+    sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
+    lane_nice: int
+    device: str = "cpu"
+
+
+class AddLane(_Message, frozen=True):
+    """To a worker, with the lane's socket and its buffers of inputs and outputs: run what comes there on `cores`."""
+
+    cores: tuple[int, ...]
+
+
+class Run(_Message, frozen=True):
+    """To a lane: run units [start, end) of a batch. `inputs` lie in its buffer when `start` is 0."""
+
+    launch: int
+    batch: int
+    start: int
+    end: int
+    last: bool
+    inputs: tuple[Layout, ...] = ()
+
+
+class Prepare(_Message, frozen=True):
+    """To a worker: load further sessions, and run each once on inputs of these shapes. Answered by Prepared."""
+
+    sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+class Keep(_Message, frozen=True):
+    """To a worker: let go of the sessions of other numbers of threads, or cores, than these."""
+
+    threads: tuple[int | tuple[int, ...], ...]
+
+
+class Release(_Message, frozen=True):
+    """To a worker: forget the tensors of a paused batch."""
+
+    batch: int
+
+
+class Started(_Message, frozen=True):
+    """From a worker: it is up, and waits for Open."""
+
+
+class Ready(_Message, frozen=True):
+    """From a worker: its model is loaded."""
+
+
+class Prepared(_Message, frozen=True):
+    """From a worker: the sessions of a Prepare are there; with a `reason`, they cannot be loaded."""
+
+    reason: str = ""
+
+
+class Refused(_Message, frozen=True):
+    """From a worker: its model cannot be loaded. `reason` and `mend` as in ModelError."""
+
+    reason: str
+    mend: str
+
+
+class Ended(_Message, frozen=True):
+    """From a worker: a launch has ended. After the last units, `outputs` lie in the lane's buffer."""
+
+    launch: int
+    error: str | None
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+    outputs: tuple[Layout, ...] = ()
+
+
+ToWorker = Open | AddLane | Prepare | Keep | Release | Run
+FromWorker = Started | Ready | Prepared | Refused | Ended
+Message = ToWorker | FromWorker
+_encode = msgspec.msgpack.encode
+
+
+class Channel:
+    """One end of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._buffer = bytearray(MOST_MESSAGE_BYTES)
+        self._view = memoryview(self._buffer)
+        self._decoder = msgspec.msgpack.Decoder(Message)
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Both ends of a new connection."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), cls(theirs)
+
+    def fileno(self) -> int:
+        """The descriptor of this end."""
+        return self._socket.fileno()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Let `receive` raise TimeoutError after so long. The kernel keeps the time: no further call per message."""
+        whole = int(seconds)
+        limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    def send(self, message: Message) -> None:
+        """Send and never wait. Raises OSError when the other side is gone or takes nothing."""
+        self._socket.send(_encode(message), socket.MSG_DONTWAIT)
+
+    def send_with(self, message: Message, descriptors: Sequence[int]) -> None:
+        """Send a message and copies of file descriptors."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
+        self._socket.sendmsg([_encode(message)], [rights], socket.MSG_DONTWAIT)
+
+    def receive(self) -> Message | None:
+        """Wait for the next message; None when the other side has gone. Raises TimeoutError, msgspec.MsgspecError."""
+        try:
+            size = self._socket.recv_into(self._buffer)
+        except BlockingIOError:
+            raise TimeoutError("no message has come") from None
+        except ConnectionError:
+            return None
+        return self._decoder.decode(self._view[:size]) if size else None
+
+    def receive_with(self) -> tuple[Message | None, list[int]]:
+        """As `receive`, with the file descriptors that came along; they belong to the caller."""
+        data, descriptors, _, _ = socket.recv_fds(self._socket, MOST_MESSAGE_BYTES, _MOST_DESCRIPTORS)
+        return (self._decoder.decode(data) if data else None), descriptors
+
+    def shut(self) -> None:
+        """Send nothing more: the other side finds the end after what is under way."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:  # it is gone already
+            pass
+
+    def close(self) -> None:
+        """Let go of this end."""
+        self._socket.close()

@@ -1,0 +1,180 @@
+"""The executor that runs every tenant's model in a worker process of its own.
+
+What a model does (crashes, hangs, eats memory) ends with its process: the tenant's launches under way fail with the
+reason, its queue waits for the next worker, and other tenants notice nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+from cotenant.core.actions import Launch
+from cotenant.core.events import Event
+from cotenant.execute.batches import ModelGoneError, Pieces, QueryTensors, pieces_of, reason_of
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.runner import Runner
+from cotenant.execute.session_ladder import Wanted
+from cotenant.execute.worker.channel import Open
+from cotenant.execute.worker.keeper import Keeper
+from cotenant.execute.worker.limits import Limits
+from cotenant.types import CPU
+
+
+class ProcessExecutor:
+    """Runs launches in worker processes. Intermediate tensors stay there, inputs and outputs cross in shared memory.
+
+    `on_event` is told when a tenant is suspended and resumed; set it before models are added. It is called, like the
+    ends of launches, from threads of this executor that hold no lock which other methods need.
+
+    `environment` gives, by tenant, what its workers have in their environment beside the server's: which share of a GPU
+    they get from MPS, for example. `device` is what they open models on.
+    """
+
+    def __init__(
+        self,
+        lane_nice: int = 0,
+        limits: Limits = Limits(),
+        environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
+        device: str = CPU,
+    ) -> None:
+        self._device = device
+        self._lane_nice = lane_nice
+        self._environment = environment
+        self._limits = limits
+        self.on_event: Callable[[Event], None] = lambda _: None
+        self._keepers: dict[str, Keeper] = {}
+        self._all: list[Keeper] = []
+        """Those that have not ended, also of models that were removed."""
+        self._batches: dict[int, Keeper] = {}
+        self._late: list[threading.Thread] = []
+        self._queries = QueryTensors()
+        self._lock = threading.Lock()
+        self.put = self._queries.put
+        self.take = self._queries.take
+        self.discard = self._queries.discard
+
+    @property
+    def kept(self) -> int:
+        """How many queries and batches tensors are kept of."""
+        with self._lock:
+            return len(self._queries) + len(self._batches) + sum(keeper.kept for keeper in self._all)
+
+    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+        """Start a worker for the tenant and wait until it has loaded the model with these sessions.
+
+        `model` lends its path and its graph; its own sessions are closed. `memory_bytes` bounds the resident memory of
+        the worker. Raises ModelError when the worker cannot load it.
+        """
+        graph = model.graph_path.parent
+        place = str(model.path), str(graph.parent), graph.name
+        message = Open(tenant, *place, _plain(sessions), self._lane_nice, self._device)
+        model.close()
+        limits = replace(self._limits, memory_bytes=memory_bytes)
+        keeper = Keeper(message, limits, self._queries, self._tell, self._environment(tenant))
+        keeper.load()
+        with self._lock:
+            self._all = [each for each in self._all if each.is_alive]
+            self._all.append(keeper)
+        return keeper
+
+    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+        """Have the worker of a loaded model load further sessions and run each once; waits. Raises ModelError."""
+        assert isinstance(model, Keeper)
+        model.prepare(_plain(sessions), {name: tuple(dims) for name, dims in shapes.items()})
+
+    def keep(self, model: Loaded, sessions: Sessions) -> None:
+        """Have the worker let go of the model's other sessions."""
+        assert isinstance(model, Keeper)
+        model.keep(_plain(sessions))
+
+    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+        """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
+        assert isinstance(model, Keeper)
+        with self._lock:
+            self._keepers[tenant] = model
+
+    def announce(self, tenant: str) -> None:
+        """The core knows the tenant now: what happened to its worker before is told again."""
+        with self._lock:
+            keeper = self._keepers[tenant]
+        keeper.announce()
+
+    def remove_model(self, tenant: str) -> None:
+        """Forget the model of a tenant; launches under way end normally."""
+        with self._lock:
+            self._keepers.pop(tenant, None)
+
+    def problem(self, tenant: str) -> str:
+        """Why the tenant cannot be served at the moment, or ""."""
+        with self._lock:
+            keeper = self._keepers.get(tenant)
+        return keeper.problem if keeper else ""
+
+    def workers(self) -> list[WorkerStatus]:
+        """The workers of the tenants that are served."""
+        with self._lock:
+            keepers = list(self._keepers.values())
+        return [keeper.status for keeper in keepers]
+
+    def start(self, launch: Launch, on_end: OnEnd) -> None:
+        """See Executor."""
+        pieces: Pieces = {}
+        rows: tuple[int, ...] = ()
+        with self._lock:
+            keeper = self._keepers.get(launch.tenant)
+            if keeper is not None:
+                if launch.last:
+                    self._batches.pop(launch.batch, None)
+                elif launch.start == 0:
+                    self._batches[launch.batch] = keeper
+        try:
+            if keeper is None:
+                raise ModelGoneError(launch.tenant)
+            if launch.start == 0:
+                pieces, rows = pieces_of(self._queries.inputs(launch.queries))
+            problem = keeper.start(launch, pieces, rows, on_end)
+        except Exception as error:
+            problem = reason_of(error)
+        if problem is not None:
+            self._fail(partial(on_end, launch.id, problem, Timing()))
+
+    def release(self, batch: int) -> None:
+        """See Executor."""
+        with self._lock:
+            keeper = self._batches.pop(batch, None)
+        if keeper is not None:
+            keeper.release(batch)
+
+    def close(self) -> None:
+        """See Executor."""
+        with self._lock:
+            keepers, self._all = self._all, []
+            late, self._late = self._late, []
+            self._keepers.clear()
+        for keeper in keepers:
+            keeper.close()
+        for keeper in keepers:
+            keeper.join()
+        for thread in late:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _tell(self, event: Event) -> None:
+        self.on_event(event)
+
+    def _fail(self, end: Callable[[], None]) -> None:
+        """End a launch from another thread: whoever started it holds the driver's lock."""
+        thread = threading.Thread(target=end, name="cotenant-failed-launch", daemon=True)
+        with self._lock:
+            self._late = [each for each in self._late if each.is_alive()]
+            self._late.append(thread)
+            thread.start()
+
+
+def _plain(sessions: Sessions) -> Wanted:
+    """As it crosses to a worker."""
+    return tuple((threads, tuple(ranges)) for threads, ranges in sessions)

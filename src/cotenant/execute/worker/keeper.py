@@ -1,0 +1,397 @@
+"""Keeps the worker process of one tenant alive: starts it, takes its completions, and replaces it when it fails.
+
+One thread a worker. It sleeps in `receive`; besides completions, a slow tick wakes it for the watchdog and the memory
+limit. What a failure means for scheduling is for the core, which is told by events.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+from cotenant.core.actions import Launch
+from cotenant.core.events import Event, TenantResumed, TenantSuspended
+from cotenant.execute.batches import Pieces, QueryTensors, reason_of, scatter
+from cotenant.execute.errors import ModelError
+from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
+from cotenant.execute.session_ladder import SessionLadder, Wanted
+from cotenant.execute.worker.channel import Ended, Message, Open, Prepared, Ready, Refused, Release, Started
+from cotenant.execute.worker.lane_link import LaneLink, Pending
+from cotenant.execute.worker.limits import Limits, Loss, LossKind, overdue
+from cotenant.execute.worker.near_cores import NearCores
+from cotenant.execute.worker.process import WorkerProcess
+from cotenant.types import CPU
+
+_log = logging.getLogger("cotenant.workers")
+_MIB = 1 << 20
+_S = 1_000_000_000
+
+
+class _State(StrEnum):
+    DOWN = "down"
+    UP = "up"
+    FAILING = "failing"
+    """Lost; the core is being told, and may still start launches, which will fail with the others."""
+
+
+class Keeper:
+    """Holds one tenant's worker. Implements `Loaded`."""
+
+    def __init__(
+        self,
+        model: Open,
+        limits: Limits,
+        queries: QueryTensors,
+        on_event: Callable[[Event], None],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.tenant = model.tenant
+        self._environment = environment
+        self._model = model
+        self._ladder = SessionLadder(model)
+        self._limits = limits
+        self._queries = queries
+        self._on_event = on_event
+        self._lock = threading.Lock()  # held for moments only: the driver's lock may be held by who waits for it
+        self._telling = threading.Lock()  # held while the core is told: never wait for it under the driver's lock
+        self._state = _State.DOWN
+        self._closing = threading.Event()
+        self._first = threading.Event()
+        self._refusal: Loss | None = None
+        self._process: WorkerProcess | None = None
+        self._links: dict[tuple[int, ...], LaneLink] = {}
+        self._pending: dict[int, Pending] = {}
+        self._paused: dict[int, tuple[int, ...]] = {}
+        """Rows of each query of the batches that the worker keeps tensors of."""
+        self._problem = ""
+        self._losses: Counter[str] = Counter()
+        self._near = NearCores()
+        self._start_ns = self._load_ns = 0
+        self._idle_ns = self._last_ns = 0
+        self._thread = threading.Thread(target=self._keep, name=f"cotenant-worker-{self.tenant}", daemon=True)
+
+    # --- for the executor -----------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Start the worker and wait until it has loaded the model. Raises ModelError when it cannot."""
+        self._thread.start()
+        self._first.wait()
+        if self._refusal is not None:
+            self.join()
+            raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
+
+    def start(self, launch: Launch, pieces: Pieces, rows: tuple[int, ...], on_end: OnEnd) -> str | None:
+        """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
+        with self._lock:
+            if self._closing.is_set() or self._state is _State.DOWN:
+                return self._problem or f"the worker of {self.tenant!r} is not there any more"
+            if launch.start > 0:
+                rows = self._paused.pop(launch.batch, ())
+            pending = self._pending[launch.id] = Pending(launch, on_end, pieces, rows)
+            return self._put(pending) if self._state is _State.UP else None
+
+    def release(self, batch: int) -> None:
+        """Forget the tensors of a paused batch."""
+        with self._lock:
+            is_kept = self._paused.pop(batch, None) is not None
+        if is_kept:
+            self._send(Release(batch))
+
+    def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]]) -> None:
+        """Have the worker load further sessions and run each once; waits. Raises ModelError when it cannot.
+
+        A worker that is down, or lost meanwhile, is waited for no longer: the next one loads them with the model.
+        """
+        self._ladder.prepare(sessions, shapes, self._send)
+
+    def keep(self, sessions: Wanted) -> None:
+        """Have the worker let go of all sessions but these."""
+        self._ladder.keep(sessions, self._send)
+
+    def announce(self) -> None:
+        """The core knows the tenant now: tell it if the worker has been lost meanwhile."""
+        with self._telling:
+            if self._state is not _State.UP:
+                self._on_event(TenantSuspended(self.tenant, self._problem))
+
+    def close(self) -> None:
+        """Take no more launches, and end the worker when those under way have ended."""
+        with self._telling, self._lock:
+            self._closing.set()
+            if self._state is _State.UP:
+                self._shut_if_idle()
+            elif self._process is not None:
+                self._process.kill()
+
+    def join(self) -> None:
+        """Wait until the worker is gone."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its thread runs: the worker may still be there."""
+        return self._thread.is_alive()
+
+    @property
+    def kept(self) -> int:
+        """How many batches tensors are kept of."""
+        return len(self._paused)
+
+    @property
+    def problem(self) -> str:
+        """Why the tenant cannot be served at the moment, or ""."""
+        return "" if self._state is _State.UP else self._problem
+
+    @property
+    def status(self) -> WorkerStatus:
+        """For the metrics page."""
+        with self._lock:
+            process = self._process
+            pid, resident = (process.pid, process.resident_bytes()) if process else (0, 0)
+            return WorkerStatus(self.tenant, pid, resident, self._start_ns, self._load_ns, dict(self._losses))
+
+    # --- the keeper's thread --------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        losses = 0
+        while not self._closing.wait(self._limits.pause_s(losses)):
+            began = time.monotonic()
+            try:
+                loss = self._live()
+            except Exception as error:  # whatever is wrong here, launches end and the tenant gets another worker
+                _log.exception("keeping the worker of %r failed", self.tenant)
+                loss = self._broken(error)
+            if loss is None:
+                break
+            losses = 1 if time.monotonic() - began >= self._limits.settled_s else losses + 1
+            self._lose(loss)
+            if not self._first.is_set():
+                self._refusal = loss
+                self._first.set()
+                return
+        self._end_process()
+
+    def _live(self) -> Loss | None:
+        """The life of one worker: how it was lost, or None when it ended because it was told to."""
+        loss = self._open()
+        if loss is None:
+            self._resume()
+            loss = self._serve()
+        return loss
+
+    def _open(self) -> Loss | None:
+        """Start a worker and have it load the model."""
+        began = time.monotonic_ns()
+        with self._lock:
+            self._near.leave()  # the worker inherits the cores of this thread
+        try:
+            process = WorkerProcess(self.tenant, self._model.lane_nice, self._environment)
+        except OSError as error:
+            return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
+        with self._lock:
+            self._process = process
+        process.channel.wait_at_most(self._limits.tick_s)
+        at = began
+        while True:
+            try:
+                message = process.channel.receive()
+            except TimeoutError:
+                if time.monotonic_ns() - began < self._limits.load_limit_s * _S:
+                    continue
+                text = f"had not loaded its model after {self._limits.load_limit_s:g} s"
+                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} {text}", "Set device.load_limit_s higher")
+            except Exception as error:
+                return self._broken(error)
+            at, last = time.monotonic_ns(), at
+            match message:
+                case Started():
+                    self._start_ns = at - last
+                    try:
+                        process.channel.send(self._ladder.model)
+                    except OSError:
+                        continue  # it is dead, which is the next message
+                case Ready():
+                    self._load_ns = at - last
+                    return None
+                case Refused(reason, mend):
+                    return Loss(LossKind.UNLOADABLE, reason, mend)
+                case _:
+                    return self._died()
+
+    def _serve(self) -> Loss | None:
+        """Take completions until the worker is lost, or has ended since it was told to (None)."""
+        process = self._process
+        assert process is not None
+        self._last_ns = time.monotonic_ns()
+        self._idle_ns = 0
+        while True:
+            message: Message | None = None
+            is_tick = False
+            try:
+                message = process.channel.receive()
+            except TimeoutError:
+                is_tick = True
+            except Exception as error:
+                return self._broken(error)
+            if isinstance(message, Ended):
+                self._ended(message)
+            elif isinstance(message, Prepared):
+                self._ladder.end(message.reason)
+            elif not is_tick:
+                with self._lock:
+                    is_done = self._closing.is_set() and not self._pending
+                return None if is_done else self._died()
+            loss = self._look(process)
+            if loss is not None:
+                return loss
+
+    def _ended(self, message: Ended) -> None:
+        pending = self._pending.get(message.launch)
+        if pending is None:
+            return
+        launch, error = pending.launch, message.error
+        link = self._links[launch.partition.cores]
+        began = time.perf_counter_ns()
+        try:
+            if error is None and launch.last:
+                self._queries.keep(scatter(launch.queries, pending.rows, link.outputs(message.outputs)))
+        except Exception as caught:
+            error = reason_of(caught)
+        input_ns, output_ns = pending.input_ns + message.input_ns, message.output_ns + time.perf_counter_ns() - began
+        failed: list[tuple[Pending, str]] = []
+        with self._lock:
+            del self._pending[launch.id]
+            if error is None and not launch.last:
+                self._paused[launch.batch] = pending.rows
+            while (following := link.next()) is not None:
+                problem = self._put(following)
+                if problem is None:
+                    break
+                failed.append((following, problem))
+            if self._closing.is_set():
+                self._shut_if_idle()
+        pending.on_end(launch.id, error, Timing(input_ns, message.infer_ns, output_ns))
+        for each, problem in failed:
+            each.on_end(each.launch.id, problem, Timing())
+
+    def _look(self, process: WorkerProcess) -> Loss | None:
+        """Is it still as it should be? Memory at every message, the watchdog once a tick."""
+        limit = self._limits.memory_bytes
+        if limit is not None and (held := process.resident_bytes()) > limit:
+            sizes = f"of {limit / _MIB:g} MiB (it held {held / _MIB:.0f} MiB)"
+            return Loss(LossKind.MEMORY, f"the worker of {self.tenant!r} exceeded its memory limit {sizes}")
+        now = time.monotonic_ns()
+        tick_ns = int(self._limits.tick_s * _S)
+        if now - self._last_ns < tick_ns:
+            return None
+        # A tick that comes late says that this process was held up as well (a stopped or starved machine).
+        passed, self._last_ns = min(now - self._last_ns, 2 * tick_ns), now
+        with self._lock:
+            hung = overdue(self._pending.values(), passed, self._limits)
+            if hung is not None:
+                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} hung: {hung}")
+            if self._closing.is_set() and not self._pending:
+                self._idle_ns += passed
+                if self._idle_ns > self._limits.hang_floor_s * _S:
+                    process.kill()  # it was told to end and does not
+        return None
+
+    def _resume(self) -> None:
+        """The worker is up: tell whoever waits for it. A worker that is to be closed meanwhile ends at once."""
+        with self._telling:
+            with self._lock:
+                self._state = _State.UP
+                if self._closing.is_set():
+                    self._shut_if_idle()
+            if not self._first.is_set():
+                self._first.set()
+            elif not self._closing.is_set():
+                times = self._start_ns / _S, self._load_ns / _S
+                _log.info("the worker of %r is up again: replaced in %.2f s, loaded in %.2f s", self.tenant, *times)
+                self._on_event(TenantResumed(self.tenant))
+
+    def _lose(self, loss: Loss) -> None:
+        """Tell the core before the launches end, so that it starts nothing else there; then let them end."""
+        if self._process is not None:
+            self._process.kill()
+        with self._telling:
+            with self._lock:
+                self._problem = loss.reason
+                was_up = self._state is _State.UP
+                if was_up:
+                    self._state = _State.FAILING
+                self._losses[loss.kind.value] += 1
+            if not self._closing.is_set() and self._first.is_set():
+                _log.error("%s", loss.reason if was_up else f"the worker of {self.tenant!r}: {loss.reason}")
+                if was_up:
+                    self._on_event(TenantSuspended(self.tenant, loss.reason))
+        with self._lock:
+            self._state = _State.DOWN
+            ended = list(self._pending.values())
+            self._pending.clear()
+            self._paused.clear()
+        self._end_process()
+        for pending in ended:
+            pending.on_end(pending.launch.id, loss.reason, Timing(pending.input_ns))
+
+    def _end_process(self) -> None:
+        with self._lock:
+            self._state = _State.DOWN
+            process, self._process = self._process, None
+            links, self._links = list(self._links.values()), {}
+            for link in links:
+                link.close()
+        self._ladder.end("")
+        if process is not None:
+            process.kill()
+            process.wait()
+            process.close()
+
+    def _put(self, pending: Pending) -> str | None:
+        """Hand a launch to its lane; the reason if that cannot be. Under the lock."""
+        assert self._process is not None
+        cores = pending.launch.partition.cores
+        if self._model.device == CPU:
+            self._near.follow(self._thread, [each.launch.partition.cores[0] for each in self._pending.values()])
+        try:
+            link = self._links.get(cores)
+            if link is None:
+                link = self._links[cores] = LaneLink(self._process.channel, cores)
+            link.put(pending)
+        except Exception as error:
+            del self._pending[pending.launch.id]
+            return reason_of(error)
+        return None
+
+    def _send(self, message: Message) -> bool:
+        """Tell the worker something, if it is up."""
+        with self._lock:
+            if self._state is not _State.UP or self._process is None:
+                return False
+            try:
+                self._process.channel.send(message)
+            except OSError:  # a worker that takes no messages is dead, or stopped and soon given up
+                return False
+            return True
+
+    def _shut_if_idle(self) -> None:
+        """Tell the worker to end once nothing runs. Under the lock."""
+        if not self._pending and self._process is not None:
+            for link in self._links.values():
+                link.shut()
+            self._process.channel.shut()
+
+    def _died(self) -> Loss:
+        assert self._process is not None
+        self._process.kill()  # it may have closed its end alone
+        return Loss(LossKind.DIED, f"the worker of {self.tenant!r} {self._process.wait()}")
+
+    def _broken(self, error: Exception) -> Loss:
+        return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be understood ({reason_of(error)})")

@@ -1,0 +1,90 @@
+"""The server's end of a lane of a worker: one launch at a time goes there, with its inputs in shared memory."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from cotenant.core.actions import Launch
+from cotenant.execute.batches import Pieces
+from cotenant.execute.protocol import OnEnd, Tensors
+from cotenant.execute.worker.channel import AddLane, Channel, Run
+from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
+
+
+@dataclass(slots=True)
+class Pending:
+    """A launch that has not ended. `pieces` are its inputs until they are written, `rows` those of each query.
+
+    `waited_ns` counts from when the watchdog first saw it sent; -1 before.
+    """
+
+    launch: Launch
+    on_end: OnEnd
+    pieces: Pieces
+    rows: tuple[int, ...]
+    input_ns: int = 0
+    is_sent: bool = False
+    waited_ns: int = -1
+
+
+class LaneLink:
+    """Sends launches to one lane of a worker, the next one when the last has ended: the buffers serve one at a time.
+
+    Called under its keeper's lock; `outputs` alone is not, as only the keeper reads.
+    """
+
+    def __init__(self, control: Channel, cores: tuple[int, ...]) -> None:
+        self._channel, theirs = Channel.pair()
+        self._inputs = SharedBuffer.create("cotenant-inputs")
+        self._outputs = SharedBuffer.create("cotenant-outputs")
+        self._waiting: deque[Pending] = deque()
+        self._is_busy = False
+        try:
+            descriptors = [theirs.fileno(), self._inputs.descriptor, self._outputs.descriptor]
+            control.send_with(AddLane(cores), descriptors)
+        except OSError:  # the worker is dead, which its keeper finds out
+            pass
+        finally:
+            theirs.close()
+
+    def put(self, pending: Pending) -> None:
+        """Send a launch now, or when those before it have ended. Raises CotenantError or ValueError, see `write`."""
+        if self._is_busy:
+            self._waiting.append(pending)
+        else:
+            self._send(pending)
+
+    def next(self) -> Pending | None:
+        """The launch that was sent has ended: take the next one out of the queue; it has not been sent."""
+        self._is_busy = False
+        return self._waiting.popleft() if self._waiting else None
+
+    def outputs(self, layouts: tuple[Layout, ...]) -> Tensors:
+        """Copies of the outputs of the launch that has just ended. Raises SharedMemoryError."""
+        return self._outputs.read(layouts, copy=True)
+
+    def shut(self) -> None:
+        """Send nothing more; the lane ends after what it was sent."""
+        self._channel.shut()
+
+    def close(self) -> None:
+        """Let go of the channel and the buffers."""
+        self._channel.close()
+        self._inputs.close()
+        self._outputs.close()
+
+    def _send(self, pending: Pending) -> None:
+        launch = pending.launch
+        layouts: tuple[Layout, ...] = ()
+        if launch.start == 0:
+            began = time.perf_counter_ns()
+            layouts = self._inputs.write(pending.pieces)
+            pending.pieces = {}
+            pending.input_ns = time.perf_counter_ns() - began
+        self._is_busy = pending.is_sent = True
+        try:
+            self._channel.send(Run(launch.id, launch.batch, launch.start, launch.end, launch.last, layouts))
+        except OSError:  # the worker is dead, which its keeper finds out and says
+            pass

@@ -1,0 +1,52 @@
+"""The main program of a worker process.
+
+Started by `worker.process` as `python -m cotenant.execute.worker.main TENANT DESCRIPTOR PARENT NICE`. It ends when the
+server closes the channel, and dies with it however the server dies. Heavy imports come after the set-up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import Any
+
+from cotenant.execute.lanes import be_nice, run_gently
+
+_PR_SET_PDEATHSIG = 1
+GENTLY = 5
+"""How much nicer than lanes is what loads libraries and the model: others are served meanwhile, on the same cores."""
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread of the server that started it ends, however it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before
+        os._exit(1)
+
+
+def main() -> None:
+    """Be a worker."""
+    _, _, descriptor, parent, nice = sys.argv
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which drains first
+        signal.signal(number, signal.SIG_IGN)
+    die_with(int(parent))
+    be_nice(int(nice))
+    gentle = min(19, int(nice) + GENTLY)
+    run_gently(lambda: _worker(int(descriptor), gentle), gentle).serve()
+    sys.stderr.flush()
+    os._exit(0)  # there is nothing to tidy up, and libraries take their time for it
+
+
+def _worker(descriptor: int, load_nice: int) -> Any:
+    import socket
+
+    from cotenant.execute.worker.channel import Channel
+    from cotenant.execute.worker.model import Worker
+
+    return Worker(Channel(socket.socket(fileno=descriptor)), load_nice)
+
+
+if __name__ == "__main__":
+    main()
