@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -69,6 +70,26 @@ def test_no_column_is_worth_more_than_its_ceiling(loads: list[Load], data: st.Da
     worth = sum(prices[n] * rate for n, rate in zip(numbers, served, strict=True)) - memory_price * memory
     reached = data.draw(st.sampled_from((0.0, worth, 10.0)))
     assert ceiling(shelf, size, rates, prices, memory_price, max(0.0, reached))[0] >= worth * (1 - 1e-9)
+
+
+@given(loads=some_loads(3), size=st.sampled_from(FINE.sizes), data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_a_ceiling_is_hardly_above_the_best_column(loads: list[Load], size: int, data: st.DataObject) -> None:
+    """Of all columns of up to three loads one by one; what a search in whole cells would allow beyond is shut out."""
+    few = (1, 3, 5, 8, 13)
+    shelf = Shelf(Book(Few(COSTS, few)), loads, FINE)
+    rates = rates_of(loads)
+    prices = np.array([data.draw(st.floats(0.1, 1.0)) for _ in loads]) / rates
+    best = 0.0
+    for batches in product((0, *few), repeat=len(loads)):
+        chosen = [(n, batch) for n, batch in enumerate(batches) if batch]
+        took = [shelf.alone[size][n, shelf.position(n, batch)] for n, batch in chosen]
+        if all(sum(took) + ns <= loads[n].slo_ns for (n, _), ns in zip(chosen, took, strict=True)):
+            served = [min(rates[n], batch * NS_PER_S / sum(took)) for n, batch in chosen]
+            best = max(best, sum(prices[n] * rate for (n, _), rate in zip(chosen, served, strict=True)))
+    most, slots = ceiling(shelf, size, rates, prices, 0.0, best)
+    assert best * (1 - 1e-9) <= most <= best * 1.003
+    assert len({n for n, _ in slots}) == len(slots)
 
 
 @pytest.mark.parametrize("devices", [[TWO_WAYS] * 2, [TWO_WAYS, THREE_CORES]], ids=["equal", "mixed"])

@@ -321,6 +321,30 @@ def test_a_filling_is_what_the_checker_sees() -> None:
     assert shelf.filling((Column(20, ((1, 16),)),)) is None  # too slow for the SLO
 
 
+class OnlyTogether:
+    """One heavy co-runner does no harm; two take half as long again."""
+
+    def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
+        return 1.5 if sum(name == "heavy" for name, _, _ in others) > 1 else 1.0
+
+    def factor_at(
+        self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
+    ) -> float:
+        return self.factor(model, batch, size, others, device)
+
+
+def test_co_runners_that_are_harmless_alone_are_looked_at_together() -> None:
+    believed = TableCosts(
+        {GPU.name: latencies(FINE.sizes, 100)}, dict.fromkeys(MODELS, GIB), {GPU.name: OnlyTogether()}
+    )
+    loads = [load("small", 1, 500), load("middle", 1, 900), load("heavy", 1, 900)]
+    shelf = Shelf(Book(believed), loads, FINE)
+    beside = Column(40, ((1, 1), (2, 1)))
+    filling = shelf.filling((Column(20, ((0, 4),)), beside, beside))
+    assert filling is not None
+    assert filling.execution_ns[0][0] == math.ceil(1.5 * shelf.alone[20][0, shelf.position(0, 4)])
+
+
 @given(loads=some_loads(4), data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_no_filling_is_worth_more_than_the_bound_on_it(loads: list[Load], data: st.DataObject) -> None:

@@ -48,16 +48,20 @@ def test_a_pool_has_a_column_as_good_as_any_of_two_loads(loads: list[Load], data
 
 @pytest.mark.parametrize("numbers", [(1,), (0, 1), (1, 2), (0, 1, 2)])
 @pytest.mark.parametrize("factor", [1.0, 1.08])
-def test_batches_are_the_best_there_are(numbers: tuple[int, ...], factor: float) -> None:
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_batches_are_the_best_there_are(numbers: tuple[int, ...], factor: float, share: float) -> None:
+    """Where the last row of a load may be worth a share of all its rows."""
     shelf, rates = shelf_of(LOADS)
+    last = np.full(len(LOADS), share)
     prices, factors = 1 / rates, [factor] * len(numbers)
     best = -1.0
     for batches in product(range(1, 17), repeat=len(numbers)):
         took = [shelf.alone[60][n, shelf.position(n, b)] * factor for n, b in zip(numbers, batches, strict=True)]
         if all(sum(took) + ns <= LOADS[n].slo_ns for n, ns in zip(numbers, took, strict=True)):
             served = [min(rates[n], b * 1e9 / sum(took)) for n, b in zip(numbers, batches, strict=True)]
-            best = max(best, sum(prices[n] * rate for n, rate in zip(numbers, served, strict=True)))
-    found = rebatched(shelf, Column(60, tuple((n, 1) for n in numbers)), factors, rates, prices)
+            worth = sum(prices[n] * rate for n, rate in zip(numbers, served, strict=True))
+            best = max(best, worth + sum(share for n, rate in zip(numbers, served, strict=True) if rate >= rates[n]))
+    found = rebatched(shelf, Column(60, tuple((n, 1) for n in numbers)), factors, rates, prices, last)
     if best < 0:
         assert found is None
     else:
@@ -76,6 +80,34 @@ def test_a_third_load_is_added_where_there_is_time_left() -> None:
     assert shelf.filling((grown,)) is not None
     assert pool.extended(column, wanted, 1 / rates, 0.5 * GIB, 0.0) == column
     assert pool.extended(column, wanted, 1 / rates, 8.0 * GIB, 1.0) == column
+
+
+def test_the_last_row_of_a_load_is_worth_more_than_others() -> None:
+    shelf, rates = shelf_of(LOADS)
+    pool = Pool(shelf, rates)
+    wanted, prices = rates * 0.5, 1 / rates
+    last = np.array([0.1, 0.2, 0.3, 0.4])
+    for size, lines in pool.lines.items():
+        more = pool.values(size, wanted, prices, last) - pool.values(size, wanted, prices)
+        for line in range(len(lines.memory)):
+            served = pool.served(pool.column(size, line))
+            assert more[line] == pytest.approx(sum(last[n] for n, rate in served.items() if rate >= wanted[n]))
+    column, wanted = Column(100, ((1, 8),)), np.array([150.0, 0.0, 20.0, 0.0])
+    either = [pool.extended(column, wanted, 1 / rates, 8.0 * GIB, 0.0, each) for each in (None, np.eye(4)[2])]
+    assert [made.slots[1][0] for made in either] == [0, 2]  # much of one load, or all of another
+
+
+def test_another_seed_starts_elsewhere() -> None:
+    loads = [load("deep", 90 + n, 250, f"t{n}") for n in range(8)]
+    shelf, rates = shelf_of(loads)
+    guide = guided({"gpu": shelf}, rates, 1 / rates, solver=False)
+    starts = []
+    for seed in (0, 0, 1, 2, 3):
+        search = Search({"gpu": shelf}, ["gpu"], rates, 1 / rates, Effort(1), most_slots=3, seed=seed, guide=guide)
+        assert not search.run([None])
+        starts.append(search.fillings[0])
+    assert starts[0] == starts[1]
+    assert len(set(starts)) > 1
 
 
 @given(loads=some_loads(5))

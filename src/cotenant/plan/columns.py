@@ -27,7 +27,8 @@ _SAMPLES = 3
 _MEMORY_SHARES = np.array((0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8))
 """Prices of a device's memory that are tried, as shares of what its partitions are worth."""
 _KEPT = 1 << 18
-_COMBINATIONS = 4096
+_COMBINATIONS, _FEW = 4096, 36
+"""Sets of co-runners that are tried one by one where that has to be exact, and elsewhere."""
 
 
 class Column(NamedTuple):
@@ -145,8 +146,8 @@ class Shelf:
     def filling(self, columns: Sequence[Column], *, exact: bool = False) -> Filling | None:
         """The columns side by side on a device; None where an SLO or the memory breaks.
 
-        The worst co-runners of a slot are put together from the worst slot of each other partition, which is exact
-        for models that add up; with `exact` all combinations are tried (up to a limit, as the checker does).
+        All combinations of co-runners are tried where there are few, or up to the checker's limit with `exact`. Beyond,
+        the worst are put together from the worst slot of each other partition.
         """
         key = exact, tuple(columns)
         if key in self._fillings:
@@ -182,7 +183,7 @@ class Shelf:
         if not self.interference or not beside:
             return alone
         others = [[(self.loads[at].model, rows, column.size) for at, rows in column.slots] for column in beside]
-        if exact and math.prod(map(len, others)) <= _COMBINATIONS:
+        if math.prod(map(len, others)) <= (_COMBINATIONS if exact else _FEW):
             worst = max(self._factor(model, batch, size, each) for each in product(*others))
         else:
             worst = self._factor(

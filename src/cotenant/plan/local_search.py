@@ -1,10 +1,13 @@
 """Anytime search for a plan on given devices: takes some columns or devices out, fills again, keeps what is no worse.
 
 What counts is the part of the loads that is not served, each load weighted by what its rows are worth; the weights of
-those that stay unserved grow, so that the search turns to them (breakout). Columns come from a pool where there is one
-(`opt_pool`); beside each other their batches are chosen again for the slowdowns that they really have. Where little is
-missing, every column is tried with other batches and with one slot more. Deterministic: its effort is counted in
-fillings, not in seconds, and its generator is seeded.
+those that stay unserved grow, so that the search turns to them (breakout). Serving the last row of a load counts for
+more than all others do: a remainder, however small, takes a slot, another copy of the model and often a partition. With
+rows alone the search leaves a little of many loads, for which there is no room in the end.
+
+Columns come from a pool where there is one (`opt_pool`); beside each other their batches are chosen again for the
+slowdowns that they really have. Where little is missing, every column is tried with other batches and with one slot
+more. Deterministic: its effort is counted in fillings, not in seconds, and its generator is seeded.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ _LEAVES = 2
 _PASSES = 3
 """How often the batches beside each other are chosen again at most."""
 _GROWTH = 1.005
-_NOISE = 0.25
+_NOISE = 0.15
+_LAST = 0.4
+"""Worth of the last row of a load, as a share of what all its rows are worth..."""
+_MOST_LAST = 0.3
+"""...or this part of a device is, if that is less: a load that fills devices ends with one remainder as well."""
 _SWAPS = 0.5
 """Share of the moves that choose single columns anew, instead of whole devices."""
 _CLOSE = 0.05
@@ -68,7 +75,11 @@ class Search:
         self.effort = effort
         self.most_slots = most_slots
         self.random = np.random.default_rng(seed)
+        self.is_restart = seed != 0  # another seed is another start
         self.fillings: list[Filling | None] = [None] * len(kinds)
+        is_priced = guide is not None and guide.least > 0  # else worth is a share of a device already
+        device = min(shelf.kind.price for shelf in shelves.values()) if is_priced else 1.0
+        self.remainder = _LAST * np.minimum(rates, _MOST_LAST * device / worth)
         self.pools = {} if guide is None else guide.pools
         self.memory = {} if guide is None else guide.memory
 
@@ -100,14 +111,15 @@ class Search:
             else:
                 turn = empty if is_first and empty else self._turn(len(now))
                 then = [None if number in turn else filling for number, filling in enumerate(now)]
-                spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if not empty else 1.0
+                is_noisy = self.is_restart or not empty
+                spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if is_noisy else 1.0
                 for number in turn:
                     then[number] = self.fill(self.kinds[number], self.missing(then), weights * spread)
                     if self.effort.left <= 0:
                         break
             is_first = False
             lost_then = self.missing(then)
-            if lost_then @ weights <= lost @ weights * 1.0001:
+            if self._cost(lost_then, weights) <= self._cost(lost, weights) * 1.0001:
                 now, lost = then, lost_then
                 total = float(lost @ self.worth)
                 if total < best:
@@ -120,6 +132,19 @@ class Search:
             if weights.max() > 1e3 * self.worth.max():
                 weights = np.sqrt(weights * self.worth)
         return best <= 0
+
+    def _last(self, wanted: Floats, prices: Floats) -> Floats:
+        """What serving all that is wanted is worth, by load, beside its rows."""
+        return np.where(wanted > 0, prices * self.remainder, 0.0)
+
+    def _value(self, filling: Filling, wanted: Floats, prices: Floats) -> float:
+        served = np.array(filling.served)
+        last = self._last(wanted, prices)
+        return float(np.minimum(wanted, served) @ prices + last[served >= wanted].sum())
+
+    def _cost(self, lost: Floats, weights: Floats) -> float:
+        """What the missing rates are worth."""
+        return float(lost @ weights + self._last(lost, weights).sum())
 
     def _swapped(self, now: Sequence[Filling | None], weights: Floats) -> list[Filling | None]:
         """Some columns, wherever they are, chosen anew; the rest stays."""
@@ -249,13 +274,15 @@ class Search:
             column = self._column(shelf, node.size, wanted, prices, free)
             if column is None:
                 continue
-            left, gained = wanted.copy(), value
+            left, gained, last = wanted.copy(), value, self._last(wanted, prices)
             time = shelf.grids[node.size].time
             took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
             for number, batch in column.slots:
                 part = min(left[number], batch * 1e9 / sum(took))
                 left[number] -= part
                 gained += part * prices[number]
+                if left[number] <= 0:
+                    gained += float(last[number])
                 free -= float(shelf.memory[number])
             grown = [*columns, column]
             leaves.append((gained, grown))
@@ -268,7 +295,8 @@ class Search:
         lines = pool.lines[size]
         if not len(lines.memory):
             return None
-        values = pool.values(size, wanted, prices)
+        last = self._last(wanted, prices)
+        values = pool.values(size, wanted, prices, last)
         price = self.memory.get(shelf.kind.name, 0.0)
         free = free_bytes + shelf.kind.partition_bytes  # which those of the lines contain
         net = np.where((values > 0) & (lines.memory <= free), values - price * lines.memory, -np.inf)
@@ -277,7 +305,7 @@ class Search:
             return None
         column = pool.column(size, line)
         if len(column.slots) < self.most_slots:
-            return pool.extended(column, wanted, prices, free - float(lines.memory[line]), price)
+            return pool.extended(column, wanted, prices, free - float(lines.memory[line]), price, last)
         return column
 
     def _held(
@@ -288,7 +316,7 @@ class Search:
         for _ in range(_PASSES):
             filling = shelf.filling(columns)
             if filling is not None:
-                value = float(np.minimum(wanted, filling.served) @ prices)
+                value = self._value(filling, wanted, prices)
                 if best is not None and value <= best[0] * (1 + 1e-9):
                     break
                 best = value, filling
@@ -330,7 +358,8 @@ class Search:
                 alone = shelf.alone[column.size][number, shelf.position(number, batch)]
                 factors.append(float(ns / alone) * (1 + _MARGIN))
                 left[number] += batch * NS_PER_S / sum(took[index])
-            found = rebatched(shelf, column, factors, np.maximum(left, 0.0), prices)
+            rest = np.maximum(left, 0.0)
+            found = rebatched(shelf, column, factors, rest, prices, self._last(rest, prices))
             if found is None:
                 slots = tuple((number, shelf.smaller(number, batch)) for number, batch in column.slots)
                 made[index] = Column(column.size, slots)

@@ -10,7 +10,9 @@ There it is worth no more than the best choice of one batch of each load (or non
 
 because every one of these conditions is weaker, and every value larger, than the column's own. That choice is a
 knapsack, solved exactly by dynamic programming, for any number of slots. An interval whose worth is above what is known
-to be reached is halved, with more cells, until that is so or the work is done: the result is an upper bound throughout.
+to be reached is searched again with executions as they are, depth first: what the cells say of the loads that are still
+to be chosen from bounds what may come of a beginning. What is above even then is halved, until nothing is or the work
+is done: the result is an upper bound throughout.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ _MOST_OPEN = 64
 """Intervals that are halved at a time at most; with more of them the work is done."""
 _CLOSE = 0.002
 """What an interval may be worth more than is reached, without being halved."""
-_CELLS, _MOST_CELLS = 48, 400
+_CELLS, _MOST_CELLS = 48, 108
 _FINEST = 8
 """How often an interval is halved at most, the cells growing by half each time."""
+_MOST_NODES = 3000
+"""Beginnings that are looked at in one interval; with more of them what the cells say has to do."""
 
 
 def ceiling(
@@ -44,7 +48,7 @@ def ceiling(
 
     `rates` are those wanted, in rows/s; `prices` those of a row/s of each load; `reached` what some column is known to
     be worth, below which nothing is refined. A column has at most one slot of each load. Interference is left out.
-    Also gives a choice, loads and batches, that is worth about that much; it need not hold.
+    Also gives a choice, loads and batches, that is worth about that much, or nothing; it need not hold.
     """
     time = shelf.alone[size]
     able = 2 * time <= shelf.slo[:, None]
@@ -57,51 +61,86 @@ def ceiling(
     low, high = edges[:-1], edges[1:]
     sharing = Counter(load.model for load in shelf.loads)  # a partition holds a model once, whoever asks for it
     paid = memory_price * shelf.memory / np.array([sharing[load.model] for load in shelf.loads])
-    best, cells = 0.0, _CELLS
-    at = low[:1], high[:1]
+    least, cells = reached * (1 + _CLOSE), _CELLS
+    best = 0.0
+    slots: Slots = ()
     for turn in range(_FINEST + 1):
-        worth = _knapsack(shelf, time, able, low, high, rates, prices, paid, cells)[-1][:, -1]
-        open_ = worth > reached * (1 + _CLOSE)
+        tables = _knapsack(shelf, time, able, low, high, rates, prices, paid, cells)
+        worth = tables[-1][:, -1].copy()
+        found: dict[int, Slots] = {}
+        if turn:
+            for line in np.flatnonzero(worth > max(least, best)).tolist():
+                ends = float(low[line]), float(high[line])
+                own = [table[line] for table in tables]
+                worth[line], found[line] = _searched(
+                    shelf, time, able, *ends, rates, prices, paid, own, max(least, best)
+                )
+        open_ = worth > max(least, best)
         is_last = turn == _FINEST or np.count_nonzero(open_) > _MOST_OPEN
         shut = np.ones_like(open_) if is_last else ~open_
         if worth[shut].max(initial=0.0) > best:
             line = int(np.where(shut, worth, -1.0).argmax())
-            best, at = float(worth[line]), (low[line : line + 1], high[line : line + 1])
+            best, slots = float(worth[line]), found.get(line, ())
         if shut.all():
             break
+        if open_.any():
+            line = int(np.where(open_, worth, -1.0).argmax())
+            slots = found.get(line, slots)
         low, high = low[open_], high[open_]
         middle: Floats = np.sqrt(low * high)
         low, high = np.concatenate([low, middle]), np.concatenate([middle, high])
         cells = min(cells * 3 // 2, _MOST_CELLS)
-    tables = _knapsack(shelf, time, able, *at, rates, prices, paid, cells)
-    return best, _chosen(shelf, time, *at, rates, prices, paid, tables)
+    return best, slots
 
 
-def _chosen(
+def _searched(
     shelf: Shelf,
     time: Floats,
-    low: Floats,
-    high: Floats,
+    able: NDArray[np.bool_],
+    low: float,
+    high: float,
     rates: Floats,
     prices: Floats,
     paid: Floats,
     tables: list[Floats],
-) -> Slots:
-    """The choice that the tables of one interval stand for."""
-    place = tables[0].shape[1] - 1
-    found = []
-    for number in reversed(range(len(rates))):
-        before, after = tables[number][0], tables[number + 1][0]
-        if after[place] <= before[place]:
-            continue
-        rows = shelf.rows[number]
-        shift = _cells(time[number], high[0], tables[0].shape[1] - 1)
-        worth = prices[number] * np.minimum(rates[number], rows * NS_PER_S / low[0]) - paid[number]
-        value = np.where(shift <= place, before[np.maximum(place - shift, 0)] + worth, -np.inf)
-        at = int(np.abs(value - after[place]).argmin())
-        found.append((number, int(rows[at])))
-        place -= int(shift[at])
-    return tuple(reversed(found))
+    least: float,
+) -> tuple[float, Slots]:
+    """The worth of the best choice in an interval with executions as they are, and the choice.
+
+    `tables` are those of `_knapsack`. Where nothing is worth more than `least`, that is given.
+    """
+    cells = len(tables[0]) - 1
+    options: list[list[tuple[float, float, int]]] = []
+    for number in range(len(rates)):
+        ns = time[number]
+        worth = prices[number] * np.minimum(rates[number], shelf.rows[number] * NS_PER_S / low) - paid[number]
+        fits = able[number] & (ns <= high) & (low + ns <= shelf.slo[number]) & (worth > 0)
+        own: list[tuple[float, float, int]] = []
+        each = zip(ns[fits].tolist(), worth[fits].tolist(), shelf.rows[number][fits].astype(int).tolist(), strict=True)
+        for took, gain, rows in sorted(each):
+            if not own or gain > own[-1][1]:
+                own.append((took, gain, rows))
+        options.append(own[::-1])
+    best, nodes = least, 0
+    chosen: Slots = ()
+    stack: list[tuple[int, float, float, Slots]] = [(len(rates), high * (1 + 1e-12), 0.0, ())]
+    scale = cells / high * (1 + 1e-12)
+    while stack:
+        number, left, value, slots = stack.pop()
+        nodes += 1
+        if nodes > _MOST_NODES:
+            return float(tables[-1][-1]), slots
+        if value > best:
+            best, chosen = value, slots
+        while number:
+            number -= 1
+            for took, gain, rows in options[number]:
+                rest = left - took
+                if rest >= 0 and value + gain + tables[number][min(cells, int(rest * scale))] > best * (1 + 1e-12):
+                    stack.append((number, rest, value + gain, ((number, rows), *slots)))
+            if value + tables[number][min(cells, int(left * scale))] <= best:
+                break
+    return best, chosen
 
 
 def _cells(time: Any, high: Any, cells: int) -> NDArray[np.int64]:

@@ -12,8 +12,14 @@ from cotenant.plan.opt_exact import has_solver
 from cotenant.plan.opt_master import Prices, priced
 from cotenant.plan.opt_pool import Guide, Pool, is_affordable
 
-_PROOFS = 4
+_PROOFS = 3
 """How often prices are sought for a bound at most."""
+_GUESSES = 6
+"""How often columns are guessed before each of these."""
+_GROWN = 40
+"""Columns of a size that are tried with a load more."""
+_GAIN = 1e-4
+"""Share of a device that a guess has to be worth beyond them."""
 
 
 def guided(shelves: Mapping[str, Shelf], rates: Floats, worth: Floats, *, solver: bool) -> Guide | None:
@@ -25,21 +31,29 @@ def guided(shelves: Mapping[str, Shelf], rates: Floats, worth: Floats, *, solver
     if prices is None:
         return Guide(pools, worth, {})
     # a load that has no price would never be served, and any is served in the end
-    return Guide(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory)
+    return Guide(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory, prices.least)
 
 
 def proven(
-    bound: Bound, shelves: Mapping[str, Shelf], rates: Floats, is_enough: Callable[[], bool] = lambda: False
+    bound: Bound, shelves: Mapping[str, Shelf], rates: Floats, is_enough: Callable[[float], bool] = lambda _: False
 ) -> None:
     """Tighten a bound by the prices of columns that know no interference. Needs the solver.
 
     Columns of three and more loads that are worth more than these prices say are added, and prices found again, until
-    there are none, the bound is enough, or it has been tried a few times.
+    there are none, the bound is enough, or it has been tried a few times. Such columns are guessed as long as that
+    finds any, as a proof takes longer. `is_enough` is told the least price of fractions: no prices prove more.
     """
     pools = {name: Pool(shelf, rates, alone=True) for name, shelf in shelves.items()}
     more: dict[tuple[str, Column], None] = {}
     for _ in range(_PROOFS):
         prices = _priced(pools, rates, list(more))
+        for _ in range(_GUESSES):
+            known = len(more)
+            if prices is not None:
+                more.update(dict.fromkeys(_guessed(pools, rates, prices)))
+            if len(more) == known:
+                break
+            prices = _priced(pools, rates, list(more))
         if prices is None:
             return
         made = bound.tighten(prices.rows, prices.memory, pools)
@@ -55,8 +69,25 @@ def proven(
                     slots = list(better.slots)
                     slots[number] = slots[number][0], shelf.smaller(*slots[number])
                     better = better._replace(slots=tuple(slots))
-        if len(more) == known or is_enough():
+        if len(more) == known or is_enough(prices.least):
             return
+
+
+def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: Prices) -> list[tuple[str, Column]]:
+    """The best columns of the pools with a load more, where that makes them worth more than any without."""
+    found = []
+    for name, pool in pools.items():
+        kind, price = pool.shelf.kind, prices.memory[name]
+        for size, lines in pool.lines.items():
+            net = pool.values(size, rates, prices.rows) - price * lines.memory
+            most = float(net.max(initial=0.0))
+            for line in np.argsort(-net, kind="stable")[:_GROWN].tolist():
+                column, free = pool.column(size, line), kind.memory_bytes - float(lines.memory[line])
+                grown = pool.extended(column, rates, prices.rows, free, price)
+                worth = sum(min(rates[n], rate) * prices.rows[n] for n, rate in pool.served(grown).items())
+                if len(grown.slots) > 2 and worth - price * pool.memory_bytes(grown) > most + _GAIN:
+                    found.append((name, grown))
+    return found
 
 
 def _priced(pools: Mapping[str, Pool], rates: Floats, more: Sequence[tuple[str, Column]] = ()) -> Prices | None:

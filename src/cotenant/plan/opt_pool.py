@@ -7,7 +7,7 @@ that is wanted. Pairs are enough to begin with; `extended` adds a third load whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,17 +45,31 @@ class Pool:
             self.time[size] = time
             self.lines[size] = _lines(shelf, time, rates)
 
-    def values(self, size: int, wanted: Floats, prices: Floats) -> Floats:
-        """What each line of a size serves of what is wanted, at these prices of a row/s."""
+    def values(self, size: int, wanted: Floats, prices: Floats, last: Floats | None = None) -> Floats:
+        """What each line of a size serves of what is wanted, at these prices of a row/s.
+
+        `last` is added for each load of which all that is wanted is served.
+        """
         lines = self.lines[size]
-        found: Floats = (np.minimum(wanted[lines.loads], lines.rates) * prices[lines.loads]).sum(axis=0)
+        needs = wanted[lines.loads]
+        value = np.minimum(needs, lines.rates) * prices[lines.loads]
+        if last is not None:
+            value += np.where(lines.rates >= needs, last[lines.loads], 0.0)
+        found: Floats = value[0] + value[1]
         return found
 
     def extended(
-        self, column: Column, wanted: Floats, prices: Floats, free_bytes: float, memory_price: float
+        self,
+        column: Column,
+        wanted: Floats,
+        prices: Floats,
+        free_bytes: float,
+        memory_price: float,
+        last: Floats | None = None,
     ) -> Column:
         """The column with a slot more, of the load and batch that add the most; as it is where none adds anything."""
         shelf, size = self.shelf, column.size
+        last = np.zeros(len(wanted)) if last is None else last
         time = self.time[size]
         numbers = [number for number, _ in column.slots]
         took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
@@ -67,12 +81,14 @@ class Pool:
         holds[numbers] = False
         if not holds.any():
             return column
-        value = np.minimum(wanted[:, None], shelf.rows * NS_PER_S / duty) * prices[:, None]
+        rounds = NS_PER_S / duty
+        value = _worth(shelf.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
         value -= (memory_price * shelf.memory)[:, None]
         before = 0.0
         for number, batch in column.slots:
-            value += np.minimum(wanted[number], batch * NS_PER_S / duty) * prices[number]
-            before += min(wanted[number], batch * NS_PER_S / busy) * prices[number]
+            own = wanted[number], prices[number], last[number]
+            value += _worth(batch * rounds, *own)
+            before += float(_worth(batch * NS_PER_S / busy, *own))
         value = np.where(holds, value, -np.inf)
         at = int(value.argmax())
         number, place = divmod(at, value.shape[1])
@@ -107,11 +123,15 @@ class Pool:
 
 
 class Guide(NamedTuple):
-    """What a search is led by: columns by type of device, a price of a row/s of each load, and of a type's memory."""
+    """What a search is led by: columns by type of device, a price of a row/s of each load, and of a type's memory.
+
+    `least` is the price of fractions of these columns, 0 where it is not known; whole devices seldom cost less.
+    """
 
     pools: dict[str, Pool]
     rows: Floats
     memory: dict[str, float]
+    least: float = 0.0
 
 
 def is_affordable(shelf: Shelf) -> bool:
@@ -121,11 +141,17 @@ def is_affordable(shelf: Shelf) -> bool:
 
 
 def rebatched(
-    shelf: Shelf, column: Column, factors: Sequence[float], wanted: Floats, prices: Floats
+    shelf: Shelf,
+    column: Column,
+    factors: Sequence[float],
+    wanted: Floats,
+    prices: Floats,
+    last: Floats | None = None,
 ) -> tuple[float, Column] | None:
     """The batches of the same loads that serve the most, slowed down by `factors`; None where no batches hold.
 
-    All combinations are tried, up to three loads; with more there is no answer.
+    `last` is added for each load of which all that is wanted is served. All combinations are tried, up to three loads;
+    with more there is no answer.
     """
     numbers = [number for number, _ in column.slots]
     count = len(numbers)
@@ -145,7 +171,7 @@ def rebatched(
     is_late = np.zeros(duty.shape, dtype=np.bool_)
     for number, batch, time in zip(numbers, batches, times, strict=True):
         is_late |= duty > shelf.slo[number] - time
-        value += np.minimum(wanted[number], batch * rounds) * prices[number]
+        value += _worth(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
     value[is_late] = -1.0
     at = int(value.argmax())
     if value.flat[at] < 0:
@@ -153,6 +179,11 @@ def rebatched(
     places = np.unravel_index(at, value.shape)
     slots = tuple((n, int(batch.flat[place])) for n, batch, place in zip(numbers, batches, places, strict=True))
     return float(value.flat[at]), Column(column.size, slots)
+
+
+def _worth(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
+    """What rates are worth, where `wanted` is, at a price of a row/s, and `last` where all of that is served."""
+    return np.minimum(wanted, rate) * price + last * (rate >= wanted)
 
 
 def _lines(shelf: Shelf, time: Floats, rates: Floats) -> Lines:

@@ -37,7 +37,7 @@ from cotenant.plan.types import (
     padded,
 )
 
-FILLINGS_PER_S = 800
+FILLINGS_PER_S = 600
 """Fillings that a core makes in a second: turns a limit of time into one of work. Measured with 20 loads."""
 _SLICE, _FRESH = 80, 400
 """Fillings before a search starts again from elsewhere: from a plan's devices, and from nothing."""
@@ -187,9 +187,11 @@ class _Solving:
             if best is None:
                 return Found(self._infeasible(search), np.inf, least, False)
         self.effort = Effort(round(self.how.saving_s * FILLINGS_PER_S))
+        likely = 0.0 if self.guide is None else self.guide.least
+        best = self._reduced(best, max(least, likely))
         if self.price(best.kinds) > least * (1 + 1e-9) and self._is_provable():
-            price = self.price(best.kinds) * (1 - 1e-9)
-            proven(self.bound, self.shelves, self.rates, lambda: self.bound.least(self.inventory) >= price)
+            goal = min(self.price(best.kinds), max(least, likely)) * (1 - 1e-9)
+            proven(self.bound, self.shelves, self.rates, lambda m: self.bound.least(self.inventory) >= min(goal, m))
             least = self.bound.least(self.inventory)
         best = self._reduced(best, least)
         return self._found(best, least, False)
@@ -197,7 +199,7 @@ class _Solving:
     def _is_provable(self) -> bool:
         """Whether a tighter bound takes less work than the savings that it may spare."""
         work = sum(shelf.rows.size * len(shelf.kind.sizes) for shelf in self.shelves.values())
-        is_small = work * _PROOF_FILLINGS <= self.effort.left
+        is_small = work * _PROOF_FILLINGS <= self.how.saving_s * FILLINGS_PER_S
         return self.how.solver and has_solver() and self.guide is not None and is_small
 
     def price(self, kinds: Sequence[str]) -> float:
@@ -318,12 +320,13 @@ class _Solving:
         return None, best
 
     def _reduced(self, best: State, least: float) -> State:
-        """Cheaper devices as long as the effort lasts and the bound allows for them."""
+        """Cheaper devices as long as the effort lasts and the bound allows for them, down to the price `least`."""
         is_better = True
         while is_better and self.effort.left > 0 and self.price(best.kinds) > least * (1 + 1e-9):
             is_better = False
             for kinds in cheaper(best.kinds, self.inventory, self.types):
-                if self.effort.left > 0 and not self.bound.is_too_little(kinds):
+                is_hopeful = self.price(kinds) >= least * (1 - 1e-9) and not self.bound.is_too_little(kinds)
+                if self.effort.left > 0 and is_hopeful:
                     state = self._tried(kinds, best)
                     if state is not None and self.score(state) < self.score(best):
                         best, is_better = state, True
