@@ -7,7 +7,7 @@ answered, and every stage that is under way at the end is withdrawn.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, auto
 
@@ -59,6 +59,27 @@ class StageGraph:
         for number, needed in enumerate(self.after):
             ends.append(max((ends[other] for other in needed), default=0) + shares_ns[number])
         return tuple(ends)
+
+    def planned_ends_ns(self, shares_ns: Mapping[str, int]) -> tuple[int, ...] | None:
+        """`ends_ns` of the shares that a plan gives stages, by name; None where these are not just the stages."""
+        if sorted(shares_ns) != sorted(self.names):
+            return None
+        return self.ends_ns([shares_ns[name] for name in self.names])
+
+    def deadlines_ns(
+        self,
+        arrival_ns: int,
+        deadline_ns: int,
+        ends_ns: Sequence[int] | None,
+        times_ns: Callable[[], Sequence[int]],
+    ) -> list[int]:
+        """When each stage of a query has to end: where its planned share does, else where the stages after it need.
+
+        `times_ns` gives the predicted latency of each stage; it is asked only where there is no plan.
+        """
+        if ends_ns is not None:
+            return [min(deadline_ns, arrival_ns + end) for end in ends_ns]
+        return [deadline_ns - rest for rest in self.rest_ns(times_ns())]
 
 
 @dataclass(frozen=True, slots=True)

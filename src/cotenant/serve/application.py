@@ -170,10 +170,7 @@ def fit(spec: ApplicationSpec, find: FindModel, shares_ns: Mapping[str, int] | N
         outputs=tuple(outputs),
         max_batch_size=min(model.metadata.max_batch_size for model in models) if batched else 0,
     )
-    ends = None
-    if shares_ns is not None:
-        ends = spec.graph.ends_ns([shares_ns[stage.name] for stage in spec.stages])
-    return ServedApplication(spec, tuple(models), metadata, ends)
+    return ServedApplication(spec, tuple(models), metadata, spec.graph.planned_ends_ns(shares_ns or {}))
 
 
 def _same_names(given: Mapping[str, Source], taken: Mapping[str, TensorSpec], where: str, model: str) -> None:

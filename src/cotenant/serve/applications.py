@@ -99,12 +99,12 @@ class Applications:
             return
         self._shares_ns = shares_ns
         for name, spec in self._specs.items():
-            planned, own = list(shares_ns.get(name, ())), [stage.name for stage in spec.stages]
-            if planned and sorted(planned) != sorted(own):
+            planned = shares_ns.get(name, {})
+            if planned and spec.graph.planned_ends_ns(planned) is None:
                 _log.warning(
                     "the plan divides the SLO of application %r over the stages %s, and its stages are %s: their "
                     "deadlines follow from predicted latency instead",
-                    *(name, ", ".join(planned), ", ".join(own)),
+                    *(name, ", ".join(planned), ", ".join(spec.graph.names)),
                 )
         self.follow()
 
@@ -136,9 +136,7 @@ class Applications:
         spec = self._specs[name]
         before = self.served.get(name)
         try:
-            shares = self._shares_ns.get(name, {})
-            planned = all(stage.name in shares for stage in spec.stages) and len(shares) == len(spec.stages)
-            made = fit(spec, self._find_model, shares if planned else None)
+            made = fit(spec, self._find_model, self._shares_ns.get(name))
         except CotenantError as error:
             reason = self.failed.get(name)
             self.failed[name] = str(error)

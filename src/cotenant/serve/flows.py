@@ -280,10 +280,9 @@ class Flows:
         Of a stage whose tensors are not there yet the smallest declared shape is believed: what is refused could not
         have been in time whatever came.
         """
-        if application.ends_ns is not None:
-            return [min(deadline_ns, now_ns + end) for end in application.ends_ns]
-        times = self._times(application, needed, forms, items)
-        return [deadline_ns - rest for rest in application.spec.graph.rest_ns(times)]
+        return application.spec.graph.deadlines_ns(
+            now_ns, deadline_ns, application.ends_ns, lambda: self._times(application, needed, forms, items)
+        )
 
     def _times(
         self, application: ServedApplication, needed: Sequence[bool], forms: dict[int, QueryForm], items: int

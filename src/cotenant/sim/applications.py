@@ -98,11 +98,14 @@ class StagedEngine:
 
     def _arrive(self, query: Query, now_ns: int, todo: deque[Event], out: list[Action]) -> None:
         application = self._applications[query.tenant]
-        flow = Flow(application.graph, query.deadline_ns)
-        run = _Run(query, application, flow, self._deadlines(application, query), {})
+        graph = application.graph
+        deadlines = graph.deadlines_ns(
+            query.arrival_ns, query.deadline_ns, application.ends_ns, lambda: self._times(application, query)
+        )
+        run = _Run(query, application, Flow(graph, query.deadline_ns), deadlines, {})
         self._runs[query.id] = run
         todo.append(ApplicationArrived(query.id, query.tenant, query.arrival_ns, query.deadline_ns))
-        self._follow(run, flow.begin(), now_ns, todo, out)
+        self._follow(run, run.flow.begin(), now_ns, todo, out)
 
     def _follow(self, run: _Run, steps: Sequence[Step], now_ns: int, todo: deque[Event], out: list[Action]) -> None:
         for step in steps:
@@ -138,13 +141,11 @@ class StagedEngine:
             run.application.graph.names[stage],
         )
 
-    def _deadlines(self, application: SimulatedApplication, query: Query) -> list[int]:
-        if application.ends_ns is not None:
-            return [min(query.deadline_ns, query.arrival_ns + end) for end in application.ends_ns]
-        times = [
+    def _times(self, application: SimulatedApplication, query: Query) -> list[int]:
+        """The predicted latency of each stage alone."""
+        return [
             self._engine.predictor.latency_ns(
                 tenant.name, 0 if needed else query.shape, query.items, 0, tenant.unit_count, self._widest
             )
             for tenant, needed in zip(application.tenants, application.graph.after, strict=True)
         ]
-        return [query.deadline_ns - rest for rest in application.graph.rest_ns(times)]

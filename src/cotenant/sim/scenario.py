@@ -139,13 +139,9 @@ def scenario_of(
     applications: dict[str, SimulatedApplication] = {}
     whole: dict[str, Tenant] = {}
     for name, spec in specs.items():
-        shares = shares_ns.get(name, {})
-        ends = None
-        if sorted(shares) == sorted(spec.graph.names):
-            ends = spec.graph.ends_ns([shares[stage] for stage in spec.graph.names])
-        applications[name] = SimulatedApplication(
-            spec.graph, tuple(tenants[stage.model] for stage in spec.stages), ends
-        )
+        stage_tenants = tuple(tenants[stage.model] for stage in spec.stages)
+        ends = spec.graph.planned_ends_ns(shares_ns.get(name, {}))
+        applications[name] = SimulatedApplication(spec.graph, stage_tenants, ends)
         whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority)
     owners = tuple((tenants | whole)[load.model] for load in workload.tenants)
     return Scenario(workload, tuple(tenants.values()), owners, tables, lanes, applications=applications)
