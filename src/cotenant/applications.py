@@ -12,8 +12,8 @@ from pathlib import Path
 
 from cotenant.config import NS_PER_MS, ApplicationSection, StageSection, load_application_config
 from cotenant.core.flow import StageGraph
-from cotenant.errors import ConfigError
-from cotenant.repository import CONFIG_FILE, UnknownApplicationError, is_application
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.repository import CONFIG_FILE, UnknownApplicationError, application_names, is_application
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,17 @@ def read_application(root: Path, name: str) -> ApplicationSpec:
             "application or a model: move one of them to a directory of its own"
         )
     return _spec(name, path, load_application_config(path))
+
+
+def readable_applications(root: Path) -> dict[str, ApplicationSpec]:
+    """All applications of a repository by name, but those whose files are wrong."""
+    found: dict[str, ApplicationSpec] = {}
+    for name in application_names(root):
+        try:
+            found[name] = read_application(root, name)
+        except CotenantError:
+            continue
+    return found
 
 
 def _spec(name: str, path: Path, section: ApplicationSection) -> ApplicationSpec:

@@ -8,12 +8,12 @@ Finds models, opens none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cotenant.config import ModelConfig, load_model_config
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, CotenantError
 
 MODEL_FILE = "model.onnx"
 TORCH_FILE = "model.pt2"
@@ -92,6 +92,15 @@ def _folders(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
         raise ConfigError(f"{root}: is not a directory, expected a model repository with MODEL/{CONFIG_FILE} in it")
     return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def readable_versions(root: Path) -> Iterator[ModelVersion]:
+    """The versions of all models, but of those whose directories are wrong."""
+    for name in model_names(root):
+        try:
+            yield from find_versions(root, name)
+        except CotenantError:
+            continue
 
 
 def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:

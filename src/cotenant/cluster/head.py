@@ -12,9 +12,8 @@ from typing import Any
 
 from cotenant.cluster.control import ControllerSettings, Work
 from cotenant.cluster.types import Address, ClusterError
-from cotenant.errors import CotenantError
 from cotenant.plan.types import DeviceType, Load, PlanError
-from cotenant.repository import application_names, find_versions, model_names
+from cotenant.repository import application_names, readable_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +33,7 @@ class HeadSettings:
 
 def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
     """The directory in the repository of each load's tenant. Raises PlanError for a tenant that owns no model there."""
-    owners: dict[str, str] = {}
-    for name in model_names(root):
-        try:
-            owners.update((found.tenant, name) for found in find_versions(root, name) if found.is_default)
-        except CotenantError:
-            continue  # a model that cannot be served has no tenant
+    owners = {found.tenant: found.model for found in readable_versions(root) if found.is_default}
     missing = [load.tenant for load in loads if load.tenant not in owners]
     if missing:
         raise PlanError(

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from cotenant.applications import read_application
-from cotenant.errors import CotenantError
+from cotenant.applications import readable_applications
 from cotenant.plan.application import Stage
 from cotenant.plan.file import Known, KnownApplication
 from cotenant.plan.tables import Latencies, TableCosts, latencies_of
@@ -22,10 +21,8 @@ from cotenant.profile.table import QUANTILES, Profile, load_profile
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
-    application_names,
-    find_versions,
-    model_names,
     profile_path,
+    readable_versions,
 )
 
 QUANTILE = "p95"
@@ -157,7 +154,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
     if root is None:
         notes.append("memory: not considered, as the profile lies outside its repository")
     else:
-        for found in _versions(root):
+        for found in readable_versions(root):  # the others are not in the profile either
             if found.tenant not in profile.models:
                 continue
             names = (found.tenant, found.model) if found.is_default else (found.tenant,)
@@ -184,13 +181,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
 def _applications(root: Path | None) -> dict[str, KnownApplication]:
     """Every application of a repository that can be read."""
     found: dict[str, KnownApplication] = {}
-    if root is None:
-        return found
-    for name in application_names(root):
-        try:
-            spec = read_application(root, name)
-        except CotenantError:
-            continue
+    for name, spec in readable_applications(root).items() if root is not None else ():
         names = spec.graph.names
         found[name] = KnownApplication(
             spec.slo_ns,
@@ -200,15 +191,6 @@ def _applications(root: Path | None) -> dict[str, KnownApplication]:
             ),
         )
     return found
-
-
-def _versions(root: Path) -> Iterator[ModelVersion]:
-    """Every version that can be served; the others are not in the profile either."""
-    for name in model_names(root):
-        try:
-            yield from find_versions(root, name)
-        except CotenantError:
-            continue
 
 
 def _latencies(profile: Profile, quantile: str) -> dict[str, Mapping[int, Mapping[int, int]]]:

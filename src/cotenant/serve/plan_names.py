@@ -10,32 +10,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from cotenant.applications import read_application
-from cotenant.errors import CotenantError
+from cotenant.applications import readable_applications
 from cotenant.plan.file import Request
 from cotenant.plan.types import DevicePlan, PlanError
-from cotenant.repository import application_names, find_versions, model_names
+from cotenant.repository import readable_versions
 
 
 def stage_tenants(root: Path, request: Request) -> dict[str, str]:
     """The tenants, by load, of the stages whose loads are called otherwise. What cannot be read is left out."""
     if not request.applications:
         return {}
-    owners: dict[str, str] = {}
-    for name in model_names(root):
-        try:
-            owners[name] = find_versions(root, name)[-1].tenant
-        except CotenantError:
-            continue
+    owners = {found.model: found.tenant for found in readable_versions(root) if found.is_default}
     known = list(owners.values())
-    served = application_names(root)
+    declared = readable_applications(root)
     found: dict[str, str] = {}
     for application in request.applications:
-        if application.name not in served:
-            continue
-        try:
-            spec = read_application(root, application.name)
-        except CotenantError:
+        spec = declared.get(application.name)
+        if spec is None:
             continue
         models = {stage.name: stage.model for stage in spec.stages}
         for stage in application.stages:
