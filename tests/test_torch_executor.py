@@ -356,17 +356,20 @@ def test_a_model_with_a_launch_under_way_is_not_evicted_and_the_launch_fails_alo
     device.gate.clear()
     busy = world.start("b", 0, partition=RIGHT)
 
-    tried = threading.Semaphore(0)
+    tries = [True, True, False]
+    reached_last = threading.Event()
 
     def runs_out() -> None:
-        tried.release()
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        if tries.pop(0):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        reached_last.set()
 
     a.before_run = runs_out
     failing = world.start("a", 1, (0, 2), rows=1 << 16)
-    fine = world.start("a", 2, (0, 2))
-    for _ in range(2):
-        assert tried.acquire(timeout=WAIT_S)
+    other = world.start("a", 2, (0, 2))
+    last = world.start("a", 3)
+    # One thread submits all three, so when it comes to the last it has looked for room for the others in vain.
+    assert reached_last.wait(WAIT_S)
     device.gate.set()
     reason = world.wait(failing)
     assert reason == (
@@ -375,9 +378,8 @@ def test_a_model_with_a_launch_under_way_is_not_evicted_and_the_launch_fails_alo
     )
     assert world.wait(busy) is None
     assert b.device == GPU
-    assert world.wait(fine) is not None
-    a.before_run = lambda: None
-    assert world.run("a", 3) is None
+    assert world.wait(other) is not None
+    assert world.wait(last) is None
     world.executor.discard(1)
     world.executor.discard(2)
     for query in (0, 3):
