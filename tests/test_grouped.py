@@ -48,7 +48,8 @@ def test_fitted_groups_are_believed_times_the_factor_and_remembered() -> None:
     assert fitted.asked == 2
     assert predictor.scaled({"a": 2.0}).group_ns([PAIR]) == [19_500_000]
     assert predictor.scaled({"a": 2.0}).latency_ns("a", 0, 1, 0, 2, 1) == 20 * MS
-    assert predictor.with_factor(1.0).group_ns([PAIR]) == [13 * MS]
+    assert predictor.with_beliefs(TABLES, {}, 1.0).group_ns([PAIR]) == [13 * MS]
+    assert fitted.asked == 2, "corrections of factors forget nothing"
 
 
 def test_members_in_another_order_are_the_same_group() -> None:

@@ -42,10 +42,12 @@ class Candidates:
         best_key: Key | None = None
         best_queue: QueueView | None = None
         position = 0
+        at = 0
         for name, queue in self.snapshot.queues.items():
             keys = queue.keys
-            at = heads.get(name, 0) if heads else 0
-            if at < len(keys) and (best_key is None or keys[at] < best_key):
+            if heads and (at := heads.get(name, 0)) == len(keys):
+                continue
+            if keys and (best_key is None or keys[at] < best_key):
                 best_key, best_queue, position = keys[at], queue, at
         if self._paused and (best_key is None or self._paused[-1][0] <= best_key):
             return self._paused[-1][2]

@@ -23,6 +23,9 @@ _PARTNERS = 2
 """Candidates that are tried beside a group: the most urgent ones, since the paper, too, adds in that order."""
 _MOST_TRIALS = 8
 """Groups that are tried before cuts, for each number of members."""
+_PIECES = 8
+"""Into how many pieces a model is cut. With more of them nothing more was answered in time, and fewer of the many
+ranges were ones that had been predicted before."""
 _NEARLY = 0.9
 """How much of the best group's rate a short one has to reach."""
 _new = tuple.__new__  # what Member(...) does, in half the time
@@ -214,20 +217,34 @@ class _Search:
         found = self.trimmed(alone)
         if wider:
             promising = max(wider, key=_by_rate)
-            found += self.cut(promising.trial, ways) + self.trimmed([promising])
+            found += self.cut(promising, ways) + self.trimmed([promising])
         return found
 
-    def cut(self, trial: _Trial, ways: int) -> list[_Trial]:
-        """The group with one member or another cut at places spread over its units."""
+    def cut(self, judged: _Judged, ways: int) -> list[_Trial]:
+        """A group with members cut at places spread over their units.
+
+        It is the longest that the others wait for; the others are cut, too, where all of them together are too late.
+        """
+        trial = judged.trial
+        parts, split = trial.parts, trial.split
+        in_time = self._begin_ns + judged.latency_ns <= trial.latest_ns
         found: list[_Trial] = []
-        parts = trial.parts
-        for at, part in enumerate(parts):
-            job = part.job
-            for end in _spread(job.tenant.cuts, job.start, ways):
+        for at in (self._longest(trial),) if in_time else range(len(parts)):
+            part, before, after = parts[at], parts[:at], parts[at + 1 :]
+            for end in _spread(part.job.tenant.cuts, part.job.start, ways):
                 cut = self._cut_at(part, end)
                 if cut is not None:
-                    found += _trials((*parts[:at], cut, *parts[at + 1 :]), (trial.split,), trial.left_ns)
+                    found += _trials((*before, cut, *after), (split,), trial.left_ns)
         return found
+
+    def _longest(self, trial: _Trial) -> int:
+        """Which member would take longest alone on its share."""
+        latency_ns = self._predictor.latency_ns
+        alone = [
+            latency_ns(job.tenant.name, job.shape, job.items, job.start, end, share.size)
+            for (_, job, end, *_), share in zip(trial.parts, trial.split, strict=True)
+        ]
+        return alone.index(max(alone))
 
     def trimmed(self, judged: Sequence[_Judged]) -> list[_Trial]:
         """Groups that are too long, with each member cut where it alone would become so."""
@@ -243,7 +260,7 @@ class _Search:
     def _trim(self, part: _Part, cores: int) -> _Part:
         """The part up to the last cut that it reaches within the time of a short group, the first one at least."""
         job = part.job
-        tenant, cuts = job.tenant, job.tenant.cuts
+        tenant, cuts = job.tenant, _coarse(job.tenant.cuts)
         latency_ns = self._predictor.latency_ns
         low, high = bisect_right(cuts, job.start), len(cuts) - 1
         if low == high or latency_ns(tenant.name, job.shape, job.items, job.start, part.end, cores) <= self._short_ns:
@@ -371,7 +388,14 @@ def _by_rate(judged: _Judged) -> float:
 @lru_cache(4096)
 def _spread(cuts: tuple[int, ...], start: int, ways: int) -> Sequence[int]:
     """At most `ways` cuts between `start` and the end, evenly spread."""
-    inner = [cut for cut in cuts[1:-1] if cut > start] if start else cuts[1:-1]
+    inner = [cut for cut in _coarse(cuts)[1:-1] if cut > start]
     if len(inner) <= ways:
         return inner
     return [inner[(2 * way + 1) * len(inner) // (2 * ways)] for way in range(ways)]
+
+
+@lru_cache(4096)
+def _coarse(cuts: tuple[int, ...]) -> tuple[int, ...]:
+    """The boundaries of at most _PIECES pieces of a model, with about as many cuts each."""
+    last = len(cuts) - 1
+    return cuts if last <= _PIECES else tuple([cuts[at * last // _PIECES] for at in range(_PIECES + 1)])

@@ -41,13 +41,38 @@ class GroupedPredictor(TablePredictor):
         self.fitted = fitted
         self.factor = factor
         self._answers: dict[Group, int] = {}
+        """What `fitted` said, before `factor`."""
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor; answers are memorised."""
+        if self.fitted is None:
+            answers = super().group_ns(groups)
+        else:
+            known = self._answers
+            answers = [known.get(group, 0) for group in groups]
+            if 0 in answers:
+                self._ask(self.fitted, groups, answers)
+        factor = self.factor
+        return answers if factor == 1.0 else [max(1, round(answer * factor)) for answer in answers]
+
+    def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
+        """The same beliefs about groups, with other factors of single launches."""
+        return self.with_beliefs(self.tables, scales, self.factor)
+
+    def with_beliefs(
+        self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float], factor: float
+    ) -> GroupedPredictor:
+        """Other beliefs about single launches and another factor of groups, which are as they were fitted.
+
+        What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
+        """
+        made = GroupedPredictor(tables, scales, self.fitted, factor)
+        made._answers = self._answers
+        return made
+
+    def _ask(self, fitted: FittedGroups, groups: Sequence[Group], answers: list[int]) -> None:
+        """Fill in the answers that are 0, and remember them."""
         known = self._answers
-        answers = [known.get(group, 0) for group in groups]
-        if 0 not in answers:
-            return answers
         if len(known) > _MEMORY:
             known.clear()
         new: list[Group] = []
@@ -63,18 +88,8 @@ class GroupedPredictor(TablePredictor):
                     new.append(ordered)
                     places.append(at)
         if new:
-            found = super().group_ns(new) if self.fitted is None else self.fitted.group_ns(new)
-            for at, ordered, latency in zip(places, new, found, strict=True):
-                answers[at] = known[groups[at]] = known[ordered] = max(1, round(latency * self.factor))
-        return answers
-
-    def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
-        """The same beliefs about groups, with other factors of single launches."""
-        return GroupedPredictor(self.tables, scales, self.fitted, self.factor)
-
-    def with_factor(self, factor: float) -> GroupedPredictor:
-        """The same beliefs with another factor of groups."""
-        return GroupedPredictor(self.tables, self.scales, self.fitted, factor)
+            for at, ordered, latency in zip(places, new, fitted.group_ns(new), strict=True):
+                answers[at] = known[groups[at]] = known[ordered] = latency if latency > 1 else 1
 
 
 _MEMORY = 1 << 16

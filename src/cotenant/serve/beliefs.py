@@ -65,7 +65,7 @@ class Beliefs:
         self._tables[tenant] = table
         scales = self._calibration.scales
         if isinstance(self.predictor, GroupedPredictor):
-            self.predictor = GroupedPredictor(self._tables, scales, self.predictor.fitted, self.predictor.factor)
+            self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
             self.predictor = TablePredictor(self._tables, scales)
 
@@ -133,7 +133,7 @@ class Beliefs:
             factor = self._margin.observe(group.predicted_ns, time_ns - group.started_ns, group.factor)
         if factor is None:
             return changed
-        self.predictor = GroupedPredictor(self._tables, self._calibration.scales, predictor.fitted, factor)
+        self.predictor = predictor.with_beliefs(self._tables, self._calibration.scales, factor)
         return True
 
     def _follow_launch(self, time_ns: int, event: Event) -> bool:
