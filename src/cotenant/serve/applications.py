@@ -11,7 +11,8 @@ from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.serve.accounts import Accounts
 from cotenant.serve.api import IndexEntry, ServeError, Status
-from cotenant.serve.application import VERSION, FindModel, ServedApplication, fit
+from cotenant.serve.application import FindModel, ServedApplication, fit
+from cotenant.serve.application_form import VERSION
 from cotenant.serve.flows import Flows
 
 _log = logging.getLogger("cotenant.server")

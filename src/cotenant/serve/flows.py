@@ -18,8 +18,9 @@ from cotenant.core.events import ApplicationArrived, ApplicationEnded, Predictor
 from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step, WithdrawStage
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.accounts import Accounts
-from cotenant.serve.api import Array, InferRequest, InferResult, ServeError, Status
-from cotenant.serve.application import VERSION, FindModel, ServedApplication
+from cotenant.serve.api import InferRequest, InferResult, ServeError, Status
+from cotenant.serve.application import FindModel, ServedApplication
+from cotenant.serve.application_form import VERSION
 from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.clock import Clock
 from cotenant.serve.driver import Driver
@@ -341,9 +342,6 @@ def _stage_request(
     application: ServedApplication, number: int, request: InferRequest, outputs: dict[int, Tensors]
 ) -> InferRequest:
     """The request of one stage, whose inputs are all there."""
-    stage = application.spec.stages[number]
-    inputs: dict[str, Array] = {}
-    for name, source in stage.inputs.items():
-        given = request.inputs if source.stage is None else outputs[source.stage]
-        inputs[name] = given[source.tensor]
-    return InferRequest(stage.model, inputs)
+    return InferRequest(
+        application.spec.stages[number].model, application.stage_inputs(number, request.inputs, outputs)
+    )

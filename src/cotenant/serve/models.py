@@ -22,6 +22,7 @@ from cotenant.profile.opening import OpenedModel
 from cotenant.profile.table import ModelProfile
 from cotenant.serve.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.serve.codec import DATATYPE_OF, validate
+from cotenant.serve.config_keys import config_tensor
 from cotenant.types import Tenant
 
 _MOST_MERGE_KEYS = 4096
@@ -96,6 +97,11 @@ class ServedModel:
         at = bisect_left(self._by_elements, (elements, 0))
         return self._by_elements[min(at, len(self._by_elements) - 1)][1]
 
+    @property
+    def shapes(self) -> tuple[DeclaredShape, ...]:
+        """The declared shapes, each by input."""
+        return self.opened.shapes
+
     def config(self) -> dict[str, Any]:
         """The configuration in the keys of the protocol's model configuration extension."""
         meta = self.metadata
@@ -110,7 +116,7 @@ class ServedModel:
             "parameters": {
                 "slo_ms": {"string_value": f"{self.tenant.slo_ns / NS_PER_MS:g}"},
                 "tenant": {"string_value": self.tenant.name},
-                "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.opened.shapes])},
+                "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.shapes])},
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
             },
         }
@@ -126,15 +132,6 @@ class ServedModel:
 
 def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
     return {name: list(dims) for name, dims in shape.items()}
-
-
-_CONFIG_TYPES = {"BYTES": "STRING"}
-
-
-def config_tensor(spec: TensorSpec, *, batched: bool) -> dict[str, Any]:
-    """An input or output in the keys of the model configuration extension: without the batch where there is one."""
-    dims = spec.shape[1:] if batched else spec.shape
-    return {"name": spec.name, "data_type": "TYPE_" + _CONFIG_TYPES.get(spec.datatype, spec.datatype), "dims": dims}
 
 
 def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str, ...], *, preempt: bool) -> ServedModel:
