@@ -165,6 +165,9 @@ def _show(found: dict[str, Any]) -> None:
             *("-" if attained is None else f"{100 * attained:.1f} %", ", ".join(each["nodes"]) or "none"),
         )
     console.print(tenants_table)
+    if found["applications"]:
+        console.print()
+        console.print(_applications(found["applications"]))
     if found["share"] < 1 or found["left_out"]:
         without = f", without {', '.join(found['left_out'])}" if found["left_out"] else ""
         console.print(
@@ -172,6 +175,24 @@ def _show(found: dict[str, Any]) -> None:
         )
     for change in found["changes"][-5:]:
         console.print(f"{change['at']}  {change['reason']}: {change['nodes']} nodes, after {change['took_s']:.2f} s")
+
+
+def _applications(found: list[dict[str, Any]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("application", "SLO ms", "stages", "queries", "in time", title="Applications", title_justify="left")
+    table.show_edge = False
+    for each in found:
+        stages = [f"{stage['stage']} ({', '.join(stage['nodes']) or 'no node'})" for stage in each["stages"]]
+        counts = each["queries"]
+        ended = sum(counts[field] for field in ("in_time", "late", "refused", "failed", "cancelled"))
+        in_time = f"{100 * counts['in_time'] / ended:.1f} %" if ended else "-"
+        table.add_row(
+            *(escape(each["application"]), f"{each['slo_ms']:g}", escape(", ".join(stages)), str(counts["offered"])),
+            in_time,
+        )
+    return table
 
 
 def _flush() -> None:

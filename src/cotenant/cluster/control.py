@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from cotenant.cluster.detector import DetectorSettings
 from cotenant.cluster.replan import FLOOR
-from cotenant.cluster.types import GatewayReport, Node, Table
+from cotenant.cluster.types import GatewayReport, Node, Planned, Table
 from cotenant.plan.scaling import ScalingSettings
 from cotenant.plan.tracking import TrackingSettings
 from cotenant.plan.types import Costs, DeviceType, Load, Planner
@@ -46,7 +46,7 @@ class GatewayLink(Protocol):
 class Work:
     """What the cluster is for. `kinds` are device types by name; `models` directories of the repository by tenant.
 
-    `applications` are those of the repository, which a cluster does not serve.
+    `applications` are those of the repository whose models are all among these.
     """
 
     loads: tuple[Load, ...]
@@ -54,7 +54,7 @@ class Work:
     models: Mapping[str, str]
     costs: Costs
     planner: Planner
-    applications: tuple[str, ...] = ()
+    applications: tuple[Planned, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

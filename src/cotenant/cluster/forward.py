@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from cotenant.cluster.balance import Balancer
-from cotenant.cluster.types import Address, Counts, GatewayReport, Route, Table
+from cotenant.cluster.types import Address, Counts, GatewayReport, Planned, Route, Table
 from cotenant.serve.api import ServeError, Status
 
 MOST_ATTEMPTS = 4
@@ -71,6 +71,8 @@ class Forwarder:
         self._connect = connect
         self._now_ns = now_ns
         self._table = Table(0, (), {})
+        self.applications: Mapping[str, Planned] = {}
+        """Those of the table, by name. They are none of its models: `Applications` asks for their stages here."""
         self._targets: dict[str, _Target] = {}
         self._links: dict[str, tuple[Address, Any]] = {}
         self._paused: dict[str, int] = {}
@@ -84,6 +86,11 @@ class Forwarder:
     def models(self) -> Mapping[str, bool]:
         """Every model that has a route, and whether a node serves it."""
         return {name: bool(target.route.shares) for name, target in self._targets.items()}
+
+    @property
+    def version(self) -> int:
+        """Of the table in use."""
+        return self._table.version
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -116,6 +123,9 @@ class Forwarder:
             targets[route.model] = _Target(route, balancer)
             self._counts.setdefault(route.tenant, Counts())
         self._targets = targets
+        self.applications = {each.spec.name: each for each in table.applications}
+        for name in self.applications:
+            self._counts.setdefault(name, Counts())
 
     def report(self) -> GatewayReport:
         """Counts so far, what is under way, and the nodes that were suspected since the last report."""
@@ -136,7 +146,7 @@ class Forwarder:
         target = self._target(model)
         tenant = target.route.tenant
         began_ns = self._now_ns()
-        self._count(tenant, "offered")
+        self.count(tenant, "offered")
         outcome = "cancelled"  # what ends in neither of the other ways was withdrawn
         try:
             reply = await self._send(target, attempt, began_ns)
@@ -151,20 +161,19 @@ class Forwarder:
             outcome = "failed"
             raise
         finally:
-            self._count(tenant, outcome)
+            self.count(tenant, outcome)
 
     async def ask(self, model: str, attempt: Attempt[L, R]) -> R:
         """As `infer` for a call that is no query: it is not counted."""
         return await self._send(self._target(model), attempt, self._now_ns())
 
+    def count(self, tenant: str, field: str) -> None:
+        """Add one to a field of the counts of a tenant, or of an application."""
+        counts = self._counts.get(tenant, Counts())
+        self._counts[tenant] = replace(counts, **{field: getattr(counts, field) + 1})
+
     def _target(self, model: str) -> _Target:
         target = self._targets.get(model)
-        if target is None and model in self._table.applications:
-            raise ServeError(
-                Status.UNIMPLEMENTED,
-                f"{model!r} is an application, and a cluster serves single models alone: ask for the models of its "
-                "stages one after the other, or serve it with 'cotenant serve'",
-            )
         if target is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is not in the plan of this cluster")
         return target
@@ -182,7 +191,7 @@ class Forwarder:
                 break
             tried.append(node)
             if len(tried) > 1:
-                self._count(target.route.tenant, "retried")
+                self.count(target.route.tenant, "retried")
             self._under_way[node] += 1
             self._by_model[node, model] += 1
             try:
@@ -224,7 +233,3 @@ class Forwarder:
             task = asyncio.get_running_loop().create_task(known[1].close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
-
-    def _count(self, tenant: str, field: str) -> None:
-        counts = self._counts.get(tenant, Counts())
-        self._counts[tenant] = replace(counts, **{field: getattr(counts, field) + 1})

@@ -24,6 +24,7 @@ class Gateway:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._forwarder: Any = None
+        self._applications: Any = None
         self._stops: list[Callable[[], Coroutine[Any, Any, Any]]] = []
 
     def start(self, host: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001) -> Address:
@@ -65,6 +66,8 @@ class Gateway:
 
         async def end() -> None:
             await asyncio.gather(*(stop() for stop in self._stops))
+            if self._applications is not None:
+                await self._applications.close()
             if self._forwarder is not None:
                 await self._forwarder.close()
 
@@ -88,19 +91,23 @@ class Gateway:
         import grpc
         from aiohttp import web
 
+        from cotenant.cluster.applications import Applications
         from cotenant.cluster.gateway_grpc import GrpcGateway
         from cotenant.cluster.gateway_http import http_app
         from cotenant.cluster.links import NodeLink
         from cotenant.errors import CotenantError
+        from cotenant.serve.codec import Limits
         from cotenant.serve.http_server import listen
 
         forwarder = Forwarder(NodeLink)
         self._forwarder = forwarder
+        limits = Limits(max_body_bytes=self._max_body_bytes)
+        self._applications = applications = Applications(forwarder)
         try:
             bound = listen(host, http_port, "gateway, HTTP")
         except CotenantError as error:
             raise ClusterError(str(error)) from None
-        app = http_app(forwarder, lambda: self._status, lambda: metrics_page(forwarder.counts), self._max_body_bytes)
+        app = http_app(forwarder, applications, lambda: self._status, lambda: metrics_page(forwarder.counts), limits)
         runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False, access_log=None)
         await runner.setup()
         await web.SockSite(runner, bound, backlog=1024).start()
@@ -112,7 +119,7 @@ class Gateway:
                 ("grpc.max_send_message_length", -1),
             )
         )
-        server.add_generic_rpc_handlers(GrpcGateway(forwarder).handlers())
+        server.add_generic_rpc_handlers(GrpcGateway(forwarder, applications, limits).handlers())
         try:
             port = server.add_insecure_port(f"[{host}]:{grpc_port}" if ":" in host else f"{host}:{grpc_port}")
         except RuntimeError:

@@ -9,12 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from cotenant.cluster.applications import Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
 from cotenant.cluster.links import GrpcReply, NodeLink
 from cotenant.cluster.wire import WireError, length_field, string_field
 from cotenant.serve.api import ServeError, Status
+from cotenant.serve.codec import Limits
+from cotenant.serve.codec_grpc import decode_request
+from cotenant.serve.grpc_control import CONTROL
+from cotenant.serve.grpc_server import with_deadline
+from cotenant.serve.grpc_stream import encode_answer
 from cotenant.serve.oip import EXTENSIONS, HEALTH_SERVICE, MESSAGES, SERVER_NAME, SERVER_VERSION, SERVICE
 
 _log = logging.getLogger("cotenant.cluster")
@@ -30,8 +37,10 @@ _MAX_DETAIL_CHARS = 1000
 class GrpcGateway:
     """Handlers of the protocol's service and of gRPC's health service, for grpc.aio."""
 
-    def __init__(self, forwarder: Forwarder) -> None:
+    def __init__(self, forwarder: Forwarder, applications: Applications, limits: Limits) -> None:
         self._forwarder = forwarder
+        self._applications = applications
+        self._limits = limits
 
     def handlers(self) -> tuple[Any, ...]:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
@@ -51,12 +60,27 @@ class GrpcGateway:
     # --- models ----------------------------------------------------------------------------------------------------
 
     async def _infer(self, data: bytes, context: Any) -> bytes:
-        reply = await self._forwarder.infer(_name(data), self._call("ModelInfer", data, context.time_remaining()))
+        name, remaining_s = _name(data), context.time_remaining()
+        if name in self._applications:
+            return await self._whole(data, remaining_s)
+        reply = await self._forwarder.infer(name, self._call("ModelInfer", data, remaining_s))
         return await self._passed(reply, context)
 
     async def _ask(self, method: str, data: bytes, context: Any) -> bytes:
-        reply = await self._forwarder.ask(_name(data), self._call(method, data, context.time_remaining()))
+        name = _name(data)
+        if name in self._applications:
+            await self._applications.prepare(name)
+            answer: bytes = CONTROL[method](self._applications, _parsed(f"{method}Request", data)).SerializeToString()
+            return answer
+        reply = await self._forwarder.ask(name, self._call(method, data, context.time_remaining()))
         return await self._passed(reply, context)
+
+    async def _whole(self, data: bytes, remaining_s: float | None) -> bytes:
+        """A query of an application, which is decoded here."""
+        wire = with_deadline(decode_request(_parsed("ModelInferRequest", data), self._limits), remaining_s)
+        result = await self._applications.infer(wire.request)
+        answer: bytes = encode_answer(self._applications, wire, result).SerializeToString()
+        return answer
 
     def _call(self, method: str, data: bytes, remaining_s: float | None) -> Callable[[NodeLink], Any]:
         async def attempt(link: NodeLink) -> GrpcReply:
@@ -105,7 +129,10 @@ class GrpcGateway:
 
     async def _streamed(self, data: bytes, remaining_s: float | None) -> bytes:
         try:
-            reply = await self._forwarder.infer(_name(data), self._call("ModelInfer", data, remaining_s))
+            name = _name(data)
+            if name in self._applications:
+                return length_field(_RESPONSE, await self._whole(data, remaining_s))
+            reply = await self._forwarder.infer(name, self._call("ModelInfer", data, remaining_s))
             if reply.code is grpc.StatusCode.OK:
                 return length_field(_RESPONSE, reply.data)
             sentence = reply.details or reply.code.name
@@ -138,7 +165,7 @@ class GrpcGateway:
 
         def index() -> Any:
             message = MESSAGES["RepositoryIndexResponse"]()
-            for name, served in sorted(self._forwarder.models.items()):
+            for name, served in sorted({**self._forwarder.models, **self._applications.served}.items()):
                 message.models.add(**index_entry(name, served=served))
             return message
 
@@ -180,6 +207,13 @@ class GrpcGateway:
             raise AssertionError("context.abort always raises")
 
         return handle
+
+
+def _parsed(kind: str, data: bytes) -> Any:
+    try:
+        return MESSAGES[kind].FromString(data)
+    except DecodeError:
+        raise ServeError(Status.INVALID_ARGUMENT, f"the message is not a {kind}") from None
 
 
 def _name(data: bytes) -> str:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from cotenant.cluster.applications import Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
 from cotenant.serve.api import ServeError, Status
+from cotenant.serve.codec import Limits
+from cotenant.serve.http_app import HttpApp
 from cotenant.serve.http_routes import Endpoint, Router
 from cotenant.serve.oip import EXTENSIONS, SERVER_NAME, SERVER_VERSION
 
@@ -26,22 +31,40 @@ _log = logging.getLogger("cotenant.cluster")
 
 
 def http_app(
-    forwarder: Forwarder, status: Callable[[], bytes], metrics: Callable[[], bytes], max_body_bytes: int
+    forwarder: Forwarder,
+    applications: Applications,
+    status: Callable[[], bytes],
+    metrics: Callable[[], bytes],
+    limits: Limits,
 ) -> web.Application:
-    """The application. `status` gives the JSON of GET /v2/cotenant/cluster, `metrics` the page for Prometheus."""
-    handlers = _Handlers(forwarder, status, metrics)
-    app = web.Application(client_max_size=max_body_bytes)
+    """The web application. `status` gives the JSON of GET /v2/cotenant/cluster, `metrics` the page for Prometheus."""
+    handlers = _Handlers(forwarder, applications, status, metrics, limits)
+    app = web.Application(client_max_size=limits.max_body_bytes)
     app.router.add_get("/v2/cotenant/cluster", handlers.cluster)
     app.router.add_route("*", "/{path:.*}", handlers.any)
+    app.on_cleanup.append(handlers.close)
     return app
 
 
 class _Handlers:
-    def __init__(self, forwarder: Forwarder, status: Callable[[], bytes], metrics: Callable[[], bytes]) -> None:
+    def __init__(
+        self,
+        forwarder: Forwarder,
+        applications: Applications,
+        status: Callable[[], bytes],
+        metrics: Callable[[], bytes],
+        limits: Limits,
+    ) -> None:
         self._forwarder = forwarder
+        self._applications = applications
+        self._front_end = HttpApp(applications, limits)
         self._status = status
         self._metrics = metrics
         self._router = Router()
+
+    async def close(self, _: web.Application) -> None:
+        """Let go of the threads."""
+        self._front_end.close()
 
     async def cluster(self, request: web.Request) -> web.Response:
         """What the cluster runs."""
@@ -67,6 +90,9 @@ class _Handlers:
         if request.method != route.method:
             return _error(405, f"method {request.method!r} is not allowed here, expected {route.method}")
         endpoint = route.endpoint
+        if route.model in self._applications and endpoint not in (Endpoint.LOAD, Endpoint.UNLOAD):
+            await self._applications.prepare(route.model)
+            return await _through(self._front_end, request, raw_path)
         if endpoint is Endpoint.INFER:
             body = await request.read()
             call = functools.partial(_exchange, request.method, raw_path, _kept(request.headers.items()), body)
@@ -77,7 +103,7 @@ class _Handlers:
         return self._own(endpoint)
 
     def _own(self, endpoint: Endpoint) -> web.Response:
-        models = self._forwarder.models
+        models = {**self._forwarder.models, **self._applications.served}
         if endpoint is Endpoint.SERVER:
             return _json(200, {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS})
         if endpoint is Endpoint.LIVE:
@@ -92,6 +118,37 @@ class _Handlers:
         if endpoint is Endpoint.STATISTICS:
             raise ServeError(Status.UNIMPLEMENTED, "the gateway keeps no statistics of models: ask for one model")
         raise ServeError(Status.UNIMPLEMENTED, "the plan of the cluster says what is loaded: change the tenants' file")
+
+
+async def _through(front_end: HttpApp, request: web.Request, raw_path: str) -> web.Response:
+    """Have a request answered by a server's own front-end, an ASGI application."""
+    body = await request.read()
+    given = iter([{"type": "http.request", "body": body}])
+    started: dict[str, Any] = {}
+    pieces: list[bytes] = []
+
+    async def receive() -> dict[str, Any]:
+        message = next(given, None)
+        if message is None:
+            await asyncio.Event().wait()  # a client that goes away cancels the handler
+        assert message is not None
+        return message
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            started.update(message)
+        else:
+            pieces.append(bytes(message["body"]))
+
+    scope = {
+        "type": "http",
+        "method": request.method,
+        "raw_path": raw_path.encode("latin-1"),
+        "headers": [(name.lower(), value) for name, value in request.raw_headers],
+    }
+    await front_end(scope, receive, send)
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in started["headers"]]
+    return web.Response(status=started["status"], body=b"".join(pieces), headers=_kept(headers))
 
 
 async def _exchange(method: str, raw_path: str, headers: Headers, body: bytes, link: NodeLink) -> HttpReply:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cotenant.applications import readable_applications
 from cotenant.cluster.control import ControllerSettings, Work
-from cotenant.cluster.types import Address, ClusterError
+from cotenant.cluster.types import Address, ClusterError, Planned
 from cotenant.plan.types import DeviceType, Load, PlanError
-from cotenant.repository import application_names, readable_versions
+from cotenant.repository import readable_versions
+
+_log = logging.getLogger("cotenant.cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
     if missing:
         raise PlanError(
             f"tenant {missing[0]!r} owns no model in {root}, expected one of {', '.join(sorted(owners)) or 'none'} "
-            "(a stage of an application is served where a model's tenant.name is APPLICATION.STAGE)"
+            "(the load APPLICATION.STAGE is served by a tenant called so, else by that of the stage's model)"
         )
     return {load.tenant: owners[load.tenant] for load in loads}
 
@@ -53,6 +57,7 @@ def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     from cotenant.plan.file import read_request
     from cotenant.plan.planners import make_planner
     from cotenant.plan.sources import grounds_of, read_tables
+    from cotenant.serve.plan_names import check_names, shares_of, stage_tenants
 
     repository = read_tables(root) if profiles is None else None
     tables = repository or read_tables(profiles or root)
@@ -61,9 +66,30 @@ def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     grounds = grounds_of({"": tables}, request.devices, [load.model for load in request.loads])
     for device in grounds.devices:
         kinds[device.name] = device
-    loads = all_loads(request, tuple(kinds.values()), grounds.costs)
-    made_by = make_planner(planner, headroom)
-    return Work(loads, kinds, models_of(root, loads), grounds.costs, made_by, application_names(root))
+    declared = all_loads(request, tuple(kinds.values()), grounds.costs)
+    owners = {load.tenant: load.tenant for load in declared} | stage_tenants(root, request)
+    check_names(owners, str(tenants))
+    loads = tuple(replace(load, tenant=owners[load.tenant]) for load in declared)
+    models = models_of(root, loads)
+    applications = planned_applications(root, models, shares_of(replace(request, loads=declared)))
+    return Work(loads, kinds, models, grounds.costs, make_planner(planner, headroom), applications)
+
+
+def planned_applications(
+    root: Path, models: Mapping[str, str], shares_ns: Mapping[str, Mapping[str, int]]
+) -> tuple[Planned, ...]:
+    """The applications of a repository that a cluster can run: those whose stages' models are all among `models`."""
+    served = set(models.values())
+    found = []
+    for name, spec in sorted(readable_applications(root).items()):
+        missing = [stage for stage in spec.stages if stage.model not in served]
+        if missing:
+            _log.warning("application %r is not served: no tenant has model %r", name, missing[0].model)
+        elif name in models:
+            _log.warning("application %r is not served: a tenant is called so, expected a name of its own", name)
+        else:
+            found.append(Planned(spec, shares_ns.get(name, {})))
+    return tuple(found)
 
 
 class Head:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from cotenant.cluster.types import Address, Node, Part, Route, Table
+from cotenant.cluster.types import Address, Node, Part, Planned, Route, Table
 from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
 
 
@@ -129,7 +129,7 @@ def table_of(
     loads: Iterable[Load],
     models: Mapping[str, str],
     addresses: Mapping[str, Address],
-    applications: tuple[str, ...] = (),
+    applications: tuple[Planned, ...] = (),
 ) -> Table:
     """The table of the gateway: every load has a route, an empty one where no node serves it."""
     routes = []

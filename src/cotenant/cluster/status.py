@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cluster.parts import served_rates
-from cotenant.cluster.types import Address, Counts, Node, NodeReport, Part, Table
+from cotenant.cluster.types import Address, Counts, Node, NodeReport, Part, Planned, Table
 from cotenant.plan.types import Load
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def status_of(
     account: Account,
     planner: str,
 ) -> dict[str, Any]:
-    """Nodes with what they serve, tenants with rates and attainment, and the changes so far."""
+    """Nodes with what they serve, tenants with rates and attainment, applications, and the changes so far."""
     served = served_rates(held.plan) if held else {}
     return {
         "planner": planner,
@@ -43,6 +43,7 @@ def status_of(
         ]
         + [{"node": name, "state": "lost", "reason": reason} for name, reason in sorted(gone.items())],
         "tenants": [_tenant(load, served.get(load.tenant, 0.0), table, account) for load in loads],
+        "applications": [_application(each, table, account) for each in table.applications],
         "changes": [asdict(change) for change in changes],
     }
 
@@ -63,6 +64,25 @@ def _node(node: Node, part: Part | None, report: NodeReport | None, address: Add
         slots = [{"tenant": slot.tenant, "batch": slot.batch, "rate": slot.rate_per_s} for slot in partition.slots]
         found["partitions"].append({"size": partition.size, "duty_ms": partition.duty_ns / 1e6, "slots": slots})
     return found
+
+
+def _application(planned: Planned, table: Table, account: Account) -> dict[str, Any]:
+    spec = planned.spec
+    nodes = {route.model: [node for node, _ in route.shares] for route in table.routes}
+    return {
+        "application": spec.name,
+        "slo_ms": spec.slo_ns / 1e6,
+        "stages": [
+            {
+                "stage": stage.name,
+                "model": stage.model,
+                "share_ms": planned.shares_ns[stage.name] / 1e6 if stage.name in planned.shares_ns else None,
+                "nodes": nodes.get(stage.model, []),
+            }
+            for stage in spec.stages
+        ],
+        "queries": asdict(account.counts.get(spec.name, Counts())),
+    }
 
 
 def _tenant(load: Load, served: float, table: Table, account: Account) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cotenant.applications import ApplicationSpec
 from cotenant.errors import CotenantError
 from cotenant.plan.types import DevicePlan, DeviceType, Load
 
@@ -69,16 +70,24 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """How the gateway sends queries: one route a tenant, and where each node that is named in one listens.
+class Planned:
+    """An application whose stages are queries of the models that have routes.
 
-    `applications` of the repository are served by no cluster: the gateway passes queries on unread, whole.
+    `shares_ns` is how the plan divides its SLO, by stage; empty where it was not planned for.
     """
+
+    spec: ApplicationSpec
+    shares_ns: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """How the gateway sends queries: one route a tenant, and where each node that is named in one listens."""
 
     version: int
     routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
-    applications: tuple[str, ...] = ()
+    applications: tuple[Planned, ...] = ()
 
     def without(self, lost: tuple[str, ...]) -> Table:
         """The table with no way to these nodes; routes may be left empty."""

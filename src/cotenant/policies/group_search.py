@@ -9,11 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 from cotenant.core.snapshot import Snapshot, Start
 from cotenant.frozen import quick_init
+from cotenant.policies.group_cuts import coarse, spread
 from cotenant.policies.group_jobs import NEVER_NS, Candidate, Job, jobs_of
 from cotenant.policies.group_shares import Shares
 from cotenant.predict.protocol import Group, GroupPredictor, Member
@@ -23,9 +23,6 @@ _PARTNERS = 2
 """Candidates that are tried beside a group: the most urgent ones, since the paper, too, adds in that order."""
 _MOST_TRIALS = 8
 """Groups that are tried before cuts, for each number of members."""
-_PIECES = 8
-"""Into how many pieces a model is cut. With more of them nothing more was answered in time, and fewer of the many
-ranges were ones that had been predicted before."""
 _NEARLY = 0.9
 """How much of the best group's rate a short one has to reach."""
 _new = tuple.__new__  # what Member(...) does, in half the time
@@ -231,7 +228,7 @@ class _Search:
         found: list[_Trial] = []
         for at in (self._longest(trial),) if in_time else range(len(parts)):
             part, before, after = parts[at], parts[:at], parts[at + 1 :]
-            for end in _spread(part.job.tenant.cuts, part.job.start, ways):
+            for end in spread(part.job.tenant.cuts, part.job.start, ways):
                 cut = self._cut_at(part, end)
                 if cut is not None:
                     found += _trials((*before, cut, *after), (split,), trial.left_ns)
@@ -260,7 +257,7 @@ class _Search:
     def _trim(self, part: _Part, cores: int) -> _Part:
         """The part up to the last cut that it reaches within the time of a short group, the first one at least."""
         job = part.job
-        tenant, cuts = job.tenant, _coarse(job.tenant.cuts)
+        tenant, cuts = job.tenant, coarse(job.tenant.cuts)
         latency_ns = self._predictor.latency_ns
         low, high = bisect_right(cuts, job.start), len(cuts) - 1
         if low == high or latency_ns(tenant.name, job.shape, job.items, job.start, part.end, cores) <= self._short_ns:
@@ -383,19 +380,3 @@ def _share_queries(base: tuple[_Part, ...], part: _Part) -> bool:
 
 def _by_rate(judged: _Judged) -> float:
     return judged.rate
-
-
-@lru_cache(4096)
-def _spread(cuts: tuple[int, ...], start: int, ways: int) -> Sequence[int]:
-    """At most `ways` cuts between `start` and the end, evenly spread."""
-    inner = [cut for cut in _coarse(cuts)[1:-1] if cut > start]
-    if len(inner) <= ways:
-        return inner
-    return [inner[(2 * way + 1) * len(inner) // (2 * ways)] for way in range(ways)]
-
-
-@lru_cache(4096)
-def _coarse(cuts: tuple[int, ...]) -> tuple[int, ...]:
-    """The boundaries of at most _PIECES pieces of a model, with about as many cuts each."""
-    last = len(cuts) - 1
-    return cuts if last <= _PIECES else tuple([cuts[at * last // _PIECES] for at in range(_PIECES + 1)])

@@ -164,7 +164,7 @@ class GrpcServer:
         try:
             wire = codec_grpc.decode_request(message, self._limits)
             if wire.request.timeout_ns is None:
-                wire = _with_deadline(wire, context.time_remaining())
+                wire = with_deadline(wire, context.time_remaining())
             result = self._wait(wire, context)
             try:
                 return encode_answer(self._backend, wire, result)
@@ -203,7 +203,7 @@ class GrpcServer:
             self._slots.give_back()
 
 
-def _with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:
+def with_deadline(wire: WireRequest, remaining_s: float | None) -> WireRequest:
     """Take the deadline of the call as the time-out of the query."""
     if remaining_s is None or remaining_s > _DAY_S:
         return wire

@@ -1,0 +1,316 @@
+"""Applications in a cluster: the gateway hands tensors from stage to stage, and each stage goes where its model is.
+
+To the front-ends this is a backend like a server's; behind it the stages are queries of the forwarder, so that losing a
+node under one of them is what it is for any query. All of this runs on the gateway's event loop, but for what the
+front-ends decode and encode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cotenant.cluster.forward import Forwarder
+from cotenant.cluster.links import HttpReply, NodeLink
+from cotenant.cluster.stages import StageEnd, ask_stage
+from cotenant.cluster.types import Planned
+from cotenant.core.flow import Finish, Flow, StartStage, Step, WithdrawStage
+from cotenant.errors import ConfigError
+from cotenant.load.clients import model_path
+from cotenant.serve.api import (
+    Array,
+    IndexEntry,
+    InferRequest,
+    InferResult,
+    ModelMetadata,
+    ModelStatistics,
+    ServeError,
+    Status,
+    TensorSpec,
+)
+from cotenant.serve.application_form import VERSION, ApplicationForm, form_of
+from cotenant.serve.queries import STATUS_OF
+from cotenant.types import Outcome
+
+Done = Callable[[InferResult], None]
+_log = logging.getLogger("cotenant.cluster")
+_COUNTED = {
+    Outcome.ANSWERED: "in_time",
+    Outcome.LATE: "late",
+    Outcome.REJECTED: "refused",
+    Outcome.DROPPED: "refused",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "cancelled",
+}
+"""The field of `Counts` for each outcome."""
+_NO_STATISTICS = "the gateway keeps no statistics of applications: GET /v2/cotenant/cluster has their counts"
+_NOT_LOADED_HERE = "the plan of the cluster says what is loaded: change the tenants' file"
+
+
+class _Model(NamedTuple):
+    """The model of a stage, as a node describes it."""
+
+    metadata: ModelMetadata
+    shapes: Sequence[Mapping[str, Sequence[int]]]
+
+
+class Applications:
+    """The applications of the forwarder's table. Implements Backend for their names.
+
+    `prepare` comes before every other call about an application.
+    """
+
+    def __init__(self, forwarder: Forwarder, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._forwarder = forwarder
+        self._now_ns = now_ns
+        self._loop = asyncio.get_running_loop()
+        self._forms: dict[str, tuple[Planned, int, ApplicationForm]] = {}
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, asyncio.Task[None]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._forwarder.applications
+
+    @property
+    def served(self) -> dict[str, bool]:
+        """Every application, and whether each of its stages has a node."""
+        return {name: self._is_served(name) for name in self._forwarder.applications}
+
+    async def prepare(self, name: str) -> None:
+        """Fit an application to its models as the nodes describe them now, unless that was done under this table.
+
+        Raises ServeError where a model has no node, or does not fit.
+        """
+        planned, version = self._forwarder.applications[name], self._forwarder.version
+        known = self._forms.get(name)
+        if known is not None and known[:2] == (planned, version):
+            return
+        spec = planned.spec
+        models = {}
+        for stage in spec.stages:
+            if stage.model in models:
+                continue
+            try:
+                models[stage.model] = await self._described(stage.model)
+            except ServeError as error:
+                sentence = f"application {name!r}: stage {stage.name!r}: {error.message}"
+                raise ServeError(Status.UNAVAILABLE, f"rejected: {sentence.replace('rejected: ', '')}") from None
+        try:
+            form = form_of(spec, [models[stage.model] for stage in spec.stages], planned.shares_ns)
+        except ConfigError as error:
+            raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None
+        self._forms[name] = planned, version, form
+
+    async def infer(self, request: InferRequest) -> InferResult:
+        """Run a query to its end; cancelled, it withdraws it. Raises ServeError as `prepare` and `submit` do."""
+        await self.prepare(request.model)
+        result: asyncio.Future[InferResult] = self._loop.create_future()
+
+        def done(found: InferResult) -> None:
+            if not result.done():
+                result.set_result(found)
+
+        number = self.submit(request, done)
+        try:
+            return await result
+        except asyncio.CancelledError:
+            self.cancel(number)
+            raise
+
+    async def close(self) -> None:
+        """End what is under way."""
+        runs = list(self._runs.values())
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+
+    # --- Backend --------------------------------------------------------------------------------------------------
+
+    def live(self) -> bool:
+        """See Backend."""
+        return True
+
+    def ready(self) -> bool:
+        """See Backend."""
+        return all(self.served.values())
+
+    def model_ready(self, model: str, version: str) -> bool:
+        """See Backend."""
+        self._form(model, version)
+        return self._is_served(model)
+
+    def metadata(self, model: str, version: str) -> ModelMetadata:
+        """See Backend."""
+        return self._form(model, version).metadata
+
+    def config(self, model: str, version: str) -> Mapping[str, Any]:
+        """See Backend."""
+        return self._form(model, version).config()
+
+    def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
+        """See Backend."""
+        raise ServeError(Status.UNIMPLEMENTED, _NO_STATISTICS)
+
+    def index(self, ready_only: bool) -> Sequence[IndexEntry]:
+        """See Backend."""
+        return [
+            IndexEntry(name, VERSION, "READY") if up else IndexEntry(name, "", "UNAVAILABLE", "a stage has no node")
+            for name, up in sorted(self.served.items())
+            if up or not ready_only
+        ]
+
+    def load(self, model: str) -> None:
+        """See Backend."""
+        raise ServeError(Status.UNIMPLEMENTED, _NOT_LOADED_HERE)
+
+    def unload(self, model: str) -> None:
+        """See Backend."""
+        raise ServeError(Status.UNIMPLEMENTED, _NOT_LOADED_HERE)
+
+    def submit(self, request: InferRequest, done: Done) -> int:
+        """See Backend."""
+        form = self._form(request.model, request.version)
+        form.check(request)
+        number = next(self._numbers)
+        self._loop.call_soon_threadsafe(self._begin, number, form, request, done)
+        return number
+
+    def cancel(self, query: int) -> None:
+        """See Backend."""
+        self._loop.call_soon_threadsafe(self._withdraw, query)
+
+    def metrics(self) -> bytes:
+        """See Backend."""
+        raise ServeError(Status.UNIMPLEMENTED, "the gateway has one page of metrics: GET /metrics")
+
+    def plan(self) -> Mapping[str, Any]:
+        """See Backend."""
+        raise ServeError(Status.NOT_FOUND, "the plan of a cluster is at GET /v2/cotenant/cluster")
+
+    # --- one query ------------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int, form: ApplicationForm, request: InferRequest, done: Done) -> None:
+        run = self._loop.create_task(self._run(number, form, request, done))
+        self._runs[number] = run
+        run.add_done_callback(lambda _: self._runs.pop(number, None))
+
+    def _withdraw(self, number: int) -> None:
+        run = self._runs.get(number)
+        if run is not None:
+            run.cancel()
+
+    async def _run(self, number: int, form: ApplicationForm, request: InferRequest, done: Done) -> None:
+        name = form.spec.name
+        self._forwarder.count(name, "offered")
+        try:
+            result = await self._steered(number, form, request)
+        except asyncio.CancelledError:
+            result = _without(number, Outcome.CANCELLED, "cancelled by the client")
+        except Exception:
+            _log.exception("a query of application %r failed", name)
+            result = _without(number, Outcome.FAILED, "failed: internal error; the gateway's log has the details")
+        self._forwarder.count(name, _COUNTED[result.outcome])
+        done(result)
+
+    async def _steered(self, number: int, form: ApplicationForm, request: InferRequest) -> InferResult:
+        """Let the flow say what starts and how it ends."""
+        spec, now_ns = form.spec, self._now_ns()
+        slo_ns = spec.slo_ns if request.timeout_ns is None else min(spec.slo_ns, request.timeout_ns)
+        wanted = form.wanted(request.outputs)
+        ends_ns = [slo_ns] * len(spec.stages) if form.ends_ns is None else [min(slo_ns, end) for end in form.ends_ns]
+        flow = Flow(spec.graph, now_ns + slo_ns, spec.graph.needed(stage for stage, _ in wanted.values()))
+        outputs: dict[int, Mapping[str, Array]] = {}
+        running: dict[asyncio.Task[StageEnd], int] = {}
+        steps: list[Step] = flow.begin()
+        try:
+            while True:
+                for step in steps:
+                    match step:
+                        case StartStage():
+                            inputs = form.stage_inputs(step.stage, request.inputs, outputs)
+                            end = self._stage(form, step.stage, inputs, now_ns + ends_ns[step.stage], request.priority)
+                            running[self._loop.create_task(end)] = step.stage
+                        case Finish():
+                            return _result(number, step, wanted, outputs)
+                        case WithdrawStage():
+                            pass  # its task is cancelled below, and with that its query at the node
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                steps = []
+                for task in ended:
+                    stage, found = running.pop(task), task.result()
+                    outputs[stage] = found.outputs
+                    steps += flow.stage_ended(stage, found.outcome, found.reason, self._now_ns())
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _stage(
+        self, form: ApplicationForm, stage: int, inputs: Mapping[str, Array], end_ns: int, priority: int
+    ) -> StageEnd:
+        """Ask a node. The stage is late for the application when its time ends, so the node may give it up then."""
+        spec = form.spec
+        parameters = {"timeout": max(1, (end_ns - self._now_ns()) // 1000)}
+        if priority or spec.priority:
+            parameters["priority"] = priority or spec.priority
+        return await ask_stage(self._forwarder, spec.stages[stage].model, inputs, parameters)
+
+    # --- models ---------------------------------------------------------------------------------------------------
+
+    def _form(self, name: str, version: str) -> ApplicationForm:
+        if version not in ("", VERSION):
+            raise ServeError(Status.NOT_FOUND, f"model {name!r} has no version {version!r}; it has {VERSION}")
+        return self._forms[name][2]
+
+    def _is_served(self, name: str) -> bool:
+        models = self._forwarder.models
+        return all(models.get(stage.model, False) for stage in self._forwarder.applications[name].spec.stages)
+
+    async def _described(self, model: str) -> _Model:
+        """What a node says of a model. Raises ServeError."""
+        metadata = await self._asked(model, "")
+        config = await self._asked(model, "/config")
+        text = config.get("parameters", {}).get("shapes", {}).get("string_value", "[]")
+        return _Model(
+            ModelMetadata(
+                metadata["name"],
+                tuple(metadata["versions"]),
+                metadata["platform"],
+                _specs(metadata["inputs"]),
+                _specs(metadata["outputs"]),
+                config["max_batch_size"],
+            ),
+            msgspec.json.decode(text),
+        )
+
+    async def _asked(self, model: str, what: str) -> Any:
+        async def attempt(link: NodeLink) -> HttpReply:
+            return await link.http("GET", f"{model_path(model)}{what}", [], b"")
+
+        reply: HttpReply = await self._forwarder.ask(model, attempt)
+        if reply.status != 200:
+            raise ServeError(Status.UNAVAILABLE, f"node {reply.node!r} does not describe model {model!r}")
+        return msgspec.json.decode(reply.body)
+
+
+def _specs(tensors: Iterable[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in tensors)
+
+
+def _without(number: int, outcome: Outcome, reason: str) -> InferResult:
+    return InferResult(outcome, number, VERSION, reason=reason, status=STATUS_OF[outcome])
+
+
+def _result(
+    number: int, finish: Finish, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
+) -> InferResult:
+    if finish.outcome not in (Outcome.ANSWERED, Outcome.LATE):
+        return _without(number, finish.outcome, finish.reason)
+    return InferResult(
+        finish.outcome, number, VERSION, {name: outputs[stage][tensor] for name, (stage, tensor) in wanted.items()}
+    )

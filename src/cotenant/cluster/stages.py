@@ -1,0 +1,62 @@
+"""One stage of an application: its tensors to a node that serves its model, and the node's tensors back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import grpc
+
+from cotenant.cluster.forward import Forwarder
+from cotenant.cluster.links import GrpcReply, NodeLink
+from cotenant.load.clients import refusal
+from cotenant.load.encode import grpc_request
+from cotenant.serve.api import Array, ServeError, Status
+from cotenant.serve.codec import decode_raw
+from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.types import Outcome
+
+_UNNAMED = {
+    grpc.StatusCode.UNAVAILABLE: Outcome.REJECTED,
+    grpc.StatusCode.CANCELLED: Outcome.CANCELLED,
+}
+"""What a status of gRPC is where its text does not name an outcome; all others are failures."""
+
+
+class StageEnd(NamedTuple):
+    """How a stage ended: its outputs where it was answered, else the reason."""
+
+    outcome: Outcome
+    reason: str
+    outputs: Mapping[str, Array]
+
+
+async def ask_stage(
+    forwarder: Forwarder, model: str, inputs: Mapping[str, Array], parameters: Mapping[str, int]
+) -> StageEnd:
+    """Send a query to a node of the model. Whatever happens there, or on the way, is an end."""
+    data = grpc_request(model, inputs, parameters)
+
+    async def attempt(link: NodeLink) -> GrpcReply:
+        return await link.grpc(f"/{SERVICE}/ModelInfer", data, None)
+
+    try:
+        reply: GrpcReply = await forwarder.infer(model, attempt)
+    except ServeError as error:
+        unnamed = Outcome.REJECTED if error.status is Status.UNAVAILABLE else Outcome.FAILED
+        return _ended(error.message, unnamed)
+    if reply.code is not grpc.StatusCode.OK:
+        return _ended(reply.details or reply.code.name, _UNNAMED.get(reply.code, Outcome.FAILED))
+    return StageEnd(Outcome.ANSWERED, "", _outputs(MESSAGES["ModelInferResponse"].FromString(reply.data)))
+
+
+def _ended(text: str, unnamed: Outcome) -> StageEnd:
+    found = refusal(text, unnamed)
+    return StageEnd(found.outcome or unnamed, found.reason, {})
+
+
+def _outputs(message: Any) -> dict[str, Array]:
+    return {
+        output.name: decode_raw(output.name, output.datatype, tuple(output.shape), raw)
+        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
+    }
