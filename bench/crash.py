@@ -31,7 +31,7 @@ from bench._server import Running, cache_folder, rss_mb, serving
 from bench._tenants import core_times, warm_up, workload
 from cotenant.config import load_model_config
 from cotenant.load import LiveStats, LoadResult, run_load_process
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import for_capacity
 from cotenant.zoo import build_repository, sample_inputs
 
@@ -47,7 +47,6 @@ WARM_UP_S = 3.0
 SEED = 1
 SAMPLES = 4
 _WORKER = b"cotenant.execute.worker.main"
-_ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 
 def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
@@ -173,7 +172,7 @@ def _rows(result: LoadResult, killer: Killer) -> list[dict[str, Any]]:
         calm_ns, end_ns = kill_ns + round(AFTER_S * 1e9), kill_ns + round(PERIOD_S * 1e9)
         others = [query for query in queries if query.tenant in OTHERS]
         victims = [query for query in queries if query.tenant == VICTIM]
-        answers = [q.ended_ns for q in victims if q.scheduled_ns > kill_ns and q.outcome in _ANSWERS]
+        answers = [q.ended_ns for q in victims if q.scheduled_ns > kill_ns and q.outcome in ANSWERS]
         after = [query for query in others if kill_ns <= query.scheduled_ns < calm_ns]
         calm = [query for query in others if calm_ns <= query.scheduled_ns < end_ns]
         hit = [query for query in victims if kill_ns <= query.scheduled_ns < end_ns]

@@ -23,7 +23,7 @@ import pytest
 from cotenant.load import LiveStats, LoadResult, run_load
 from cotenant.load.errors import LoadError
 from cotenant.load.infer import infer_once
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import TenantLoad, Uniform, Workload
 from repositories import SLO_MS, write_good
 
@@ -34,7 +34,6 @@ PERIOD_S = 3.0
 BEFORE_S, CALM_S = 3.0, 3.0
 """Load before the kill, and after the two periods in which the cluster has to recover."""
 START_S = 60.0
-ANSWERED = (Outcome.ANSWERED, Outcome.LATE)
 INPUTS = {
     "two": [{"x": np.ones((1, 8), np.float32)}],
     "add_sub": [{"a": np.ones((1, 4), np.int32), "b": np.ones((1, 4), np.int32)}],
@@ -190,8 +189,8 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
         assert abs(len(own) - expected) <= 1  # each query that was sent has one record
         calm = [r for r in own if r.ended_ns < killed_ns[0] or r.scheduled_ns >= recovered_ns]
         assert calm
-        assert all(record.outcome in ANSWERED for record in calm), (tenant, cluster.log.read_text()[-3000:])
-    lost = [record for record in records if record.outcome not in ANSWERED]
+        assert all(record.outcome in ANSWERS for record in calm), (tenant, cluster.log.read_text()[-3000:])
+    lost = [record for record in records if record.outcome not in ANSWERS]
     assert all(record.outcome in (Outcome.REJECTED, Outcome.FAILED) for record in lost)
     said = [reason for tenant in result.tenants for reason in tenant.reasons]
     assert all("no node serves" in reason or "the node was lost" in reason for reason in said), said

@@ -32,7 +32,7 @@ from cotenant.policies.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.clock import RealClock, VirtualClock
 from cotenant.serve.driver import Driver, Observer
-from cotenant.types import Outcome, Query, Tenant
+from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
 WAIT_S = 10.0
@@ -279,7 +279,7 @@ class Account:
         with self._changed:
             self.ended[respond.query] += 1
             self.outcomes[respond.outcome] += 1
-            assert (outputs is not None) == (respond.outcome in (Outcome.ANSWERED, Outcome.LATE))
+            assert (outputs is not None) == (respond.outcome in ANSWERS)
             self._changed.notify_all()
         if respond.query % 7 == 0:
             raise RuntimeError("a front-end's bug")

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from cotenant.core.flow import Finish, Flow, StageGraph, StageState, StartStage, Step, WithdrawStage
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS, Outcome
 
 CHAIN = StageGraph(("a", "b", "c"), ((), (0,), (1,)))
 DIAMOND = StageGraph(("a", "b", "c", "d"), ((), (0,), (0,), (1, 2)))
-ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 
 @st.composite

@@ -37,6 +37,10 @@ class Outcome(StrEnum):
     """Withdrawn by the client."""
 
 
+ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
+"""The outcomes that come with a result."""
+
+
 def priority_rank(priority: int) -> int:
     """Map a priority (1 highest, 0 unset) to a sort key, smaller first; unset sorts after every level given."""
     return priority if priority > 0 else _UNSET_RANK

@@ -18,7 +18,7 @@ from cotenant.policies.listed import ListPolicy
 from cotenant.policies.overlap import Overlap
 from cotenant.predict.protocol import GroupPredictor
 from cotenant.sim.driver import simulate
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant
 
 NS_PER_MS = 1_000_000
 NOISE = 0.045
@@ -102,7 +102,7 @@ class Setting:
 
         def responded(respond: Respond, now_ns: int) -> None:
             nonlocal answered
-            if respond.outcome in (Outcome.ANSWERED, Outcome.LATE):
+            if respond.outcome in ANSWERS:
                 latencies.append(now_ns - sent[respond.query])
                 answered += respond.outcome is Outcome.ANSWERED
 

@@ -27,7 +27,7 @@ from cotenant import trace
 from cotenant.load import LiveStats, LoadResult
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.scenario import Assumptions
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS
 
 _CLIPPED = 0.01
 """Share of the launches at each end whose ratio counts as that of the last one inside: stalls of the whole machine."""
@@ -212,7 +212,7 @@ def _read_trace(path: Path, sent: int) -> tuple[dict[str, list[tuple[int, int]]]
         for kind, action in record.actions:
             if kind == "Launch":
                 began[action["id"]] = action, record.time_ns
-            elif kind == "Respond" and action["outcome"] in (Outcome.ANSWERED, Outcome.LATE):
+            elif kind == "Respond" and action["outcome"] in ANSWERS:
                 ended[action["query"]] = record.time_ns
     first = len(arrivals) - sent
     if first < 0:

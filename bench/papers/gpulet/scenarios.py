@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from bench._registry import BenchError
@@ -111,7 +112,7 @@ def measure(name: str, mixes: Sequence[Scenario], files: Sequence[Path | None]) 
     with ProcessPoolExecutor(PROCESSES, initializer=_prepare, initargs=(files,)) as pool:
         list(pool.map(_warm, range(PROCESSES)))
         began = time.perf_counter()
-        for tally in pool.map(_tally, [name] * len(chunks), chunks):
+        for tally in track(pool.map(_tally, [name] * len(chunks), chunks), name, len(chunks)):
             total.add(tally)
         seconds = time.perf_counter() - began
     row = {

@@ -36,7 +36,7 @@ from cotenant.serve.api import (
 )
 from cotenant.serve.application_form import VERSION, ApplicationForm, form_of
 from cotenant.serve.queries import STATUS_OF
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS, Outcome
 
 Done = Callable[[InferResult], None]
 _log = logging.getLogger("cotenant.cluster")
@@ -309,7 +309,7 @@ def _without(number: int, outcome: Outcome, reason: str) -> InferResult:
 def _result(
     number: int, finish: Finish, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
 ) -> InferResult:
-    if finish.outcome not in (Outcome.ANSWERED, Outcome.LATE):
+    if finish.outcome not in ANSWERS:
         return _without(number, finish.outcome, finish.reason)
     return InferResult(
         finish.outcome, number, VERSION, {name: outputs[stage][tensor] for name, (stage, tensor) in wanted.items()}

@@ -379,6 +379,7 @@ class Engine:
         batch = Batch(self._batch_count, queue.tenant, start.queries)
         self._batch_count += 1
         self._batches[batch.id] = batch
+        keys: list[tuple[int, ...]] = []
         for query in start.queries:
             live = self._live.get(query.id)
             if live is None or query.tenant != start.tenant:
@@ -387,7 +388,8 @@ class Engine:
                 )
             live.state = next_query_state(live.state, _LAUNCH, query.id)
             live.batch = batch
-            self._queues.remove(live.key, start.tenant)
+            keys.append(live.key)
+        self._queues.take(keys, start.tenant)
         return batch
 
     def _resumed_batch(self, number: int) -> Batch:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import Outcome
-
-_ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
+from cotenant.types import ANSWERS, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +147,7 @@ class Flow:
         if self.states[stage] is not StageState.RUNNING:
             name = self._graph.names[stage]
             raise ProtocolViolationError(f"stage {name!r} ended while it is {self.states[stage].name}")
-        if outcome not in _ANSWERS:
+        if outcome not in ANSWERS:
             self.states[stage] = StageState.OVER
             return self._fail(stage, outcome, reason)
         self.states[stage] = StageState.ANSWERED

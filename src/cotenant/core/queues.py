@@ -101,6 +101,17 @@ class TenantQueues:
         if tenant in self.served:
             self.waiting -= 1
 
+    def take(self, keys: list[tuple[int, ...]], tenant: str) -> None:
+        """Take the waiting queries with these keys out, of a served tenant."""
+        queue, count = self.known[tenant], len(keys)
+        if queue.keys[:count] == keys:  # as a rule they are the most urgent ones
+            del queue.keys[:count]
+            del queue.queries[:count]
+        else:
+            for key in keys:
+                queue.remove(key)
+        self.waiting -= count
+
     def reorder(
         self, key_of: Callable[[Query, Tenant, Predictor], tuple[int, ...]], predictor: Predictor
     ) -> list[tuple[Query, tuple[int, ...]]]:

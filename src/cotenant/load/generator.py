@@ -32,7 +32,7 @@ from cotenant.load.result import Lag, LiveStats, LoadResult, TenantInfo, TenantL
 from cotenant.load.samples import Sample, sample_pool, slo_of
 from cotenant.load.timer import PreciseTimer
 from cotenant.metrics import OutcomeLog, percentile_ns
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import TenantLoad, Workload, arrival_blocks
 
 Inputs = Mapping[str, Sequence[Sample]]
@@ -262,7 +262,7 @@ class _Run:
         self._log.add(tenant.load.name, scheduled_ns, ended_ns, outcome)
         if counted:
             tenant.counts[outcome] += 1
-            if outcome in (Outcome.ANSWERED, Outcome.LATE):
+            if outcome in ANSWERS:
                 tenant.recent_ns.append(latency_ns)
 
     async def _tick(self, on_tick: Callable[[LiveStats], None], tick_s: float) -> None:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.execute.protocol import Timing
-from cotenant.types import Outcome, Query
+from cotenant.types import ANSWERS, Outcome, Query
 
 LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
 _WINDOW = 1000
-_ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 
 @dataclass(slots=True)
@@ -57,7 +56,7 @@ class Account:
         self.outcomes[outcome] += 1
         if outcome is not Outcome.CANCELLED:
             self.recent.append(outcome is Outcome.ANSWERED)
-        if outcome not in _ANSWERS:
+        if outcome not in ANSWERS:
             self.fail.add(latency_ns)
             return
         self.success.add(latency_ns)
@@ -121,7 +120,7 @@ class Accounts:
 def _add_timing(account: Account, launch: Launch, timing: Timing, actions: list[Action]) -> None:
     """Each query of a batch takes all of its time. Those are counted that this launch has answered."""
     queries = len(launch.queries)
-    answered = sum([isinstance(action, Respond) and action.outcome in _ANSWERS for action in actions])
+    answered = sum([isinstance(action, Respond) and action.outcome in ANSWERS for action in actions])
     account.compute_input.add(timing.input_ns * queries, answered)
     account.compute_infer.add(timing.infer_ns * queries, answered)
     account.compute_output.add(timing.output_ns * queries, answered)

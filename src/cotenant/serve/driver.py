@@ -17,10 +17,9 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.clock import Clock
-from cotenant.types import Outcome, Query
+from cotenant.types import ANSWERS, Query
 
 TIMER_PRIORITY = 1
-_ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 Done = Callable[[Respond, Tensors | None], None]
 """Called once per query with how it ended, and its outputs if it was answered. Must be quick."""
@@ -155,7 +154,7 @@ class Driver:
 
     def _end(self, respond: Respond) -> tuple[Done, Respond, Tensors | None]:
         done = self._pending.pop(respond.query)
-        if respond.outcome in _ANSWERS:
+        if respond.outcome in ANSWERS:
             return done, respond, self._executor.take(respond.query)
         self._executor.discard(respond.query)
         return done, respond, None

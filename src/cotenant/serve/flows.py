@@ -26,7 +26,7 @@ from cotenant.serve.clock import Clock
 from cotenant.serve.driver import Driver
 from cotenant.serve.models import QueryForm
 from cotenant.serve.queries import STATUS_OF
-from cotenant.types import Outcome, StageQuery, priority_rank
+from cotenant.types import ANSWERS, Outcome, StageQuery, priority_rank
 
 Done = Callable[[InferResult], None]
 _INTERNAL = "internal error; the server's log has the details"
@@ -328,7 +328,7 @@ def _takers(graph: StageGraph, needed: Sequence[bool], wanted: dict[str, tuple[i
 def _result(run: _Run, finish: Finish) -> InferResult:
     """What the client gets."""
     outcome, reason = finish.outcome, finish.reason
-    if outcome in (Outcome.ANSWERED, Outcome.LATE):
+    if outcome in ANSWERS:
         try:
             outputs = {name: run.outputs[stage][tensor] for name, (stage, tensor) in run.wanted.items()}
         except KeyError as error:

@@ -14,18 +14,17 @@ from cotenant.serve import codec_grpc
 from cotenant.serve.api import Backend, InferResult, ServeError, Status
 from cotenant.serve.codec import Limits, WireRequest, bad
 from cotenant.serve.oip import MESSAGES
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS
 
 _log = logging.getLogger("cotenant.grpc")
 
 _ModelInferRequest = MESSAGES["ModelInferRequest"]
 _ModelStreamInferResponse = MESSAGES["ModelStreamInferResponse"]
-_ANSWERED = (Outcome.ANSWERED, Outcome.LATE)
 
 
 def encode_answer(backend: Backend, wire: WireRequest, result: InferResult) -> Any:
     """Make the response message of a query; raises ServeError when it was not answered."""
-    if result.outcome not in _ANSWERED:
+    if result.outcome not in ANSWERS:
         raise ServeError(result.status or Status.INTERNAL, result.reason or f"the query was {result.outcome}")
     batched = False
     if wire.wants_classes:

@@ -20,7 +20,7 @@ from cotenant.serve.http_control import CONTROL, JSON_TYPE, Answer, error_answer
 from cotenant.serve.http_routes import Endpoint, Route, Router
 from cotenant.serve.http_waiting import Receive, Waiting
 from cotenant.serve.oip import QUERY_KEY
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,7 +31,6 @@ _log = logging.getLogger("cotenant.http")
 
 _OCTETS = b"application/octet-stream"
 _QUERY_HEADER = QUERY_KEY.encode()
-_ANSWERED = (Outcome.ANSWERED, Outcome.LATE)
 _OFF_LOOP_BYTES = 128 << 10
 """Bodies from this size on are decoded in a thread: 128 KiB of JSON take about a millisecond."""
 _COMPRESS_FROM_BYTES = 1 << 10
@@ -170,7 +169,7 @@ class HttpApp:
             wire = self._decode(route, body, header_length, b"")
         result = await self._waiting_on(loop).result(partial(self._backend.submit, wire.request), receive)
         number = (_QUERY_HEADER, b"%d" % result.query)
-        if result.outcome not in _ANSWERED:
+        if result.outcome not in ANSWERS:
             status = result.status or Status.INTERNAL
             return error_answer(status.value[0], result.reason or f"the query was {result.outcome}"), [number]
         batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0

@@ -34,7 +34,7 @@ from cotenant.profile.table import Profile
 from cotenant.repository import application_names, find_versions
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
-from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
+from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant, priority_rank
 from cotenant.workload import Workload, arrivals
 
 
@@ -237,7 +237,7 @@ def run_scenario(
         if assumptions.response_noise:
             response_ns = int(response_ns * exp(wire.gauss(0.0, assumptions.response_noise)))
         ended_ns = now_ns + response_ns
-        if outcome in (Outcome.ANSWERED, Outcome.LATE):
+        if outcome in ANSWERS:
             outcome = Outcome.ANSWERED if ended_ns - sent_ns <= slo_ns[name] else Outcome.LATE
         outcomes.add(name, sent_ns, ended_ns, outcome)
 
