@@ -9,6 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from bench._pace import pace_us
 from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
 
@@ -87,6 +88,7 @@ def _run(chosen: argparse.Namespace) -> int:
     unknown = [key for key in own if key not in inspect.signature(run).parameters]
     if unknown:
         raise BenchError(f"{benchmark.name} has no option --{unknown[0].replace('_', '-')}")
+    before = pace_us()
     result = run(chosen.quick, chosen.data, **own)
     if not chosen.json:
         return 0
@@ -94,7 +96,9 @@ def _run(chosen: argparse.Namespace) -> int:
 
     options = [f"--{key.replace('_', '-')}={value}" for key, value in own.items()]
     options += [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
-    record = make_record(benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result)
+    record = make_record(
+        benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result, (before, pace_us())
+    )
     if record["summary"] and not chosen.quick and not own:
         save(record)
     sys.stdout.flush()

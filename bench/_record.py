@@ -23,8 +23,12 @@ _PACKAGES = (
 )
 
 
-def make_record(name: str, command: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def make_record(
+    name: str, command: str, result: Mapping[str, Any], pace_us: tuple[float, float] | None = None
+) -> dict[str, Any]:
     """Put a benchmark's `summary`, `rows` and optional `seeds` and `versions` into the form that is kept.
+
+    `pace_us` is the pace of the machine before and after it.
 
     Figures that are not finite become None: JSON has no name for them.
     """
@@ -32,7 +36,7 @@ def make_record(name: str, command: str, result: Mapping[str, Any]) -> dict[str,
         "name": name,
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": device(),
+        "device": device() | ({"pace_us": _plain(pace_us)} if pace_us else {}),
         "versions": {**versions(), **result.get("versions", {})},
         "seeds": list(result.get("seeds", [])),
         "summary": {metric: _plain(value) for metric, value in result["summary"].items()},

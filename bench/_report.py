@@ -9,13 +9,18 @@ from typing import Any
 
 from bench._record import RESULTS
 
+_NOT_SHOWN = ("fingerprint", "pace_us")
+
 
 def report(folder: Path = RESULTS) -> str:
-    """A line per metric of every result in `folder`, and the devices that they were taken on below."""
+    """A line per metric of every result in `folder`, and the devices that they were taken on below.
+
+    The pace is the mean of that before and after, in ms.
+    """
     records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     if not records:
         return "No results are kept yet: a full run with --json keeps its own."
-    lines = ["| benchmark | metric | value | date | device |", "|---|---|---:|---|---|"]
+    lines = ["| benchmark | metric | value | date | device | pace |", "|---|---|---:|---|---|---:|"]
     devices: dict[str, int] = {}
     for record in records:
         number = devices.setdefault(_device_text(record["device"]), len(devices) + 1)
@@ -25,8 +30,10 @@ def report(folder: Path = RESULTS) -> str:
 
 
 def _lines(record: dict[str, Any], device: int) -> Iterator[str]:
+    paces = record["device"].get("pace_us")
+    pace = f"{sum(paces) / len(paces) / 1000:.2f}" if paces else "-"
     for metric, value in record["summary"].items():
-        yield f"| {record['name']} | `{metric}` | {_text(value)} | {record['date'][:10]} | {device} |"
+        yield f"| {record['name']} | `{metric}` | {_text(value)} | {record['date'][:10]} | {device} | {pace} |"
 
 
 def _text(value: float | None) -> str:
@@ -36,4 +43,4 @@ def _text(value: float | None) -> str:
 
 
 def _device_text(device: dict[str, Any]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in device.items() if key != "fingerprint")
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in device.items() if key not in _NOT_SHOWN)

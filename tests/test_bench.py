@@ -98,6 +98,7 @@ def test_json_is_the_last_line_and_a_full_run_is_kept(
     assert record["seeds"] == [1, 2]
     assert record["versions"]["cotenant"]
     assert record["device"]["cores"] >= 1
+    assert all(pace > 0 for pace in record["device"]["pace_us"])
     assert json.loads((results / "one-fig.json").read_text()) == record
 
 
@@ -116,9 +117,12 @@ def test_a_quick_run_or_one_without_json_keeps_nothing(
 def test_report_is_a_table_of_what_is_kept(tmp_path: Path) -> None:
     assert "No results" in _report.report(tmp_path)
     result: dict[str, Any] = {"summary": {"small": 0.12341, "large": 12345.6, "lost": math.inf}, "rows": []}
-    _record.save(_record.make_record("one", "python -m bench one --json", result), tmp_path)
+    _record.save(_record.make_record("one", "python -m bench one --json", result, (2000.0, 3000.0)), tmp_path)
+    _record.save(_record.make_record("two", "python -m bench two --json", result), tmp_path)
     lines = _report.report(tmp_path).splitlines()
-    assert lines[0] == "| benchmark | metric | value | date | device |"
+    assert lines[0] == "| benchmark | metric | value | date | device | pace |"
+    assert lines[2].endswith("| 1 | 2.50 |")
+    assert lines[5].endswith("| 1 | - |")
     assert [line.split(" | ")[1:3] for line in lines[2:5]] == [
         ["`small`", "0.1234"],
         ["`large`", "12,346"],
