@@ -207,13 +207,14 @@ def test_equal_seeds_give_equal_predictors() -> None:
     assert first.group_ns(groups) != other.group_ns(groups)
 
 
-@settings(max_examples=30, deadline=None)
-@given(groups=st.lists(any_groups(), min_size=1, max_size=9))
-def test_many_groups_at_once_are_predicted_like_each_alone(groups: list[Group]) -> None:
-    together = fitted().at(0.9).group_ns(groups)
+@settings(max_examples=60, deadline=None)
+@given(groups=st.lists(any_groups(), min_size=1, max_size=9), times=st.sampled_from([1, 16]))
+def test_many_groups_at_once_are_predicted_like_each_alone(groups: list[Group], times: int) -> None:
+    together = fitted().at(0.9).group_ns(groups * times)
+    assert together == together[: len(groups)] * times
     assert all(isinstance(each, int) and each > 0 for each in together)
     alone = [fitted().at(0.9).group_ns([group])[0] for group in groups]
-    assert all(abs(a - b) <= 1 for a, b in zip(together, alone, strict=True))
+    assert all(abs(a - b) <= 1 for a, b in zip(together, alone * times, strict=True))
 
 
 @pytest.mark.parametrize("monotone", [Monotone.ALL, Monotone.NOTHING])
@@ -235,10 +236,12 @@ def test_a_fit_gone_astray_stays_within_reason(astray: float) -> None:
     """However wrong the weights are: not beyond 20 times the members in turn, nor below a 20th of the longest alone."""
     model = fitted().model
     wrong = OverlapPredictor(replace(model, weights={**model.weights, "b5": np.full(1, astray, np.float32)}))
-    for sample in draw("abc", 30, 9):
+    samples = draw("abc", 30, 9)
+    for sample, among_many in zip(samples, wrong.group_ns([sample.members for sample in samples]), strict=True):
         alone = [FEATURES.solo_ns(member) for member in sample.members]
         (predicted,) = wrong.group_ns([sample.members])
         assert max(alone) / 21 <= predicted <= 21 * sum(alone)
+        assert max(alone) / 21 <= among_many <= 21 * sum(alone)
 
 
 def test_a_margin_multiplies_everything() -> None:
