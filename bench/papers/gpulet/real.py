@@ -61,9 +61,9 @@ NAME = "gpulet-real"
 MODELS = ("resnet50", "minilm", "ocr_recognition", "ocr_detection", "magika")
 FACTORS, QUICK_FACTORS = (0.7, 1.0, 2.0), (1.0,)
 SEEDS, QUICK_SEEDS = (1, 2), (1,)
-SECONDS, QUICK_SECONDS = 12.0, 3.0
+SECONDS, QUICK_SECONDS = 12.0, 2.0
 WARM_UP_S = 1.0
-CORUN_S, QUICK_CORUN_S = 60, 5
+CORUN_S, QUICK_CORUN_S = 60, 3
 MEMORY_BYTES = 8 << 30
 SLO_ROWS, SLO_TIMES = 4, 2.0
 _SERVER = '[device]\nlanes = "single"\n\n[policy]\nname = "overlap"\n'
