@@ -113,7 +113,8 @@ class DeviceSection(_Section, frozen=True):
     """`[device]`: `cores` to use (default: all that the process may use), and how they are divided into lanes.
 
     `lanes` is "single" (one core each), "all" (one lane of all cores), or a list of lists of core numbers. `lane_nice`
-    is the nice value of the lanes' threads: front-ends share the cores with them, and go first.
+    is the nice value of the lanes' threads: front-ends share the cores with them, and go first. Cores are kept from
+    falling asleep while queries come, and for `awake_ms` after the last, where the system allows it; 0 lets them.
 
     `kind` "cuda" runs models on the GPU number `index`. Its lanes are `shares`, in percent of its SMs (none: one lane
     of the whole GPU), and `sharing` says by what means: "green" contexts, plain "streams", or "mps".
@@ -130,6 +131,7 @@ class DeviceSection(_Section, frozen=True):
     sharing: Literal["green", "streams", "mps"] = "green"
     shares: tuple[Annotated[float, Meta(gt=0, le=100)], ...] = ()
     lane_nice: Annotated[int, Meta(ge=0, le=19)] = 5
+    awake_ms: Annotated[float, Meta(ge=0, le=60_000)] = 100.0
     isolation: Literal["process", "thread"] = "process"
     hang_factor: Annotated[float, Meta(ge=1, le=1e6)] = 20.0
     hang_floor_s: Annotated[float, Meta(gt=0, le=86_400)] = 10.0

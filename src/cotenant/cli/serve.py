@@ -61,6 +61,7 @@ def serve(
 
     from cotenant.log import log_to_stderr
     from cotenant.repository import model_names, trace_path
+    from cotenant.serve.awake import keep_awake
     from cotenant.serve.codec import Limits
     from cotenant.serve.groups import settle_barrier
     from cotenant.serve.grpc_server import GrpcServer
@@ -93,13 +94,14 @@ def serve(
     if replanner is not None:
         signal.signal(signal.SIGHUP, lambda *_: replanner.reload())
     recorder: Recorder | None = None
+    awake = keep_awake(settings.device.awake_ms / 1e3)
     try:
         ports = {"http_port": http.start(), "grpc_port": grpc.start()}
         if trace:  # once the ports are ours: a second server must not take the trace away from the first
             recorder = Recorder(
                 trace_path(repository), server.policy, server.cores, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
             )
-        server.start(*[each for each in (recorder, replanner) if each is not None])
+        server.start(*[each for each in (recorder, replanner, awake) if each is not None])
         if replanner is not None:
             replanner.start()
         ready = {"host": section.host, **ports, "policy": policy_text(settings.policy)}
@@ -125,6 +127,8 @@ def serve(
         grpc.stop(1.0)
         if recorder:
             recorder.close()
+        if awake:
+            awake.close()
 
 
 def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
