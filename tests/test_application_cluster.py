@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException
 
+from application_clients import CLIENTS, WAIT_S, check_calls_given_up, check_stream, tensors, x_of
 from application_samples import (
     APPLICATIONS,
     CHAIN,
@@ -47,10 +47,8 @@ from cotenant.serve.server import Server
 from cotenant.types import Outcome
 from fake_backend import CountingBackend, serving
 from repositories import SLO_MS
-from test_application_protocol import tensors, x_of
 
 SLO_NS = round(SLO_MS * 1e6)
-WAIT_S = 30.0
 NODES = {"n0": ("twice", "half", "chooser"), "n1": ("thrice", "join", "words")}
 
 
@@ -104,9 +102,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
             ended = counts.in_time + counts.late + counts.refused + counts.failed + counts.cancelled
             assert ended == counts.offered, tenant
         assert not report.outstanding
-
-
-CLIENTS = {"http": triton_http, "grpc": triton_grpc}
 
 
 @pytest.fixture(params=sorted(CLIENTS))
@@ -181,34 +176,11 @@ def test_refusals_and_failures_carry_their_sentence(triton: Any, client: Any) ->
 
 
 def test_a_stream_of_queries(served: Served) -> None:
-    answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-    with triton_grpc.InferenceServerClient(f"127.0.0.1:{served.address.grpc_port}") as client:
-        client.start_stream(callback=lambda result, error: answers.put((result, error)))
-        for seed in range(10):
-            name = "chain" if seed % 2 else "diamond"
-            client.async_stream_infer(name, tensors(triton_grpc, {"x": x_of(seed)}), request_id=str(seed))
-        for _ in range(10):
-            result, error = answers.get(timeout=WAIT_S)
-            assert error is None
-            seed = int(result.get_response().id)
-            expected = chain(x_of(seed))[0] if seed % 2 else diamond(x_of(seed))
-            np.testing.assert_allclose(result.as_numpy("y" if seed % 2 else "total"), expected, rtol=1e-5)
-        client.stop_stream()
+    check_stream(served.address.grpc_port)
 
 
 def test_calls_that_clients_give_up_are_withdrawn(served: Served) -> None:
-    done: SimpleQueue[Any] = SimpleQueue()
-    with triton_grpc.InferenceServerClient(f"127.0.0.1:{served.address.grpc_port}") as client:
-        for seed in range(40):
-            call = client.async_infer(
-                "diamond", tensors(triton_grpc, {"x": x_of(seed)}), lambda result, error: done.put((result, error))
-            )
-            if seed % 4 == 0:
-                call.cancel()
-        for _ in range(40):
-            result, error = done.get(timeout=WAIT_S)
-            assert (result is None) != (error is None)
-            assert error is None or "CANCELLED" in str(error.status())
+    check_calls_given_up(served.address.grpc_port)
 
 
 def test_the_page_for_prometheus_has_a_row_of_the_application(served: Served) -> None:

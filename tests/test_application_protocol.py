@@ -8,15 +8,15 @@ import tomllib
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException
 
+from application_clients import CLIENTS, WAIT_S, check_calls_given_up, check_stream, tensors, x_of
 from application_samples import APPLICATIONS, CHAIN, chain, diamond, softsign, write_application, write_models
 from cotenant.config import ServerConfig
 from cotenant.load import run_load
@@ -25,9 +25,6 @@ from cotenant.serve.server import Server
 from cotenant.types import Outcome
 from cotenant.workload import parse_workload
 from fake_backend import CountingBackend, Ports, serving
-
-CLIENTS = {"http": triton_http, "grpc": triton_grpc}
-WAIT_S = 30.0
 
 
 @dataclass
@@ -66,19 +63,6 @@ def client(triton: Any, served: Served) -> Iterator[Any]:
     port = served.ports.http if triton is triton_http else served.ports.grpc
     with triton.InferenceServerClient(f"127.0.0.1:{port}") as made:
         yield made
-
-
-def tensors(triton: Any, arrays: dict[str, Any], **options: Any) -> list[Any]:
-    made = []
-    for name, array in arrays.items():
-        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-        tensor.set_data_from_numpy(array, **options)
-        made.append(tensor)
-    return made
-
-
-def x_of(seed: int = 0, rows: int = 2) -> Any:
-    return np.random.default_rng(seed).standard_normal((rows, 8)).astype(np.float32)
 
 
 def test_answers(triton: Any, client: Any) -> None:
@@ -153,43 +137,18 @@ def test_loading_and_unloading(triton: Any, client: Any, served: Served) -> None
 
 
 def test_a_stream_of_queries(served: Served) -> None:
-    answers: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
-    with triton_grpc.InferenceServerClient(f"127.0.0.1:{served.ports.grpc}") as client:
-        client.start_stream(callback=lambda result, error: answers.put((result, error)))
-        for seed in range(10):
-            name = "chain" if seed % 2 else "diamond"
-            client.async_stream_infer(name, tensors(triton_grpc, {"x": x_of(seed)}), request_id=str(seed))
-        for _ in range(10):
-            result, error = answers.get(timeout=WAIT_S)
-            assert error is None
-            seed = int(result.get_response().id)
-            expected = chain(x_of(seed))[0] if seed % 2 else diamond(x_of(seed))
-            np.testing.assert_allclose(result.as_numpy("y" if seed % 2 else "total"), expected, rtol=1e-5)
-        client.stop_stream()
+    check_stream(served.ports.grpc)
 
 
-def test_many_at_once(triton: Any, served: Served) -> None:
-    """Calls side by side, some given up by their client: every one that was taken has one end."""
-    port = served.ports.http if triton is triton_http else served.ports.grpc
-    options = {"concurrency": 8} if triton is triton_http else {}
-    done: SimpleQueue[Any] = SimpleQueue()
-    with triton.InferenceServerClient(f"127.0.0.1:{port}", **options) as client:
-        if triton is triton_http:
-            calls = [client.async_infer("diamond", tensors(triton, {"x": x_of(seed)})) for seed in range(40)]
-            results = [call.get_result() for call in calls]
-            for seed, result in enumerate(results):
-                np.testing.assert_allclose(result.as_numpy("total"), diamond(x_of(seed)), rtol=1e-5)
-            return
-        for seed in range(40):
-            call = client.async_infer(
-                "diamond", tensors(triton, {"x": x_of(seed)}), lambda result, error: done.put((result, error))
-            )
-            if seed % 4 == 0:
-                call.cancel()
-        for _ in range(40):
-            result, error = done.get(timeout=WAIT_S)
-            assert (result is None) != (error is None)
-            assert error is None or "CANCELLED" in str(error.status())
+def test_many_at_once(served: Served) -> None:
+    with triton_http.InferenceServerClient(f"127.0.0.1:{served.ports.http}", concurrency=8) as client:
+        calls = [client.async_infer("diamond", tensors(triton_http, {"x": x_of(seed)})) for seed in range(40)]
+        for seed, call in enumerate(calls):
+            np.testing.assert_allclose(call.get_result().as_numpy("total"), diamond(x_of(seed)), rtol=1e-5)
+
+
+def test_calls_that_clients_give_up(served: Served) -> None:
+    check_calls_given_up(served.ports.grpc)
 
 
 def test_an_answer_carries_its_number(served: Served) -> None:
