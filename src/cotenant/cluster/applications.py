@@ -19,7 +19,6 @@ import msgspec
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import HttpReply, NodeLink
 from cotenant.cluster.stages import StageEnd, ask_stage
-from cotenant.cluster.types import Planned
 from cotenant.core.flow import Finish, Flow, StartStage, Step, WithdrawStage
 from cotenant.errors import ConfigError
 from cotenant.load.clients import model_path
@@ -33,10 +32,10 @@ from cotenant.serve.api import (
     ServeError,
     Status,
     TensorSpec,
+    unanswered,
 )
-from cotenant.serve.application_form import VERSION, ApplicationForm, form_of
-from cotenant.serve.queries import STATUS_OF
-from cotenant.types import ANSWERS, Outcome
+from cotenant.serve.application_form import VERSION, ApplicationForm, form_of, result_of
+from cotenant.types import Outcome
 
 Done = Callable[[InferResult], None]
 _log = logging.getLogger("cotenant.cluster")
@@ -50,7 +49,7 @@ _COUNTED = {
 }
 """The field of `Counts` for each outcome."""
 _NO_STATISTICS = "the gateway keeps no statistics of applications: GET /v2/cotenant/cluster has their counts"
-_NOT_LOADED_HERE = "the plan of the cluster says what is loaded: change the tenants' file"
+NOT_LOADED_HERE = "the plan of the cluster says what is loaded: change the tenants' file"
 
 
 class _Model(NamedTuple):
@@ -70,7 +69,8 @@ class Applications:
         self._forwarder = forwarder
         self._now_ns = now_ns
         self._loop = asyncio.get_running_loop()
-        self._forms: dict[str, tuple[Planned, int, ApplicationForm]] = {}
+        self._forms: dict[str, tuple[int, ApplicationForm]] = {}
+        """Each with the version of the table under which it was made."""
         self._numbers = itertools.count(1)
         self._runs: dict[int, asyncio.Task[None]] = {}
 
@@ -89,7 +89,7 @@ class Applications:
         """
         planned, version = self._forwarder.applications[name], self._forwarder.version
         known = self._forms.get(name)
-        if known is not None and known[:2] == (planned, version):
+        if known is not None and known[0] == version:
             return
         spec = planned.spec
         models = {}
@@ -105,7 +105,7 @@ class Applications:
             form = form_of(spec, [models[stage.model] for stage in spec.stages], planned.shares_ns)
         except ConfigError as error:
             raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None
-        self._forms[name] = planned, version, form
+        self._forms[name] = version, form
 
     async def infer(self, request: InferRequest) -> InferResult:
         """Run a query to its end; cancelled, it withdraws it. Raises ServeError as `prepare` and `submit` do."""
@@ -167,11 +167,11 @@ class Applications:
 
     def load(self, model: str) -> None:
         """See Backend."""
-        raise ServeError(Status.UNIMPLEMENTED, _NOT_LOADED_HERE)
+        raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
 
     def unload(self, model: str) -> None:
         """See Backend."""
-        raise ServeError(Status.UNIMPLEMENTED, _NOT_LOADED_HERE)
+        raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
@@ -211,10 +211,11 @@ class Applications:
         try:
             result = await self._steered(number, form, request)
         except asyncio.CancelledError:
-            result = _without(number, Outcome.CANCELLED, "cancelled by the client")
+            result = unanswered(Outcome.CANCELLED, number, VERSION, "cancelled by the client")
         except Exception:
             _log.exception("a query of application %r failed", name)
-            result = _without(number, Outcome.FAILED, "failed: internal error; the gateway's log has the details")
+            reason = "failed: internal error; the gateway's log has the details"
+            result = unanswered(Outcome.FAILED, number, VERSION, reason)
         self._forwarder.count(name, _COUNTED[result.outcome])
         done(result)
 
@@ -223,7 +224,8 @@ class Applications:
         spec, now_ns = form.spec, self._now_ns()
         slo_ns = spec.slo_ns if request.timeout_ns is None else min(spec.slo_ns, request.timeout_ns)
         wanted = form.wanted(request.outputs)
-        ends_ns = [slo_ns] * len(spec.stages) if form.ends_ns is None else [min(slo_ns, end) for end in form.ends_ns]
+        # Nothing is predicted here: without a plan every stage has the whole SLO.
+        deadlines_ns = spec.graph.deadlines_ns(now_ns, now_ns + slo_ns, form.ends_ns, lambda: [0] * len(spec.stages))
         flow = Flow(spec.graph, now_ns + slo_ns, spec.graph.needed(stage for stage, _ in wanted.values()))
         outputs: dict[int, Mapping[str, Array]] = {}
         running: dict[asyncio.Task[StageEnd], int] = {}
@@ -234,10 +236,10 @@ class Applications:
                     match step:
                         case StartStage():
                             inputs = form.stage_inputs(step.stage, request.inputs, outputs)
-                            end = self._stage(form, step.stage, inputs, now_ns + ends_ns[step.stage], request.priority)
+                            end = self._stage(form, step.stage, inputs, deadlines_ns[step.stage], request.priority)
                             running[self._loop.create_task(end)] = step.stage
                         case Finish():
-                            return _result(number, step, wanted, outputs)
+                            return result_of(number, step, wanted, outputs)
                         case WithdrawStage():
                             pass  # its task is cancelled below, and with that its query at the node
                 ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +267,7 @@ class Applications:
     def _form(self, name: str, version: str) -> ApplicationForm:
         if version not in ("", VERSION):
             raise ServeError(Status.NOT_FOUND, f"model {name!r} has no version {version!r}; it has {VERSION}")
-        return self._forms[name][2]
+        return self._forms[name][1]
 
     def _is_served(self, name: str) -> bool:
         models = self._forwarder.models
@@ -300,17 +302,3 @@ class Applications:
 
 def _specs(tensors: Iterable[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(each["name"], each["datatype"], tuple(each["shape"])) for each in tensors)
-
-
-def _without(number: int, outcome: Outcome, reason: str) -> InferResult:
-    return InferResult(outcome, number, VERSION, reason=reason, status=STATUS_OF[outcome])
-
-
-def _result(
-    number: int, finish: Finish, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
-) -> InferResult:
-    if finish.outcome not in ANSWERS:
-        return _without(number, finish.outcome, finish.reason)
-    return InferResult(
-        finish.outcome, number, VERSION, {name: outputs[stage][tensor] for name, (stage, tensor) in wanted.items()}
-    )

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from cotenant.cluster.applications import Applications
+from cotenant.cluster.applications import NOT_LOADED_HERE, Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
 from cotenant.cluster.links import GrpcReply, NodeLink
@@ -170,9 +170,7 @@ class GrpcGateway:
             return message
 
         async def refused(data: bytes, context: Any) -> bytes:
-            raise ServeError(
-                Status.UNIMPLEMENTED, "the plan of the cluster says what is loaded: change the tenants' file"
-            )
+            raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
 
         return {
             "ServerLive": answer(lambda: MESSAGES["ServerLiveResponse"](live=True)),

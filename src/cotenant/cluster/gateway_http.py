@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from cotenant.cluster.applications import Applications
+from cotenant.cluster.applications import NOT_LOADED_HERE, Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
 from cotenant.serve.api import ServeError, Status
@@ -117,7 +117,7 @@ class _Handlers:
             return _json(200, [index_entry(name, served=served) for name, served in sorted(models.items())])
         if endpoint is Endpoint.STATISTICS:
             raise ServeError(Status.UNIMPLEMENTED, "the gateway keeps no statistics of models: ask for one model")
-        raise ServeError(Status.UNIMPLEMENTED, "the plan of the cluster says what is loaded: change the tenants' file")
+        raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
 
 
 async def _through(front_end: HttpApp, request: web.Request, raw_path: str) -> web.Response:

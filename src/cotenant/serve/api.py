@@ -96,6 +96,19 @@ class InferResult:
     """Set for all but ANSWERED and LATE."""
 
 
+_STATUS_OF = {
+    Outcome.REJECTED: Status.UNAVAILABLE,
+    Outcome.DROPPED: Status.UNAVAILABLE,
+    Outcome.FAILED: Status.INTERNAL,
+    Outcome.CANCELLED: Status.CANCELLED,
+}
+
+
+def unanswered(outcome: Outcome, query: int, version: str, reason: str) -> InferResult:
+    """The result of a query that ended without outputs."""
+    return InferResult(outcome, query, version, reason=reason, status=_STATUS_OF[outcome])
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """A number of events and their total time."""

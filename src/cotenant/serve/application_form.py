@@ -9,10 +9,21 @@ from typing import Any, Protocol
 
 from cotenant.applications import ApplicationSpec, Source
 from cotenant.config import NS_PER_MS
+from cotenant.core.flow import Finish
 from cotenant.errors import ConfigError
-from cotenant.serve.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
+from cotenant.serve.api import (
+    Array,
+    InferRequest,
+    InferResult,
+    ModelMetadata,
+    ServeError,
+    Status,
+    TensorSpec,
+    unanswered,
+)
 from cotenant.serve.codec import validate
 from cotenant.serve.config_keys import config_tensor
+from cotenant.types import ANSWERS, Outcome
 
 PLATFORM = "ensemble"
 VERSION = "1"
@@ -174,6 +185,21 @@ def form_of(
         max_batch_size=min(model.metadata.max_batch_size for model in models) if batched else 0,
     )
     return ApplicationForm(spec, metadata, tuple(models), spec.graph.planned_ends_ns(shares_ns or {}))
+
+
+def result_of(
+    query: int, finish: Finish, wanted: Mapping[str, tuple[int, str]], outputs: Mapping[int, Mapping[str, Array]]
+) -> InferResult:
+    """What the client of an application gets: `wanted` says of which stage each output is, `outputs` is by stage."""
+    outcome, reason = finish.outcome, finish.reason
+    if outcome in ANSWERS:
+        try:
+            chosen = {name: outputs[stage][tensor] for name, (stage, tensor) in wanted.items()}
+        except KeyError as error:
+            outcome, reason = Outcome.FAILED, f"failed: a model did not give its output {error}"
+        else:
+            return InferResult(outcome, query, VERSION, chosen)
+    return unanswered(outcome, query, VERSION, reason)
 
 
 def _same_names(given: Mapping[str, Source], taken: Mapping[str, TensorSpec], where: str, model: str) -> None:

@@ -76,7 +76,6 @@ class KernelWish:
 
     def __init__(self, device: Path = DEVICE) -> None:
         self._file = os.open(device, os.O_WRONLY)
-        os.set_inheritable(self._file, False)
 
     def __call__(self, latency_us: int) -> None:
         """Wish for this latency. An error is logged: queries are served all the same."""

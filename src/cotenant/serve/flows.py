@@ -20,13 +20,12 @@ from cotenant.execute.protocol import Tensors
 from cotenant.serve.accounts import Accounts
 from cotenant.serve.api import InferRequest, InferResult, ServeError, Status
 from cotenant.serve.application import FindModel, ServedApplication
-from cotenant.serve.application_form import VERSION
+from cotenant.serve.application_form import result_of
 from cotenant.serve.beliefs import Beliefs
 from cotenant.serve.clock import Clock
 from cotenant.serve.driver import Driver
 from cotenant.serve.models import QueryForm
-from cotenant.serve.queries import STATUS_OF
-from cotenant.types import ANSWERS, Outcome, StageQuery, priority_rank
+from cotenant.types import Outcome, StageQuery, priority_rank
 
 Done = Callable[[InferResult], None]
 _INTERNAL = "internal error; the server's log has the details"
@@ -249,7 +248,7 @@ class Flows:
     def _finish(self, run: _Run, finish: Finish) -> None:
         spec = run.application.spec
         now = self._clock.now_ns()
-        result = _result(run, finish)
+        result = result_of(run.number, finish, run.wanted, run.outputs)
         outcome = result.outcome
         account = self._accounts.by_tenant.get(spec.name)
         if account is not None:
@@ -323,19 +322,6 @@ def _takers(graph: StageGraph, needed: Sequence[bool], wanted: dict[str, tuple[i
     for stage in dict.fromkeys(stage for stage, _ in wanted.values()):
         takers[stage] += 1
     return takers
-
-
-def _result(run: _Run, finish: Finish) -> InferResult:
-    """What the client gets."""
-    outcome, reason = finish.outcome, finish.reason
-    if outcome in ANSWERS:
-        try:
-            outputs = {name: run.outputs[stage][tensor] for name, (stage, tensor) in run.wanted.items()}
-        except KeyError as error:
-            outcome, reason = Outcome.FAILED, f"failed: a model did not give its output {error}"
-        else:
-            return InferResult(outcome, run.number, VERSION, outputs)
-    return InferResult(outcome, run.number, VERSION, reason=reason, status=STATUS_OF[outcome])
 
 
 def _stage_request(

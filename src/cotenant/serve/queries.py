@@ -7,16 +7,10 @@ from collections.abc import Callable
 from cotenant.core.actions import Respond
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.accounts import Account, Sum
-from cotenant.serve.api import Duration, InferResult, ModelStatistics, Status
+from cotenant.serve.api import Duration, InferResult, ModelStatistics, unanswered
 from cotenant.serve.models import QueryForm
-from cotenant.types import Outcome, Query, Tenant, priority_rank
+from cotenant.types import Query, Tenant, priority_rank
 
-STATUS_OF = {
-    Outcome.REJECTED: Status.UNAVAILABLE,
-    Outcome.DROPPED: Status.UNAVAILABLE,
-    Outcome.FAILED: Status.INTERNAL,
-    Outcome.CANCELLED: Status.CANCELLED,
-}
 Done = Callable[[InferResult], None]
 
 
@@ -41,11 +35,7 @@ def answer(done: Done, version: str, respond: Respond, outputs: Tensors | None) 
     if outputs is not None:
         done(InferResult(respond.outcome, respond.query, version, outputs))
     else:
-        done(
-            InferResult(
-                respond.outcome, respond.query, version, reason=respond.reason, status=STATUS_OF[respond.outcome]
-            )
-        )
+        done(unanswered(respond.outcome, respond.query, version, respond.reason))
 
 
 def statistics_of(name: str, version: str, known: Account | None) -> ModelStatistics:
