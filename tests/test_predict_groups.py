@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,11 +14,13 @@ import pytest
 from cotenant.cli import main
 from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.errors import ConfigError
+from cotenant.policies.overlap import Overlap
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.overlap_features import TenantFacts
 from cotenant.predict.overlap_file import OverlapFileError, groups_path, overlap_path
 from cotenant.predict.overlap_fit import FitSettings
 from cotenant.predict.overlap_report import LEVELS, cross_validate
-from cotenant.predict.protocol import Member
+from cotenant.predict.protocol import Group, Member
 from cotenant.predict.samples import SamplesError, load_samples
 from cotenant.profile import groups as groups_module
 from cotenant.profile.groups import GroupEffort, facts_of, fit_groups, load_overlap, measure_groups, slowdowns
@@ -27,6 +30,7 @@ from cotenant.profile.table import Profile
 from cotenant.report.predictor import write_predictor_report
 from cotenant.serve import groups as serve_groups
 from cotenant.serve.groups import settle_barrier
+from cotenant.serve.server import Server
 from onnx_samples import residual_cnn
 from repositories import config, write_good, write_model
 
@@ -228,3 +232,37 @@ def test_measured_groups_say_whether_lanes_need_a_barrier(root: Path, monkeypatc
         assert settle_barrier(root, overlap).policy.barrier is needed
     chosen = msgspec.structs.replace(overlap, policy=PolicySection(name="overlap", barrier=False))
     assert settle_barrier(root, chosen) == chosen
+
+
+@pytest.mark.skipif(SLOTS < 2, reason="one core only")
+def test_a_server_foresees_the_groups_that_its_decisions_will_ask_for(root: Path) -> None:
+    profile = profiled(root)
+    measure(root, profile)
+    fit_groups(root, profile)
+    settings = msgspec.structs.replace(
+        SETTINGS,
+        device=DeviceSection(cores=CORES[:2], lanes="single", isolation="thread"),
+        policy=PolicySection(name="overlap", barrier=True),
+    )
+    server = Server(root, settings)
+    server.start()
+    try:
+        for step in ("started", "model loaded again"):
+            predictor = server.driver.read(lambda engine: engine.predictor)
+            assert isinstance(predictor, GroupedPredictor)
+            assert isinstance(server.policy, Overlap)
+            groups = list(server.policy.likely_groups(server.driver.read(lambda engine: engine.tenants)))
+            assert {member.tenant for group in groups for member in group} == {"add_sub", "encoder", "cnn"}
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(predictor, "fitted", _Silent())
+                assert min(predictor.group_ns(groups)) > 0, step
+            server.load("cnn")
+    finally:
+        server.stop()
+
+
+class _Silent:
+    key, quantile = "silent", 0.95
+
+    def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
+        raise AssertionError(f"asked for {len(groups)} groups that should have been foreseen")

@@ -136,7 +136,7 @@ class Engine:
         expiries = self._expiries
         if expiries.heap and expiries.heap[0][0] <= now_ns:
             self._expire(now_ns, actions)
-        if self.policy.grouped:
+        if self._grouped:
             self._schedule_groups(event, now_ns, actions)
         elif self._queues.waiting or self._paused:
             free = self._free_mask
@@ -269,6 +269,7 @@ class Engine:
             if lane.mask & ~self._device_mask:
                 raise InvalidValueError(f"policy {policy.name!r}", "lane", lane.cores, "cores that the device has")
         self.policy = policy
+        self._grouped = policy.grouped
         self._memory: object = None
         self._widest = max(lane.size for lane in policy.lanes)
         self._lane_masks = tuple(lane.mask for lane in policy.lanes)
@@ -328,7 +329,7 @@ class Engine:
                 raise ProtocolViolationError(f"policy {self.policy.name!r} drops query {drop.query}, which is not live")
             self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, f"dropped: {drop.reason}", actions)
         if decision.starts:
-            if self._running and self.policy.grouped:
+            if self._running and self._grouped:
                 raise ProtocolViolationError(f"policy {self.policy.name!r} starts a group while another one runs")
             self._group_count += 1
             for start in decision.starts:
@@ -339,8 +340,7 @@ class Engine:
         if mask & self._free_mask != mask:
             raise ProtocolViolationError(f"policy {policy!r} launches on cores {start.partition.cores}, not all free")
         batch = self._new_batch(start) if start.batch is None else self._resumed_batch(start.batch)
-        tenant, begin, end = batch.tenant, batch.next_unit, start.end
-        cuts = tenant.cuts
+        tenant, cuts, begin, end = batch.tenant, batch.tenant.cuts, batch.next_unit, start.end
         last = end == cuts[-1]
         if end <= begin or (not last and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):
             raise ProtocolViolationError(f"policy {policy!r} ends a segment of {tenant.name!r} at unit {end}")

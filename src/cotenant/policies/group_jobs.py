@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
-from cotenant.core.snapshot import BatchView, Drop, QueueView, Snapshot
-from cotenant.predict.protocol import Predictor
+from cotenant.core.snapshot import BatchView, Drop, Snapshot
+from cotenant.predict.protocol import GroupPredictor, Predictor
 from cotenant.types import Query, Tenant
 
 NEVER_NS = 1 << 62
@@ -20,28 +20,33 @@ _new = tuple.__new__  # what Job(...) does, in half the time
 
 
 class Job(NamedTuple):
-    """A batch that could run next: `batch` is its number if it has begun, else None.
+    """A launch that could be a member of a group: units [start, end) of a batch of queries that wait, or of batch
+    `batch` if it has begun (then `queries` is empty).
 
-    `remaining_ns` is its latency alone on the whole device from unit `start` on. `worth_ns` is what its queries cost
-    one by one where that is cheapest: on the whole device, or on a share of it while others have the rest. It has to
-    end by `deadline_ns`: the earliest deadline of its queries that can be met. The query behind it in its queue has to
-    start by `next_start_ns`.
+    `remaining_ns` is its latency alone on the whole device from unit `start` to the last. `worth_ns` is what it gets
+    done: what its queries cost one by one where that is cheapest, on the whole device or on a share of it while others
+    have the rest, times the weight of the tenant. It has to end by `latest_ns`, so that what remains of it can be in
+    time for the earliest deadline of its queries that can be met. The query behind it in its queue has to start by
+    `next_start_ns`; NEVER_NS if there is none, or it is too late for it anyway.
     """
 
+    first: int
+    """Of the candidate."""
     tenant: Tenant
     queries: tuple[Query, ...]
     batch: int | None
     items: int
     shape: int
     start: int
+    end: int
     remaining_ns: int
     worth_ns: float
-    deadline_ns: int
+    latest_ns: int
     next_start_ns: int
 
 
 class Candidate(NamedTuple):
-    """A paused batch, or a queue from its first query on that can still be in time (at position `at`).
+    """A paused batch, or a queue from a query on that can still be in time (at position `at`).
 
     In ascending order the most urgent comes first; no two have the same first three fields.
     """
@@ -49,7 +54,7 @@ class Candidate(NamedTuple):
     rank: int
     headroom_ns: int
     first: int
-    """Number of the first query."""
+    """Number of the first query: no other candidate has the same."""
     tenant: str
     source: Any
     at: int
@@ -69,13 +74,15 @@ class Waiting(NamedTuple):
     """The least slack of a tenant, whether he waits or not: SLO less latency of one row on the whole device."""
 
 
-def waiting_at(snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool, heads: int) -> Waiting:
+def waiting_at(
+    snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool, predictor: GroupPredictor
+) -> Waiting:
     """All candidates for a group that starts at `begin_ns`, and the queries beyond help.
 
-    Batches that run now and will stop at a boundary are candidates from that boundary on. Each of the first `heads`
-    queries of a queue that can be in time makes it a candidate.
+    Batches that run now and will stop at a boundary are candidates from that boundary on; a queue is one from its first
+    query on that can be in time.
     """
-    latency_ns = snapshot.predictor.latency_ns
+    latency_ns = predictor.latency_ns
     drops: list[Drop] = []
     found: list[Candidate] = []
     paused: list[tuple[BatchView, int]] = [(batch, batch.next_unit) for batch in snapshot.paused]
@@ -83,65 +90,138 @@ def waiting_at(snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: boo
         (run.batch, run.launch.end) for run in snapshot.running.values() if run.batch.queries and not run.launch.last
     ]
     for batch, start in paused:
-        name = batch.tenant.name
-        remaining = latency_ns(name, batch.shape, batch.items, start, batch.tenant.cuts[-1], cores)
-        if drop_hopeless and begin_ns + remaining > max([query.deadline_ns for query in batch.queries]):
-            drops += [_hopeless(remaining, begin_ns, query) for query in batch.queries]
-            continue
-        rank = min([query.rank for query in batch.queries])
-        headroom = _meetable(batch.queries, begin_ns + remaining) - begin_ns - remaining
-        found.append(Candidate(rank, headroom, batch.queries[0].id, name, batch, start, False, remaining))
+        tenant, queries = batch.tenant, batch.queries
+        remaining = latency_ns(tenant.name, batch.shape, batch.items, start, tenant.cuts[-1], cores)
+        end = begin_ns + remaining
+        # Of the deadlines the earliest that can be met, else the latest.
+        rank, meetable, latest = queries[0].rank, NEVER_NS, 0
+        for query in queries:
+            deadline = query.deadline_ns
+            if end <= deadline < meetable:
+                meetable = deadline
+            if deadline > latest:
+                latest = deadline
+            if query.rank < rank:
+                rank = query.rank
+        if meetable == NEVER_NS:
+            if drop_hopeless:
+                drops += [_hopeless(remaining, begin_ns, query) for query in queries]
+                continue
+            meetable = latest
+        found.append(Candidate(rank, meetable - end, queries[0].id, tenant.name, batch, start, False, remaining))
+    singles = predictor.singles_ns(cores)
     slack = NEVER_NS
     for name, queue in snapshot.queues.items():
         tenant = queue.tenant
         units = tenant.cuts[-1]
-        one = latency_ns(name, 0, 1, 0, units, cores)
-        if tenant.slo_ns - one < slack:
-            slack = tenant.slo_ns - one
-        left = heads
+        one = singles[name]
+        spare = tenant.slo_ns - one
+        if spare < slack:
+            slack = spare
         for at, head in enumerate(queue.queries):
             is_one = head.items == 1 and not head.shape
             needed = one if is_one else latency_ns(name, head.shape, head.items, 0, units, cores)
             headroom = head.deadline_ns - begin_ns - needed
-            if headroom < 0 and drop_hopeless:
-                drops.append(_hopeless(needed, begin_ns, head))
-                continue
-            found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))
-            left -= 1
-            if not left:
+            if headroom >= 0 or not drop_hopeless:
+                found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))
                 break
+            drops.append(_hopeless(needed, begin_ns, head))
     found.sort()
     return Waiting(found, tuple(drops), slack if snapshot.queues else 0)
 
 
-def jobs_of(candidate: Candidate, begin_ns: int, cores: int, narrow: int, predictor: Predictor) -> tuple[Job, ...]:
-    """The ways in which a candidate can join: the smallest batch first, then the largest, then others.
+def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:
+    """The same queue from the next query on that can be in time; None when there is none."""
+    queue = candidate.source
+    name, units = candidate.tenant, queue.tenant.cuts[-1]
+    for at, query in enumerate(queue.queries[candidate.at + 1 :], candidate.at + 1):
+        needed = predictor.latency_ns(name, query.shape, query.items, 0, units, cores)
+        headroom = query.deadline_ns - begin_ns - needed
+        if headroom >= 0:
+            return Candidate(query.rank, headroom, query.id, name, queue, at, True, needed)
+    return None
 
-    `cores` is the size of the device, `narrow` that of its smallest share.
+
+def jobs_of(
+    candidate: Candidate, leads: bool, begin_ns: int, sizes: tuple[int, int], predictor: GroupPredictor
+) -> tuple[Job, ...]:
+    """The ways in which a candidate can join, whole: the largest batch, and the first query alone if it leads a group.
+
+    If it does not, there are queries of other sizes besides, which may suit the leader better. `sizes` are those of the
+    device and of its smallest share.
     """
-    source = candidate.source
     if candidate.is_queue:
-        return _queued(source, candidate.at, candidate.remaining_ns, begin_ns, (cores, narrow), predictor)
-    tenant, queries = source.tenant, source.queries
+        return _queued(candidate, leads, begin_ns, sizes, predictor)
+    cores = sizes[0]
+    source = candidate.source
+    tenant, queries, units = source.tenant, source.queries, source.tenant.cuts[-1]
     remaining, start = candidate.remaining_ns, candidate.at
-    whole = predictor.latency_ns(tenant.name, source.shape, source.items, 0, tenant.cuts[-1], cores)
-    worths = [
-        _worth(query, tenant, _alone_ns(query, tenant, cores, predictor), (cores, narrow), predictor)
-        for query in queries
-    ]
-    worth = sum(worths) * remaining / max(whole, 1)
-    deadline = _meetable(queries, begin_ns + remaining)
-    return (Job(tenant, (), source.id, source.items, source.shape, start, remaining, worth, deadline, NEVER_NS),)
+    whole = predictor.latency_ns(tenant.name, source.shape, source.items, 0, units, cores)
+    worth, kind, each = 0.0, (0, -1), 0.0
+    for query in queries:
+        if kind != (query.items, query.shape):  # as a rule they are alike
+            kind = query.items, query.shape
+            each = _worth(query, tenant, _alone_ns(query, tenant, cores, predictor), sizes, predictor)
+        worth += each
+    worth *= remaining / max(whole, 1)
+    deadline = begin_ns + remaining + candidate.headroom_ns
+    job = Job(
+        first=candidate.first,
+        tenant=tenant,
+        queries=(),
+        batch=source.id,
+        items=source.items,
+        shape=source.shape,
+        start=start,
+        end=units,
+        remaining_ns=remaining,
+        worth_ns=worth,
+        latest_ns=deadline,
+        next_start_ns=NEVER_NS,
+    )
+    return (job,)
 
 
 def _queued(
-    queue: QueueView, at: int, latency: int, begin_ns: int, sizes: tuple[int, int], predictor: Predictor
+    candidate: Candidate, leads: bool, begin_ns: int, sizes: tuple[int, int], predictor: GroupPredictor
 ) -> tuple[Job, ...]:
-    """The head alone, the largest batch that is better than running its queries in turn, and queries of other sizes."""
+    """The largest batch is one that is better than running its queries in turn."""
+    _, _, first, name, queue, at, _, alone = candidate
     tenant, waiting = queue.tenant, queue.queries
-    name, units, largest, cores = tenant.name, tenant.cuts[-1], tenant.max_batch, sizes[0]
     head = waiting[at]
-    worth = _worth(head, tenant, latency, sizes, predictor)
+    behind = waiting[at + 1 : at + _LOOK_AHEAD]
+    worth = _worth(head, tenant, alone, sizes, predictor)
+    if not behind:
+        return (_single(first, tenant, head, alone, worth, NEVER_NS),)
+    rank, items, shape, key, deadline = head.rank, head.items, head.shape, head.merge_key, head.deadline_ns
+    second_start = behind[0].deadline_ns - alone
+    if second_start < begin_ns:
+        return _mixed(candidate, leads, worth, begin_ns, sizes, predictor)
+    for query in behind:
+        if query.items != items or query.shape != shape or query.merge_key != key or query.rank != rank:
+            return _mixed(candidate, leads, worth, begin_ns, sizes, predictor)
+    # All are alike and stand in the order of their deadlines, as they nearly always do: the first one's is the least.
+    most = len(behind) + 1
+    merged = predictor.merged_ns(name, shape, items, tenant.max_batch // items, sizes[0])
+    count = min(bisect_right(merged, deadline - begin_ns), most)
+    if count < 2:
+        return (_single(first, tenant, head, alone, worth, second_start),)
+    next_start = NEVER_NS if count == most else behind[count - 1].deadline_ns - alone
+    queries, rows, units = (head, *behind[: count - 1]), count * items, tenant.cuts[-1]
+    latency = merged[count - 1]
+    made = (first, tenant, queries, None, rows, shape, 0, units, latency, count * worth, deadline, next_start)
+    whole = _new(Job, made)
+    return (whole, _single(first, tenant, head, alone, worth, second_start)) if leads else (whole,)
+
+
+def _mixed(
+    candidate: Candidate, leads: bool, worth: float, begin_ns: int, sizes: tuple[int, int], predictor: Predictor
+) -> tuple[Job, ...]:
+    """As `_queued`, for queries of several sizes, keys or ranks, or some that nothing can help any more."""
+    _, _, number, name, queue, at, _, latency = candidate
+    tenant, waiting = queue.tenant, queue.queries
+    units, largest, cores = tenant.cuts[-1], tenant.max_batch, sizes[0]
+    head = waiting[at]
     head_items, shape, key = head.items, head.shape, head.merge_key
     latency_ns = predictor.latency_ns
     first, items, deadline, whole_worth = latency, head_items, head.deadline_ns, worth
@@ -177,24 +257,27 @@ def _queued(
                     whole_worth += worth if is_alike else _worth(query, tenant, alone, sizes, predictor)
                     continue
             is_growing, next_start = False, start
-    jobs = [_single(tenant, head, first, worth, second_start)]
+    jobs: list[Job] = []
     if len(chosen) > 1:
-        whole = (tenant, tuple(chosen), None, items, shape, 0, latency, whole_worth, deadline, next_start)
+        queries = tuple(chosen)
+        whole = (number, tenant, queries, None, items, shape, 0, units, latency, whole_worth, deadline, next_start)
         jobs.append(_new(Job, whole))
-    if others:
+    if leads or not jobs:
+        jobs.append(_single(number, tenant, head, first, worth, second_start))
+    if not leads:
         head_start = head.deadline_ns - first
-        jobs += [
-            _single(tenant, query, alone, _worth(query, tenant, alone, sizes, predictor), head_start)
-            for query, alone in others
-        ]
+        if head_start < begin_ns:
+            head_start = NEVER_NS
+        for query, alone in others:
+            worth = _worth(query, tenant, alone, sizes, predictor)
+            jobs.append(_single(number, tenant, query, alone, worth, head_start))
     return tuple(jobs)
 
 
-def _single(tenant: Tenant, query: Query, alone: int, worth: float, next_start: int) -> Job:
-    return _new(
-        Job,
-        (tenant, (query,), None, query.items, query.shape, 0, alone, worth, query.deadline_ns, next_start),
-    )
+def _single(first: int, tenant: Tenant, query: Query, alone: int, worth: float, next_start: int) -> Job:
+    rows, units = query.items, tenant.cuts[-1]
+    made = (first, tenant, (query,), None, rows, query.shape, 0, units, alone, worth, query.deadline_ns, next_start)
+    return _new(Job, made)
 
 
 def _is_new_kind(query: Query, others: list[tuple[Query, int]]) -> bool:
@@ -206,19 +289,15 @@ def _alone_ns(query: Query, tenant: Tenant, cores: int, predictor: Predictor) ->
 
 
 def _worth(query: Query, tenant: Tenant, alone: int, sizes: tuple[int, int], predictor: Predictor) -> float:
-    """Device time that the query costs alone, at its cheapest: on the whole device (`alone`) or the smallest share."""
+    """Device time that the query costs alone, at its cheapest, times the weight of its tenant.
+
+    That is on the whole device (`alone`) or on the smallest share.
+    """
     whole, narrow = sizes
     if narrow == whole:
-        return float(alone)
-    return min(float(alone), _alone_ns(query, tenant, narrow, predictor) * narrow / whole)
-
-
-def _meetable(queries: Sequence[Query], end_ns: int) -> int:
-    """The earliest deadline that is not before `end_ns`, else the latest one."""
-    if len(queries) == 1:
-        return queries[0].deadline_ns
-    possible = [query.deadline_ns for query in queries if query.deadline_ns >= end_ns]
-    return min(possible) if possible else max([query.deadline_ns for query in queries])
+        return alone * tenant.weight
+    on_share = _alone_ns(query, tenant, narrow, predictor) * narrow / whole
+    return (alone if alone < on_share else on_share) * tenant.weight
 
 
 def _hopeless(needed_ns: int, begin_ns: int, query: Query) -> Drop:

@@ -9,6 +9,7 @@ never gain from each other run in turn.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -18,9 +19,10 @@ from cotenant.frozen import quick_init
 from cotenant.policies.candidates import Key
 from cotenant.policies.edf import Edf
 from cotenant.policies.group_jobs import waiting_at
+from cotenant.policies.group_likely import likely_groups
 from cotenant.policies.group_search import Choice, find_group
 from cotenant.policies.group_shares import Shares
-from cotenant.predict.protocol import GroupPredictor, Predictor
+from cotenant.predict.protocol import Group, GroupPredictor, Predictor
 from cotenant.types import Partition, Query, Tenant
 
 MOST_MEMBERS = 4
@@ -110,6 +112,12 @@ class Overlap:
         """(priority, deadline, arrival)."""
         return (query.rank, query.deadline_ns, query.id)
 
+    def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
+        """The groups that decisions are likely to ask the predictor for, see `group_likely`; none without a barrier."""
+        if not self.barrier:
+            return iter(())
+        return likely_groups(tenants, self.shares, self.ways if self.preempt else 0, self.repeat)
+
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a group, or choose the next one while a group runs."""
         if not self.barrier:
@@ -123,17 +131,16 @@ class Overlap:
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
-                return Decision(choice.starts, memory.drops_at(snapshot), ahead=True)
+                return Decision(choice.starts(), memory.drops_at(snapshot), ahead=True)
         choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
-        return Decision(() if choice is None else choice.starts, drops)
+        return Decision(() if choice is None else choice.starts(), drops)
 
     def _choose(
         self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int
     ) -> tuple[Choice | None, tuple[Drop, ...]]:
         """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
-        heads = len(self.shares.splits) if self.repeat else 1
         drops = self.drop is DropRule.HOPELESS
-        candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.shares.widest, drops, heads)
+        candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.shares.widest, drops, predictor)
         if not candidates:
             return None, hopeless
         ways = self.ways if self.preempt else 0

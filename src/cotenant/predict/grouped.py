@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Protocol, cast
 
 from cotenant.predict.protocol import Group
 from cotenant.predict.table import LatencyTable, TablePredictor
@@ -48,12 +49,17 @@ class GroupedPredictor(TablePredictor):
         if self.fitted is None:
             answers = super().group_ns(groups)
         else:
-            known = self._answers
-            answers = [known.get(group, 0) for group in groups]
-            if 0 in answers:
-                self._ask(self.fitted, groups, answers)
+            found = list(map(self._answers.get, groups))
+            answers = self._ask(self.fitted, groups, found) if None in found else cast(list[int], found)
         factor = self.factor
         return answers if factor == 1.0 else [max(1, round(answer * factor)) for answer in answers]
+
+    def foresee(self, groups: Iterable[Group]) -> None:
+        """Predict these groups now, the first FORESEEN of them, so that to ask for them later takes no time."""
+        if self.fitted is not None:
+            left = islice(groups, FORESEEN)
+            while chunk := list(islice(left, _CHUNK)):
+                self.group_ns(chunk)
 
     def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
         """The same beliefs about groups, with other factors of single launches."""
@@ -70,13 +76,14 @@ class GroupedPredictor(TablePredictor):
         made._answers = self._answers
         return made
 
-    def _ask(self, fitted: FittedGroups, groups: Sequence[Group], answers: list[int]) -> None:
-        """Fill in the answers that are 0, and remember them."""
+    def _ask(self, fitted: FittedGroups, groups: Sequence[Group], found: Sequence[int | None]) -> list[int]:
+        """The answers with those filled in that are None; they are remembered."""
         known = self._answers
         if len(known) > _MEMORY:
             known.clear()
         new: list[Group] = []
         places: list[int] = []
+        answers = [answer or 0 for answer in found]
         for at, group in enumerate(groups):
             if not answers[at]:
                 # The order of members means nothing: these may have been asked for in another one.
@@ -90,7 +97,14 @@ class GroupedPredictor(TablePredictor):
         if new:
             for at, ordered, latency in zip(places, new, fitted.group_ns(new), strict=True):
                 answers[at] = known[groups[at]] = known[ordered] = latency if latency > 1 else 1
+                if len(ordered) == 2:
+                    known[ordered[::-1]] = answers[at]
+        return answers
 
 
-_MEMORY = 1 << 16
-"""Groups whose latencies are kept at most; some 30 MB."""
+_MEMORY = 1 << 18
+"""Groups whose latencies are kept at most, pairs in both orders; some 30 MB."""
+FORESEEN = 3 * _MEMORY // 8
+"""Groups that are predicted ahead of time at most: the rest of the memory is for others."""
+_CHUNK = 1024
+"""Groups that are predicted at once when many are: more are not quicker."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -34,5 +34,15 @@ class GroupPredictor(Predictor, Protocol):
     def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
         """Time from the start of each group to the end of its last member, at the quantile that the predictor promises.
 
-        A group of one member may be asked for as well. Many groups at once cost little more than one.
+        At least 1. A group of one member may be asked for as well. Many groups at once cost little more than one.
+        """
+
+    def singles_ns(self, cores: int) -> Mapping[str, int]:
+        """Latency of the whole model of every tenant for one row of the first declared shape."""
+
+    def merged_ns(self, tenant: str, shape: int, items: int, most: int, cores: int) -> Sequence[int]:
+        """Latencies of the whole model for one query of `items` rows, two of them merged, and so on to `most`.
+
+        They never fall, and end before the first batch that would take longer than the one before it and one more query
+        in turn; the latency of one query is always there.
         """

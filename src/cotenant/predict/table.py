@@ -62,6 +62,8 @@ class TablePredictor:
         self.scales = dict(scales or {})
         self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
         self._known: dict[tuple[str, int, int, int, int, int], int] = {}
+        self._singles: dict[int, dict[str, int]] = {}
+        self._merged: dict[tuple[str, int, int, int, int], tuple[int, ...]] = {}
 
     def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
         """See Predictor. Raises CotenantError for a tenant without a table."""
@@ -73,6 +75,19 @@ class TablePredictor:
         latency_ns = self.latency_ns
         return [max([latency_ns(*member) for member in group]) for group in groups]
 
+    def singles_ns(self, cores: int) -> Mapping[str, int]:
+        """See GroupPredictor."""
+        made = self._singles.get(cores)
+        if made is None:
+            made = {name: self.latency_ns(name, 0, 1, 0, self.unit_count(name), cores) for name in self.tables}
+            self._singles[cores] = made
+        return made
+
+    def merged_ns(self, tenant: str, shape: int, items: int, most: int, cores: int) -> tuple[int, ...]:
+        """See GroupPredictor. Raises CotenantError for a tenant without a table."""
+        made = self._merged.get((tenant, shape, items, most, cores))
+        return self._merge(tenant, shape, items, most, cores) if made is None else made
+
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""
         return len(self._prefix[tenant]) - 1
@@ -82,10 +97,7 @@ class TablePredictor:
         return TablePredictor(self.tables, scales)
 
     def _fill(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
-        table = self.tables.get(tenant)
-        if table is None:
-            raise CotenantError(f"there is no profile of {tenant!r}: profile it first")
-        prefix = self._prefix[tenant]
+        table, prefix = self._table(tenant), self._prefix[tenant]
         last = len(prefix) - 1
         if start == 0 and end == last:
             latency = max(1, round(interpolate(table.rows, shape, items, cores) * self.scales.get(tenant, 1.0)))
@@ -96,6 +108,25 @@ class TablePredictor:
             self._known.clear()
         self._known[tenant, shape, items, start, end, cores] = latency
         return latency
+
+    def _table(self, tenant: str) -> LatencyTable:
+        table = self.tables.get(tenant)
+        if table is None:
+            raise CotenantError(f"there is no profile of {tenant!r}: profile it first")
+        return table
+
+    def _merge(self, tenant: str, shape: int, items: int, most: int, cores: int) -> tuple[int, ...]:
+        units = len(self._table(tenant).unit_weights)
+        made = [self.latency_ns(tenant, shape, items, 0, units, cores)]
+        for count in range(2, most + 1):
+            together = self.latency_ns(tenant, shape, count * items, 0, units, cores)
+            if together > made[-1] + made[0]:
+                break
+            made.append(max(together, made[-1]))
+        if len(self._merged) >= _MEMORY:
+            self._merged.clear()
+        self._merged[tenant, shape, items, most, cores] = tuple(made)
+        return tuple(made)
 
 
 def interpolate(rows: Sequence[LatencyRow], shape: int, items: int, cores: int) -> float:

@@ -51,7 +51,7 @@ from cotenant.serve.clock import Clock, RealClock
 from cotenant.serve.driver import Driver, Observer
 from cotenant.serve.executors import make_executor, measuring_place
 from cotenant.serve.flows import Flows
-from cotenant.serve.groups import fitted_groups, knowing
+from cotenant.serve.groups import fitted_groups, foresee, knowing
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.models import ServedModel, serve_model
 from cotenant.serve.plan_lanes import PlanLanes
@@ -124,6 +124,7 @@ class Server:
                 self.load(name)
             except ServeError:
                 continue  # logged, and shown in the index
+        foresee(self.driver, self.policy)
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
         self._is_ready = True
@@ -228,6 +229,8 @@ class Server:
             self._add(model, versions)
             self._failed.pop(model, None)
             self._applications.follow()
+            if self._is_ready:
+                foresee(self.driver, self.policy)
 
     def unload(self, model: str) -> None:
         """See Backend."""
