@@ -15,23 +15,34 @@ _NEW = BatchState.NEW
 class TenantQueue:
     """A sorted queue: insertion by binary search, removal by key. Most arrivals go to the end, most leave in front."""
 
-    __slots__ = ("keys", "queries", "tenant")
+    __slots__ = ("are_alike", "keys", "queries", "tenant")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
+        self.are_alike = True
         self.queries: list[Query] = []
         self.keys: list[tuple[int, ...]] = []
 
     def push(self, key: tuple[int, ...], query: Query) -> None:
         """Insert a query under a unique key."""
-        keys = self.keys
+        keys, queries = self.keys, self.queries
+        if not keys:
+            self.are_alike = True
+        elif self.are_alike:
+            one = queries[0]
+            self.are_alike = (
+                query.items == one.items
+                and query.shape == one.shape
+                and query.merge_key == one.merge_key
+                and query.rank == one.rank
+            )
         if not keys or key > keys[-1]:
             keys.append(key)
-            self.queries.append(query)
+            queries.append(query)
             return
         at = bisect_left(keys, key)
         keys.insert(at, key)
-        self.queries.insert(at, query)
+        queries.insert(at, query)
 
     def sort(self, keys: Sequence[tuple[int, ...]]) -> None:
         """Give the queries, in their present order, other unique keys, and put them in the order of these."""

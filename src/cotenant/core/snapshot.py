@@ -31,6 +31,10 @@ class QueueView(Protocol):
     def keys(self) -> Sequence[tuple[int, ...]]:
         """The keys that `Policy.queue_key` gave, in the same order."""
 
+    @property
+    def are_alike(self) -> bool:
+        """Whether all of them have the same rows, shape, merge key and rank; may say no where others have just left."""
+
 
 class BatchView(Protocol):
     """A batch that has begun: queries that go through the model together."""

@@ -132,13 +132,14 @@ def waiting_at(
 
 def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:
     """The same queue from the next query on that can be in time; None when there is none."""
-    queue = candidate.source
-    name, units = candidate.tenant, queue.tenant.cuts[-1]
-    for at, query in enumerate(queue.queries[candidate.at + 1 :], candidate.at + 1):
-        needed = predictor.latency_ns(name, query.shape, query.items, 0, units, cores)
+    _, _, _, name, queue, at, _, remaining = candidate
+    waiting, units, are_alike = queue.queries, queue.tenant.cuts[-1], queue.are_alike
+    for behind in range(at + 1, len(waiting)):
+        query = waiting[behind]
+        needed = remaining if are_alike else predictor.latency_ns(name, query.shape, query.items, 0, units, cores)
         headroom = query.deadline_ns - begin_ns - needed
         if headroom >= 0:
-            return Candidate(query.rank, headroom, query.id, name, queue, at, True, needed)
+            return _new(Candidate, (query.rank, headroom, query.id, name, queue, behind, True, needed))
     return None
 
 
@@ -193,14 +194,11 @@ def _queued(
     worth = _worth(head, tenant, alone, sizes, predictor)
     if not behind:
         return (_single(first, tenant, head, alone, worth, NEVER_NS),)
-    rank, items, shape, key, deadline = head.rank, head.items, head.shape, head.merge_key, head.deadline_ns
     second_start = behind[0].deadline_ns - alone
-    if second_start < begin_ns:
+    if not queue.are_alike or second_start < begin_ns:
         return _mixed(candidate, leads, worth, begin_ns, sizes, predictor)
-    for query in behind:
-        if query.items != items or query.shape != shape or query.merge_key != key or query.rank != rank:
-            return _mixed(candidate, leads, worth, begin_ns, sizes, predictor)
-    # All are alike and stand in the order of their deadlines, as they nearly always do: the first one's is the least.
+    # They stand in the order of their deadlines: the first one's is the least.
+    items, shape, deadline = head.items, head.shape, head.deadline_ns
     most = len(behind) + 1
     merged = predictor.merged_ns(name, shape, items, tenant.max_batch // items, sizes[0])
     count = min(bisect_right(merged, deadline - begin_ns), most)

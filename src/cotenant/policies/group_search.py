@@ -148,10 +148,12 @@ class _Search:
         """The first candidate by itself on the whole device, the smallest batch first."""
         leader, (split,) = self._candidates[0], self._splits[0]
         left_ns = self._left_ns([leader.first])
-        return [
-            (_members((job,), split), (job,), split, job.worth_ns, job.latest_ns, job.next_start_ns, left_ns)
-            for job in reversed(self.jobs(leader))
-        ]
+        found: list[_Trial] = []
+        for job in reversed(self.jobs(leader)):
+            _, tenant, _, _, items, shape, start, end, _, worth, latest, next_start = job
+            member = _new(Member, (tenant.name, shape, items, start, end, self._cores))
+            found.append(((member,), (job,), split, worth, latest, next_start, left_ns))
+        return found
 
     def with_another(self, bases: Sequence[_Trial]) -> list[_Trial]:
         """Groups with one more member, whole: of one of the most urgent tenants, or other queries of one inside.
@@ -164,8 +166,8 @@ class _Search:
         most = _MOST_TRIALS * len(splits)
         # Groups that leave the last share of their split to one more.
         begun = [
-            (split[-1].size, _members(jobs, split), jobs, split, worth, latest, next_start)
-            for _, jobs, _, worth, latest, next_start, _ in reversed(bases)
+            (split[-1].size, _resized(group, split), jobs, split, worth, latest, next_start)
+            for group, jobs, _, worth, latest, next_start, _ in reversed(bases)
             for split in splits
         ]
         sizes = [split[-1].size for split in splits]
@@ -199,8 +201,8 @@ class _Search:
         return found[:most]
 
     def _with_next(self, inside: Sequence[int]) -> Sequence[Candidate]:
-        """The candidates, and what waits behind those inside in their queues, most urgent first."""
-        found = list(self._candidates)
+        """The first candidates, and what waits behind those inside in their queues, most urgent first."""
+        found = list(self._candidates[: len(inside) + _PARTNERS])
         members = [self._tried[first][0] for first in inside]
         last = {candidate.tenant: candidate for candidate in members if candidate.is_queue}
         for candidate in last.values():
@@ -337,14 +339,9 @@ class _Search:
         return _new(Choice, (jobs, split, latency, max(self._begin_ns, latest_ns - latency)))
 
 
-def _members(jobs: tuple[Job, ...], split: tuple[Partition, ...]) -> Group:
-    """The jobs on the first shares of a split, as the predictor sees them."""
-    return tuple(
-        [
-            _new(Member, (tenant.name, shape, items, start, end, share.size))
-            for (_, tenant, _, _, items, shape, start, end, _, _, _, _), share in zip(jobs, split, strict=False)
-        ]
-    )
+def _resized(group: Group, split: tuple[Partition, ...]) -> Group:
+    """The members on the first shares of a split."""
+    return tuple([_new(Member, (*member[:5], share.size)) for member, share in zip(group, split, strict=False)])
 
 
 def _with_cut(trial: _Trial, at: int, cut: Job) -> _Trial:
