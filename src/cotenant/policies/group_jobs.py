@@ -112,15 +112,15 @@ def waiting_at(
     singles = predictor.singles_ns(cores)
     slack = NEVER_NS
     for name, queue in snapshot.queues.items():
-        tenant = queue.tenant
-        units = tenant.cuts[-1]
         one = singles[name]
-        spare = tenant.slo_ns - one
+        spare = queue.tenant.slo_ns - one
         if spare < slack:
             slack = spare
         for at, head in enumerate(queue.queries):
-            is_one = head.items == 1 and not head.shape
-            needed = one if is_one else latency_ns(name, head.shape, head.items, 0, units, cores)
+            if head.items == 1 and not head.shape:
+                needed = one
+            else:
+                needed = latency_ns(name, head.shape, head.items, 0, queue.tenant.cuts[-1], cores)
             headroom = head.deadline_ns - begin_ns - needed
             if headroom >= 0 or not drop_hopeless:
                 found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))

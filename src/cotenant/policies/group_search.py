@@ -362,5 +362,5 @@ def _with_cut(trial: _Trial, at: int, cut: Job) -> _Trial:
 
 
 def _share_queries(jobs: tuple[Job, ...], job: Job) -> bool:
-    taken = [query.id for each in jobs for query in each.queries]
-    return any(query.id in taken for query in job.queries)
+    taken = {query.id for each in jobs for query in each.queries}
+    return not taken.isdisjoint([query.id for query in job.queries])
