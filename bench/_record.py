@@ -6,6 +6,7 @@ import importlib.metadata
 import json
 import math
 import platform
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -51,7 +52,13 @@ def device() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """cotenant, Python, and the packages that a query passes through."""
-    found = {"cotenant": __version__, "python": platform.python_version()}
+    is_optimised = "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "")
+    build = "with" if is_optimised else "without"
+    found = {
+        "cotenant": __version__,
+        "python": platform.python_version(),
+        "python_build": f"{build} profile-guided optimisation",
+    }
     for package in _PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -65,6 +65,21 @@ def test_queries_that_are_all_alike_make_the_batches_that_any_queries_would(
         assert [job.worth_ns for job in quick] == pytest.approx([job.worth_ns for job in slow])
 
 
+@given(steps=st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(1, 2), st.integers(0, 1)), max_size=30))
+def test_a_queue_says_that_its_queries_are_alike_only_if_they_are(steps: list[tuple[bool, int, int, int]]) -> None:
+    queue = TenantQueue(A)
+    differed = False
+    for number, (leaves, place, items, shape) in enumerate(steps):
+        if leaves and queue.keys:
+            queue.remove(queue.keys[place % len(queue.keys)])
+        else:
+            queue.push((0, place, number), Query(number, "a", 0, place, items=items, shape=shape))
+        kinds = {(each.items, each.shape) for each in queue.queries}
+        differed = bool(queue.queries) and (differed or len(kinds) > 1)
+        assert queue.are_alike or len(kinds) > 1 or differed or not kinds
+        assert not queue.are_alike or len(kinds) <= 1
+
+
 def test_a_queue_is_looked_at_from_its_first_query_that_can_be_in_time_and_then_from_the_next() -> None:
     queries = [Query(number, "a", 0, deadline * MS) for number, deadline in enumerate((5, 12, 9, 40))]
     snapshot = snapshot_of(queue_of(A, queries), queue_of(B, [Query(9, "b", 0, 21 * MS)]))
