@@ -29,8 +29,9 @@ from cotenant.repository import STATE_FOLDER, profile_path
 from cotenant.serve.driver import Driver
 from cotenant.types import Partition
 
-_NO_INTERFERENCE = 1.15
-"""Median slowdown up to which lanes count as independent. Chosen by hand: a barrier, too, costs lanes time."""
+_LITTLE_INTERFERENCE = 1.5
+"""Median slowdown up to which lanes are served on their own. Chosen by hand: a barrier, too, costs lanes time, on two cores
+more than models cost each other that take 1.2 times as long side by side."""
 _PIECE = 256
 """Groups that are predicted ahead of time without letting events in between: some 0.5 ms."""
 
@@ -61,7 +62,7 @@ def _interfere(root: Path, fitted: OverlapPredictor, lanes: Sequence[Partition])
     """Whether launches on different lanes slow each other down so much that groups have to be predicted as a whole."""
     found = slowdowns(fitted, load_profile(profile_path(root)), min(lane.size for lane in lanes))
     typical = median(found.values())
-    needed = typical > _NO_INTERFERENCE
+    needed = typical > _LITTLE_INTERFERENCE
     _log.info(
         "models side by side take %.2f times as long as the slower one alone (median of %d pairs): %s",
         *(typical, len(found), "groups start and end together" if needed else "every lane is served on its own"),
