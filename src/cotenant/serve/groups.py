@@ -30,8 +30,8 @@ from cotenant.serve.driver import Driver
 from cotenant.types import Partition
 
 _LITTLE_INTERFERENCE = 1.5
-"""Median slowdown up to which lanes are served on their own. Chosen by hand: a barrier, too, costs lanes time, on two cores
-more than models cost each other that take 1.2 times as long side by side."""
+"""Median slowdown up to which lanes are served on their own. Chosen by hand: a barrier, too, costs lanes time, on two
+cores more than models cost each other that take 1.2 times as long side by side."""
 _PIECE = 256
 """Groups that are predicted ahead of time without letting events in between: some 0.5 ms."""
 
