@@ -85,6 +85,8 @@ class FakeBackend:
         self.accepting = True
         self.requests: list[InferRequest] = []
         self.cancelled: SimpleQueue[int] = SimpleQueue()
+        self.replies: set[int] = set()
+        """Queries whose answers were ready to be written."""
         self._unloaded: set[str] = set()
         self._numbers = itertools.count(1)
         self._counts: Counter[str] = Counter()
@@ -212,6 +214,9 @@ class FakeBackend:
     def cancel(self, query: int) -> None:
         self.cancelled.put(query)
         self._finish(query, Outcome.CANCELLED, Status.CANCELLED, "the client withdrew the query")
+
+    def replied(self, result: InferResult) -> None:
+        self.replies.add(result.query)
 
     def metrics(self) -> bytes:
         return b"# TYPE fake_queries counter\nfake_queries %d\n" % sum(self._counts.values())

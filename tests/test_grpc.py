@@ -295,6 +295,16 @@ def test_stream_answers_as_they_get_ready_and_survives_errors(backend: CountingB
     assert backend.settled()
 
 
+def test_the_backend_is_told_of_answers_alone(backend: CountingBackend, stub: Any) -> None:
+    before = len(backend.replies)
+    stub.ModelInfer(infer_request("identity_fp32"))
+    with pytest.raises(grpc.RpcError):
+        stub.ModelInfer(infer_request("fail"))
+    assert len(backend.replies) == before + 1
+    list(stub.ModelStreamInfer(iter([infer_request(model) for model in ("identity_fp32", "fail", "inline")])))
+    assert len(backend.replies) == before + 3
+
+
 def test_stream_of_many_more_than_may_be_in_flight(backend: CountingBackend, stub: Any) -> None:
     requests = [infer_request("identity_fp32", id=str(number)) for number in range(500)]
     answers = list(stub.ModelStreamInfer(iter(requests)))

@@ -391,6 +391,14 @@ def test_timeout_parameter_ends_a_waiting_query(client: Client) -> None:
     assert (status, "time-out" in answer["error"]) == (503, True)
 
 
+def test_the_backend_is_told_of_answers_alone(backend: CountingBackend, client: Client) -> None:
+    told = [
+        int(client("POST", f"/v2/models/{model}/infer", infer_body())[2]["x-cotenant-query"]) in backend.replies
+        for model in ("identity_fp32", "inline", "drop", "fail")
+    ]
+    assert told == [True, True, False, False]
+
+
 def test_a_client_that_leaves_cancels_its_query(backend: CountingBackend, port: int) -> None:
     inner = backend._backend
     body = json.dumps(infer_body()).encode()

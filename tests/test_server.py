@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -729,6 +730,26 @@ def test_without_adaptation_belief_stays(tmp_path: Path) -> None:
     assert len(watch.events(PredictorChanged)) == 1
     assert len(watch.events(LaunchEnded)) == len(watch.actions(Launch))
     assert {action.outcome for action in watch.actions(Respond)} == {Outcome.ANSWERED}
+
+
+@pytest.mark.parametrize("cautious", [True, False])
+def test_answers_that_leave_late_make_cautious_policies_count_on_it(tmp_path: Path, cautious: bool) -> None:
+    root = write_good(tmp_path / "models", "two")
+    server = started(root, policy=PolicySection(name="edf", drop=DropRule.NONE, cautious=cautious))
+    try:
+        client = Client(server)
+        result = client.ask("two", feeds("two"))
+        assert 0 < result.ended_ns <= server.clock.now_ns()
+        for _ in range(200):
+            server.replied(replace(result, ended_ns=server.clock.now_ns() - 10**9))
+        server.replied(replace(result, ended_ns=0))  # of an application: nobody knows when it ended
+        client.ask("two", feeds("two"))
+        client.ask("two", feeds("two"))
+        found = server.driver.read(lambda engine: engine.predictor)
+        assert found.sure_ns("two", 1000) - 1000 > (2 * 10**8 if cautious else -1)
+        assert cautious or found.sure_ns("two", 1000) == 1000
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])

@@ -142,7 +142,7 @@ class PolicySection(_Section, frozen=True):
     """`[policy]`: see `cotenant.policies`. `preempt` defaults to the policy's own.
 
     `lend` is of duty_cycle; `ways`, `members`, `repeat` and `barrier` are of overlap. `stretch` defaults to the
-    policy's own, and `barrier` to whether measured groups slow each other down.
+    policy's own, and `barrier` to whether measured groups slow each other down. `cautious` is of all but duty_cycle.
     """
 
     name: str = "edf"
@@ -153,13 +153,15 @@ class PolicySection(_Section, frozen=True):
     members: Annotated[int, Meta(ge=0, le=64)] = 0
     repeat: bool = True
     barrier: bool | None = None
+    cautious: bool | None = None
     lend: bool = True
 
 
 class PredictSection(_Section, frozen=True):
     """`[predict]`: the quantile of measured latency that decisions believe, and whether it follows what is observed.
 
-    `group_quantile` is that of the latency of a group under which the policy overlap calls it feasible.
+    `group_quantile` is that of the latency of a group under which the policy overlap calls it feasible, and of what a
+    launch and its answer take under which cautious policies call a query sure.
     """
 
     quantile: Literal["p50", "p90", "p95", "p99"] = "p50"
@@ -322,16 +324,21 @@ def make_policy(
         policy = cls(lanes, drop=section.drop)
     if section.stretch is not None:
         policy = replace(policy, stretch=section.stretch)
+    if section.cautious is not None:
+        if isinstance(policy, DutyCycle):
+            raise ConfigError(f"{where}: cautious is of fcfs, sjf, edf, clockwork and overlap, not of {section.name}")
+        policy = replace(policy, cautious=section.cautious)
     return policy if section.preempt is None else replace(policy, preempt=section.preempt)
+
+
+_OWN_OPTIONS = ("stretch", "ways", "members", "repeat", "barrier", "cautious", "lend")
 
 
 def rebuild_policy(name: str, options: dict[str, Any]) -> AnyPolicy:
     """Build the policy that a trace's header describes, for a replay. Raises ConfigError for an unknown name."""
     try:
         lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
-        own = {
-            key: options[key] for key in ("stretch", "ways", "members", "repeat", "barrier", "lend") if key in options
-        }
+        own = {key: options[key] for key in _OWN_OPTIONS if key in options}
         section = PolicySection(name=name, drop=DropRule(options["drop"]), preempt=options["preempt"], **own)
         rounds = msgspec.convert(options.get("rounds", ()), tuple[LaneRound, ...])
     except (KeyError, TypeError, ValueError) as error:

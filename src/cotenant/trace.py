@@ -20,6 +20,7 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.types import StageQuery, Tenant
 
@@ -47,6 +48,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: str | None = None
     quantile: float = 0.5
     factor: float | None = None
+    margin: SafetyMargin = NO_MARGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def header(
         plain.groups,
         plain.quantile,
         plain.factor,
+        plain.margin,
     )
 
 
@@ -106,14 +109,15 @@ class _PlainPredictor(msgspec.Struct, omit_defaults=True):
     groups: str | None = None
     quantile: float = 0.5
     factor: float | None = None
+    margin: SafetyMargin = NO_MARGIN
 
     @classmethod
     def of(cls, predictor: TablePredictor) -> _PlainPredictor:
         if not isinstance(predictor, GroupedPredictor):
-            return cls(predictor.tables, predictor.scales)
+            return cls(predictor.tables, predictor.scales, margin=predictor.margin)
         fitted = predictor.fitted
         key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
-        return cls(predictor.tables, predictor.scales, key, quantile, predictor.factor)
+        return cls(predictor.tables, predictor.scales, key, quantile, predictor.factor, predictor.margin)
 
 
 FindGroups = Callable[[str, float], FittedGroups]
@@ -140,9 +144,9 @@ def _no_policy(name: str, options: dict[str, Any]) -> Policy:
 
 def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
     if plain.factor is None:
-        return TablePredictor(plain.tables, plain.scales)
+        return TablePredictor(plain.tables, plain.scales).with_margin(plain.margin)
     fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
-    return GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor)
+    return GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor).with_margin(plain.margin)
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
@@ -266,7 +270,7 @@ def replay(
     that a change of code changed no decision.
     """
     policy = make_policy(head.policy, head.policy_options)
-    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor)
+    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin)
     predictor = _predictor_of(plain, find_groups)
     engine = Engine(head.tenants, policy, predictor, head.cores)
     for record in records:

@@ -185,6 +185,9 @@ class Applications:
         """See Backend."""
         self._loop.call_soon_threadsafe(self._withdraw, query)
 
+    def replied(self, result: InferResult) -> None:
+        """See Backend: nobody counts on it here."""
+
     def metrics(self) -> bytes:
         """See Backend."""
         raise ServeError(Status.UNIMPLEMENTED, "the gateway has one page of metrics: GET /metrics")

@@ -17,6 +17,7 @@ def form_batch(
     latency: int,
     *,
     skip_hopeless: bool,
+    cautious: bool = False,
 ) -> tuple[tuple[Query, ...], int]:
     """Choose the batch that is headed by the query at position `head_at`; give it and its predicted latency.
 
@@ -24,7 +25,7 @@ def form_batch(
     later than it would take to run its queries in turn, by the deadline of each member that could meet it if launched
     alone, and early enough for the head of every other queue and for every paused batch. `taken` are queries promised
     to another launch; `latency` is the predicted latency of the head alone. With `skip_hopeless`, queries that
-    could not be in time even alone stay out.
+    could not be in time even alone stay out; a `cautious` batch is sure to end by then.
     """
     tenant, predictor, now = queue.tenant, snapshot.predictor, snapshot.now_ns
     name, units = tenant.name, tenant.cuts[-1]
@@ -49,7 +50,8 @@ def form_batch(
         together = predictor.latency_ns(name, head.shape, grown, 0, units, cores)
         if in_time:
             limit = min(limit, query.deadline_ns)
-        if together > serial + alone or now + together > limit:
+        end_ns = now + (predictor.sure_ns(name, together) if cautious else together)
+        if together > serial + alone or end_ns > limit:
             break
         chosen.append(query)
         items, latency, serial = grown, together, serial + alone

@@ -53,6 +53,7 @@ class DutyCycle:
     complete: tuple[LaneRound, ...] = field(init=False, repr=False, compare=False)
     """A round for every lane."""
 
+    cautious: ClassVar[bool] = False
     name: ClassVar[str] = "duty_cycle"
     grouped: ClassVar[bool] = False
 

@@ -19,6 +19,8 @@ from cotenant.predict.protocol import Predictor
 from cotenant.types import Partition, Query, Tenant
 
 _HOPELESS = DropRule.HOPELESS
+_MOST_DOUBTFUL = 32
+"""Doubtful queries that one decision passes over; where there are so many, what is behind them hardly helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,9 @@ class ListPolicy:
     `preempt`: stop at segment boundaries and choose again; else every batch runs to its end once it has begun.
     `stretch`: with `preempt`, how much of the slack (SLO less own latency) of a query that might arrive and go first
     one launch may use up before it reaches a boundary. 0 stops at every cut.
+    `cautious`: serve waiting queries that are sure to be in time first, with what the predictor's margin adds to their
+    latencies, and doubtful ones where there are no others. Under overload that is everything: whoever starts queries
+    at the last moment at which they are predicted to be in time is late with half of them.
 
     Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`.
 
@@ -40,6 +45,7 @@ class ListPolicy:
     drop: DropRule = DropRule.HOPELESS
     preempt: bool = False
     stretch: float = 0.1
+    cautious: bool = False
 
     name: ClassVar[str] = "list"
     grouped: ClassVar[bool] = False
@@ -80,23 +86,29 @@ class ListPolicy:
             candidates.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
         starts: list[Start] = []
         drops: list[Drop] = []
+        doubtful: list[tuple[QueueView, int]] = []
         free = snapshot.free_mask
         for lane in self.lanes:
             mask = lane.mask
             if mask & free == mask:
-                start = self._fill(candidates, lane, drops)
+                start = self._fill(candidates, lane, drops, doubtful)
                 if start is None:
                     break
                 starts.append(start)
                 free &= ~mask
         return Decision(tuple(starts), tuple(drops), memory)
 
-    def _fill(self, candidates: Candidates, lane: Partition, drops: list[Drop]) -> Start | None:
-        """Start the best candidate that is not hopeless; give up those before it that are."""
+    def _fill(
+        self, candidates: Candidates, lane: Partition, drops: list[Drop], doubtful: list[tuple[QueueView, int]]
+    ) -> Start | None:
+        """Start the best candidate that is not hopeless; give up those before it that are.
+
+        What is doubtful is set aside, as a queue and a position, and taken from there when nothing else is left.
+        """
         snapshot, cores = candidates.snapshot, lane.size
         predictor, now = snapshot.predictor, snapshot.now_ns
         drop_hopeless = self.drop is _HOPELESS
-        while (best := candidates.best()) is not None:
+        while len(doubtful) < _MOST_DOUBTFUL and (best := candidates.best()) is not None:
             if isinstance(best, tuple):
                 queue, at = best
                 head, tenant = queue.queries[at], queue.tenant
@@ -104,6 +116,10 @@ class ListPolicy:
                 if drop_hopeless and now + needed > head.deadline_ns:
                     drops.append(Drop(head.id, _hopeless(needed, head.deadline_ns - now)))
                     candidates.take(queue, (head,))
+                    continue
+                if self.cautious and now + predictor.sure_ns(tenant.name, needed) > head.deadline_ns:
+                    candidates.take(queue, (head,))
+                    doubtful.append(best)
                     continue
                 return self._start_batch(candidates, queue, at, lane, needed)
             key, tenant = candidates.take_batch(), best.tenant
@@ -115,14 +131,21 @@ class ListPolicy:
                     continue
             end, latency = self._extent(snapshot, tenant, key, best.shape, best.items, best.next_unit, lane, needed)
             return Start(tenant.name, (), end, lane, latency, best.id)
-        return None
+        if not doubtful:
+            return None
+        queue, at = doubtful.pop(0)
+        head, tenant = queue.queries[at], queue.tenant
+        needed = predictor.latency_ns(tenant.name, head.shape, head.items, 0, tenant.cuts[-1], cores)
+        return self._start_batch(candidates, queue, at, lane, needed)
 
     def _start_batch(self, candidates: Candidates, queue: QueueView, at: int, lane: Partition, latency: int) -> Start:
         snapshot, tenant = candidates.snapshot, queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
             queries, latency = form_batch(
-                snapshot, queue, at, candidates.taken, lane.size, latency, skip_hopeless=self.drop is _HOPELESS
+                *(snapshot, queue, at, candidates.taken, lane.size, latency),
+                skip_hopeless=self.drop is _HOPELESS,
+                cautious=self.cautious,
             )
         candidates.take(queue, queries)
         end = tenant.cuts[-1]

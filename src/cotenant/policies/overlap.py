@@ -59,6 +59,7 @@ class Overlap:
     `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
     where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
     last launch of a group only costs.
+    `cautious`: without a barrier, serve those first that are sure to be in time: see ListPolicy.
     `repeat`: whether a tenant may have several launches in a group, each of other queries.
     `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
     as far as cuts allow it.
@@ -74,6 +75,7 @@ class Overlap:
     stretch: float = 1.0
     repeat: bool = True
     barrier: bool = True
+    cautious: bool = True
     shares: Shares = field(init=False, repr=False, compare=False)
 
     lanewise: Edf = field(init=False, repr=False, compare=False)
@@ -93,7 +95,7 @@ class Overlap:
             raise InvalidValueError(where, "members", self.members, expected)
         if not 0 <= self.stretch <= 1:
             raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
-        object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt))
+        object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
         object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
 
     @property

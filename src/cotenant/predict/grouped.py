@@ -72,7 +72,7 @@ class GroupedPredictor(TablePredictor):
 
         What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
         """
-        made = GroupedPredictor(tables, scales, self.fitted, factor)
+        made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin)
         made._answers = self._answers
         return made
 

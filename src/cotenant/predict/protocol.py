@@ -12,6 +12,9 @@ class Predictor(Protocol):
     def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
         """Latency of units [start, end) for a batch of `items` rows at declared shape `shape` on `cores` cores."""
 
+    def sure_ns(self, tenant: str, latency_ns: int) -> int:
+        """Time until its answer is on its way that nearly all launches of this predicted latency keep; never less."""
+
 
 class Member(NamedTuple):
     """One launch of a group, as a predictor sees it: units [start, end) of a batch of `items` rows on `cores` cores."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.protocol import Group
 
 _SCALE = 1 << 24
@@ -54,12 +57,13 @@ class TablePredictor:
     Between measured batch sizes the latency is interpolated linearly, beyond the largest it is extrapolated with the
     slope of the last two. A core count or shape that was not measured is answered by the nearest one that was.
     Launches on disjoint cores are believed not to touch each other: a group takes as long as its slowest member.
-    `scales` multiplies the latencies of a tenant, for online calibration.
+    `scales` multiplies the latencies of a tenant, for online calibration; `margin` is what sure ones have on top.
     """
 
     def __init__(self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float] | None = None) -> None:
         self.tables = dict(tables)
         self.scales = dict(scales or {})
+        self.margin = NO_MARGIN
         self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
         self._known: dict[tuple[str, int, int, int, int, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
@@ -69,6 +73,10 @@ class TablePredictor:
         """See Predictor. Raises CotenantError for a tenant without a table."""
         latency = self._known.get((tenant, shape, items, start, end, cores))
         return self._fill(tenant, shape, items, start, end, cores) if latency is None else latency
+
+    def sure_ns(self, tenant: str, latency_ns: int) -> int:
+        """See Predictor."""
+        return self.margin.sure_ns(tenant, latency_ns)
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor. Raises CotenantError for a tenant without a table."""
@@ -94,7 +102,13 @@ class TablePredictor:
 
     def scaled(self, scales: Mapping[str, float]) -> TablePredictor:
         """The same tables with other factors."""
-        return TablePredictor(self.tables, scales)
+        return TablePredictor(self.tables, scales).with_margin(self.margin)
+
+    def with_margin(self, margin: SafetyMargin) -> Self:
+        """The same latencies, and what is memorised of them, with another margin."""
+        made = copy(self)
+        made.margin = margin
+        return made
 
     def _fill(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
         table, prefix = self._table(tenant), self._prefix[tenant]

@@ -94,6 +94,8 @@ class InferResult:
     reason: str = ""
     status: Status | None = None
     """Set for all but ANSWERED and LATE."""
+    ended_ns: int = 0
+    """When it ended, by the server's clock; 0 where nobody looks at it."""
 
 
 _STATUS_OF = {
@@ -183,6 +185,9 @@ class Backend(Protocol):
 
     def cancel(self, query: int) -> None:
         """Withdraw a query; one that has ended already is left alone."""
+
+    def replied(self, result: InferResult) -> None:
+        """Its answer is ready to be written; queries that are not answered need not be told of."""
 
     def metrics(self) -> bytes:
         """The metrics page in Prometheus' text format."""

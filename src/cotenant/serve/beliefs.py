@@ -13,6 +13,7 @@ from cotenant.predict.calibration import Calibration
 from cotenant.predict.conformal import AdaptiveConformal
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import LatencyTable, TablePredictor
+from cotenant.serve.caution import Caution
 from cotenant.types import Outcome, Query, StageQuery
 
 
@@ -43,14 +44,18 @@ class Beliefs:
 
     `widest` is the size in cores of the largest partition. With `adapt` off the profile is believed as it is. With
     `grouped` latencies of groups are believed, at `quantile`, by what was fitted to measured ones if there is any;
-    they are followed as a whole, and single launches only where a group has one member.
+    they are followed as a whole, and single launches only where a group has one member. With
+    `caution` predictors have its safety margin, and single launches are told to it.
     Everything but the constructor is called under the driver's lock.
     """
 
-    def __init__(self, widest: int, *, adapt: bool, grouped: bool = False, quantile: float = 0.95) -> None:
+    def __init__(
+        self, widest: int, *, adapt: bool, grouped: bool = False, quantile: float = 0.95, caution: Caution | None = None
+    ) -> None:
         self.predictor = GroupedPredictor({}) if grouped else TablePredictor({})
         self.widest = widest
         self._adapt = adapt
+        self._caution = caution
         self._tables: dict[str, LatencyTable] = {}
         self._calibration = Calibration()
         self._margin = AdaptiveConformal(level=quantile)
@@ -63,11 +68,13 @@ class Beliefs:
         self._calibration.forget(tenant)
         self._launched = {launch: belief for launch, belief in self._launched.items() if belief.tenant != tenant}
         self._tables[tenant] = table
+        if self._caution is not None:
+            self._caution.forget(tenant)
         scales = self._calibration.scales
         if isinstance(self.predictor, GroupedPredictor):
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
-            self.predictor = TablePredictor(self._tables, scales)
+            self.predictor = TablePredictor(self._tables, scales).with_margin(self.predictor.margin)
 
     def believe_groups(self, fitted: FittedGroups | None) -> None:
         """Believe what was fitted to measured groups from now on. Only with `grouped`."""
@@ -143,7 +150,15 @@ class Beliefs:
         if event.error is not None or belief is None:
             return False
         observed = time_ns - belief.started_ns
-        return self._use(self._calibration.observe(belief.tenant, belief.predicted_ns, observed, belief.factor))
+        scales = self._calibration.observe(belief.tenant, belief.predicted_ns, observed, belief.factor)
+        is_changed = self._use(scales)
+        if self._caution is not None:
+            self._caution.launched(belief.tenant, belief.predicted_ns, observed)
+            margin = self._caution.margin()
+            if margin is not self.predictor.margin:
+                self.predictor = self.predictor.with_margin(margin)
+                is_changed = True
+        return is_changed
 
     def _use(self, scales: dict[str, float] | None) -> bool:
         if scales is None:

@@ -26,6 +26,7 @@ def encode_answer(backend: Backend, wire: WireRequest, result: InferResult) -> A
     """Make the response message of a query; raises ServeError when it was not answered."""
     if result.outcome not in ANSWERS:
         raise ServeError(result.status or Status.INTERNAL, result.reason or f"the query was {result.outcome}")
+    backend.replied(result)
     batched = False
     if wire.wants_classes:
         batched = backend.metadata(wire.request.model, wire.request.version).max_batch_size > 0

@@ -172,6 +172,7 @@ class HttpApp:
         if result.outcome not in ANSWERS:
             status = result.status or Status.INTERNAL
             return error_answer(status.value[0], result.reason or f"the query was {result.outcome}"), [number]
+        self._backend.replied(result)
         batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
         if accept or _is_costly(wire, result):
             answer, described = await loop.run_in_executor(self._codec_threads, _encode, wire, result, batched, accept)

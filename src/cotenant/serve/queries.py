@@ -8,6 +8,7 @@ from cotenant.core.actions import Respond
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.accounts import Account, Sum
 from cotenant.serve.api import Duration, InferResult, ModelStatistics, unanswered
+from cotenant.serve.clock import Clock
 from cotenant.serve.models import QueryForm
 from cotenant.types import Query, Tenant, priority_rank
 
@@ -30,10 +31,10 @@ def query_of(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | N
     )
 
 
-def answer(done: Done, version: str, respond: Respond, outputs: Tensors | None) -> None:
+def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Tensors | None) -> None:
     """Tell the front-end how a query ended."""
     if outputs is not None:
-        done(InferResult(respond.outcome, respond.query, version, outputs))
+        done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
     else:
         done(unanswered(respond.outcome, respond.query, version, respond.reason))
 

@@ -14,13 +14,7 @@ from typing import Any
 
 from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
 from cotenant.core.engine import Engine
-from cotenant.core.events import (
-    DrainStarted,
-    PredictorChanged,
-    QueryCancelled,
-    TenantAdded,
-    TenantRemoved,
-)
+from cotenant.core.events import DrainStarted, PredictorChanged, QueryCancelled, TenantAdded, TenantRemoved
 from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Loaded
 from cotenant.execute.worker.executor import ProcessExecutor
@@ -36,17 +30,11 @@ from cotenant.repository import (
     model_names,
 )
 from cotenant.serve.accounts import Accounts
-from cotenant.serve.api import (
-    IndexEntry,
-    InferRequest,
-    ModelMetadata,
-    ModelStatistics,
-    ServeError,
-    Status,
-)
+from cotenant.serve.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 from cotenant.serve.application import ServedApplication
 from cotenant.serve.applications import Applications
 from cotenant.serve.beliefs import Beliefs
+from cotenant.serve.caution import Caution
 from cotenant.serve.clock import Clock, RealClock
 from cotenant.serve.driver import Driver, Observer
 from cotenant.serve.executors import make_executor, measuring_place
@@ -81,11 +69,14 @@ class Server:
         self.cores = tuple(slot for lane in self.lanes for slot in lane.cores) if is_gpu else cores
         self.policy = make_policy(settings.policy, self.lanes, rounds=() if plan is None else plan.rounds)
         self.accounts = Accounts()
+        quantile = settings.predict.group_quantile
+        self._caution = Caution(quantile) if self.policy.cautious and not self.policy.grouped else None
         self.beliefs = Beliefs(
             max(share.size for share in self.policy.partitions),
             adapt=settings.predict.adapt,
             grouped=self.policy.grouped,
-            quantile=settings.predict.group_quantile,
+            quantile=quantile,
+            caution=self._caution,
         )
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
@@ -250,12 +241,17 @@ class Server:
             return self._flows.submit(served, request, done)
         form = served.form(request)
         make = partial(query_of, served.tenant, form, request.priority, request.timeout_ns)
-        return self.driver.submit(make, request.inputs, partial(answer, done, served.version))
+        return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
 
     def cancel(self, query: int) -> None:
         """See Backend."""
         if not self._flows.cancel(query):
             self.driver.post(QueryCancelled(query))
+
+    def replied(self, result: InferResult) -> None:
+        """See Backend."""
+        if self._caution is not None and result.ended_ns:
+            self._caution.replied(self.clock.now_ns() - result.ended_ns)
 
     def metrics(self) -> bytes:
         """See Backend."""
