@@ -56,6 +56,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         wide, _ = prepare(cache_folder() / "goodput-all", MODELS, _SERVER.format("all"), quick)
         contenders.append(ours("fcfs_drop", root, "--policy", "fcfs", "--drop", "hopeless"))
         contenders.append(ours("sjf", root, "--policy", "sjf", "--drop", "hopeless"))
+        contenders.append(ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"))
         contenders.append(
             ours("edf_all", wide, "--policy", "edf", "--drop", "hopeless", "--lanes", "all")
         )  # one lane of all cores instead of a lane a core
@@ -72,7 +73,8 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         console.print(missing)
     if quick:
         console.print(
-            "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, edf on one lane"
+            "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, and edf that is "
+            "cautious or has one lane"
         )
     versions = mlserver.packages() if peer else {}
     return {"summary": summary, "rows": [*peer_rows, *rows], "seeds": seeds, "versions": versions}

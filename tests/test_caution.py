@@ -14,13 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant import trace
+from cotenant.cli.options import settings_of
 from cotenant.config import PolicySection, make_policy
 from cotenant.core.actions import Launch
 from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Decision, Snapshot
-from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.errors import InvalidValueError
 from cotenant.execute.simulated import TableWorld
+from cotenant.policies import POLICIES
 from cotenant.policies.edf import Edf
 from cotenant.policies.overlap import Overlap
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
@@ -264,9 +266,11 @@ def test_a_trace_holds_the_margin_and_its_replay_decides_the_same(tmp_path: Path
     assert b'"margin":{"spreads":{},"reply_ns":1000000}' in lines[-1]
 
 
-@pytest.mark.parametrize("name", ["fcfs", "sjf", "edf", "clockwork", "overlap"])
-def test_every_policy_but_one_can_be_cautious(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_but_duty_cycle_can_be_cautious(tmp_path: Path, name: str) -> None:
     made = [make_policy(PolicySection(name=name, cautious=wish), TWO_LANES) for wish in (None, True, False)]
-    assert [policy.cautious for policy in made] == [name == "overlap", True, False]
-    with pytest.raises(ConfigError, match=r"\[policy\]: cautious is of fcfs, .*, not of duty_cycle"):
-        make_policy(PolicySection(name="duty_cycle", cautious=True), TWO_LANES)
+    usual = name == "overlap"
+    assert [policy.cautious for policy in made] == ([False] * 3 if name == "duty_cycle" else [usual, True, False])
+    (tmp_path / "cotenant.toml").write_text("[policy]\ncautious = true\n", encoding="utf-8")
+    assert settings_of(tmp_path, name).policy.cautious is True
+    assert settings_of(tmp_path, name, cautious=False).policy.cautious is False

@@ -161,7 +161,7 @@ def test_without_cuts_or_without_a_barrier_there_is_less_to_foresee() -> None:
 def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
     policy, fitted = Overlap(TWO_LANES), Slower()
     predictor = GroupedPredictor(TABLES, None, fitted)
-    predictor.foresee(policy.likely_groups((A, B)))
+    assert sum(predictor.foresee(policy.likely_groups((A, B)))) == fitted.asked
     foreseen, now = fitted.asked, 0
     core = Engine((A, B), policy, predictor, CORES)
     running = []
@@ -183,6 +183,6 @@ def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
 def test_no_more_is_foreseen_than_memory_holds() -> None:
     fitted = Slower()
     many = tuple(Tenant(name, 100 * MS, cuts=(0, UNITS), max_batch=400) for name in ("a", "b"))
-    GroupedPredictor(TABLES, None, fitted).foresee(Overlap(TWO_LANES).likely_groups(many))
+    assert sum(GroupedPredictor(TABLES, None, fitted).foresee(Overlap(TWO_LANES).likely_groups(many))) == FORESEEN
     assert fitted.asked == FORESEEN
-    GroupedPredictor(TABLES).foresee(Overlap(TWO_LANES).likely_groups(many))
+    assert sum(GroupedPredictor(TABLES).foresee(Overlap(TWO_LANES).likely_groups(many))) == 0, "nothing was fitted"

@@ -324,9 +324,7 @@ def make_policy(
         policy = cls(lanes, drop=section.drop)
     if section.stretch is not None:
         policy = replace(policy, stretch=section.stretch)
-    if section.cautious is not None:
-        if isinstance(policy, DutyCycle):
-            raise ConfigError(f"{where}: cautious is of fcfs, sjf, edf, clockwork and overlap, not of {section.name}")
+    if section.cautious is not None and not isinstance(policy, DutyCycle):
         policy = replace(policy, cautious=section.cautious)
     return policy if section.preempt is None else replace(policy, preempt=section.preempt)
 

@@ -28,6 +28,14 @@ Preempt = Annotated[
         "--preempt/--no-preempt", help="Let urgent queries go first at segment boundaries.", show_default=False
     ),
 ]
+Cautious = Annotated[
+    bool | None,
+    typer.Option(
+        "--cautious/--no-cautious",
+        help="Let queries that are sure to be in time go before doubtful ones.",
+        show_default="overlap: yes, others: no",
+    ),
+]
 Lanes = Annotated[
     str | None,
     typer.Option("--lanes", help="'single' (a lane a core), 'all' (one lane), or like '0,1/2,3'.", show_default=False),
@@ -58,6 +66,7 @@ def settings_of(
     lanes: str | None = None,
     isolation: str | None = None,
     *,
+    cautious: bool | None = None,
     cores: str | None = None,
     plan: Path | None = None,
     device_number: int | None = None,
@@ -92,6 +101,8 @@ def settings_of(
         chosen["drop"] = drop
     if preempt is not None:
         chosen["preempt"] = preempt
+    if cautious is not None:
+        chosen["cautious"] = cautious
     if chosen:
         settings = msgspec.structs.replace(settings, policy=msgspec.structs.replace(settings.policy, **chosen))
     if lanes is not None:
@@ -129,7 +140,7 @@ def parse_lanes(text: str) -> str | tuple[tuple[int, ...], ...]:
 
 def policy_text(policy: PolicySection) -> str:
     """A policy in a few words, for tables: every table names its drop rule."""
-    return f"{policy.name} (drop: {policy.drop.value})"
+    return f"{policy.name} (drop: {policy.drop.value}{', cautious' if policy.cautious else ''})"
 
 
 def print_json(value: object) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from cotenant.cli.options import (
     AsJson,
+    Cautious,
     CoresOption,
     DeviceNumber,
     Drop,
@@ -40,6 +41,7 @@ def serve(
     policy: PolicyName = None,
     drop: Drop = None,
     preempt: Preempt = None,
+    cautious: Cautious = None,
     lanes: Lanes = None,
     isolation: Isolation = None,
     plan: PlanOption = None,
@@ -75,7 +77,11 @@ def serve(
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
     model_names(repository)  # says what is wrong with the path before anything is written there
     settings = settings_of(
-        repository, policy, drop, preempt, lanes, isolation, cores=cores, plan=plan, device_number=device_number
+        *(repository, policy, drop, preempt, lanes, isolation),
+        cautious=cautious,
+        cores=cores,
+        plan=plan,
+        device_number=device_number,
     )
     chosen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
     section = msgspec.structs.replace(

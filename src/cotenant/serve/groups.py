@@ -5,23 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
 from cotenant.config import ServerConfig, device_cores, lanes_of
-from cotenant.core.engine import Engine
 from cotenant.errors import CotenantError
 from cotenant.policies import AnyPolicy
 from cotenant.policies.overlap import Overlap
-from cotenant.predict.grouped import FORESEEN, GroupedPredictor
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.overlap import OverlapPredictor
 from cotenant.predict.overlap_features import TenantFacts
 from cotenant.predict.overlap_file import keep_overlap
-from cotenant.predict.protocol import Group
 from cotenant.predict.table import LatencyTable
 from cotenant.profile.groups import load_overlap, slowdowns
 from cotenant.profile.table import load_profile
@@ -32,8 +28,6 @@ from cotenant.types import Partition
 _LITTLE_INTERFERENCE = 1.5
 """Median slowdown up to which lanes are served on their own. Chosen by hand: a barrier, too, costs lanes time, on two
 cores more than models cost each other that take 1.2 times as long side by side."""
-_PIECE = 256
-"""Groups that are predicted ahead of time without letting events in between: some 0.5 ms."""
 
 _log = logging.getLogger("cotenant.groups")
 
@@ -73,21 +67,16 @@ def _interfere(root: Path, fitted: OverlapPredictor, lanes: Sequence[Partition])
 def foresee(driver: Driver, policy: AnyPolicy) -> None:
     """Have the groups predicted that the policy is likely to think of, before its decisions need them.
 
-    Piece by piece, between two events, since models may be served meanwhile.
+    Step by step, each between two events, since models may be served meanwhile.
     """
     predictor = driver.read(lambda engine: engine.predictor)
     if not isinstance(policy, Overlap) or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
         return
     began_s, count = time.perf_counter(), 0
-    groups = islice(policy.likely_groups(driver.read(lambda engine: engine.tenants)), FORESEEN)
-    while piece := tuple(islice(groups, _PIECE)):
-        driver.read(partial(_foresee, predictor, piece))
-        count += len(piece)
+    steps = predictor.foresee(policy.likely_groups(driver.read(lambda engine: engine.tenants)))
+    while done := driver.read(lambda _: next(steps, 0)):
+        count += done
     _log.info("%d likely groups predicted ahead of time in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))
-
-
-def _foresee(predictor: GroupedPredictor, groups: Sequence[Group], _: Engine) -> None:
-    predictor.foresee(groups)
 
 
 def knowing(fitted: OverlapPredictor, root: Path, tenant: str, table: LatencyTable) -> OverlapPredictor:
