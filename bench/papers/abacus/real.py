@@ -2,11 +2,12 @@
 
 All pairs of five quick-start models, one query a request over HTTP, open loop, Poisson, each tenant asking for the same
 share of work. Our servers drop by prediction, have a worker process a tenant and differ in their policy alone; overlap
-has groups measured and a predictor fitted before. MLServer has no drop rule; spinning is off everywhere. All servers
-are up all the time, and the runs of a pair take turns, with the same arrivals. Capacity is measured for each pair as
-the rate of a closed loop under fcfs without drops, with the client on the same cores. Single runs of a few seconds
-differ by many points whoever serves, so that overlap and edf, which are compared, run several times in turns. MLServer
-goes on computing what nobody waits for any more: it runs last, and the next run waits until the machine is idle.
+has groups measured and a predictor fitted before, and is cautious edf where these say that it needs no barrier.
+MLServer has no drop rule; spinning is off everywhere. All servers are up all the time, and the runs of a pair take
+turns, with the same arrivals. Capacity is measured for each pair as the rate of a closed loop under fcfs without drops,
+with the client on the same cores. Single runs of a few seconds differ by many points whoever serves, so that overlap
+and edf, which are compared, run several times in turns. MLServer goes on computing what nobody waits for any more: it
+runs last, and the next run waits until the machine is idle.
 """
 
 from __future__ import annotations
@@ -187,6 +188,7 @@ def _run(
         "offered_per_s": total.offered_per_s,
         "attainment": total.attainment or 0.0,
         "goodput_per_s": total.goodput_per_s,
+        "late": total.late / max(1, total.answered + total.late),
         "p99_ms": total.p99_ms,
         "failed": total.failed,
         "send_lag_p99_ms": result.lag.p99_ns / 1e6,

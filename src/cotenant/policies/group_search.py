@@ -170,7 +170,6 @@ class _Search:
             for group, jobs, _, worth, latest, next_start, _ in reversed(bases)
             for split in splits
         ]
-        sizes = [split[-1].size for split in splits]
         found: list[_Trial] = []
         tried = 0
         for candidate in self._with_next(numbers) if self._repeat else self._candidates:
@@ -180,13 +179,17 @@ class _Search:
             left_ns = self._left_ns([*numbers, candidate.first])
             for job in self.jobs(candidate):
                 _, tenant, _, _, items, shape, start, end, _, job_worth, job_latest, job_next = job
-                last = {size: (_new(Member, (tenant.name, shape, items, start, end, size)),) for size in sizes}
+                last: Group = ()
+                last_size = 0
                 for size, group, jobs, split, worth, latest, next_start in begun:
                     if is_again and _share_queries(jobs, job):
                         continue
+                    if size != last_size:
+                        last_size = size
+                        last = (_new(Member, (tenant.name, shape, items, start, end, size)),)
                     found.append(
                         (
-                            group + last[size],
+                            group + last,
                             (*jobs, job),
                             split,
                             worth + job_worth,
