@@ -12,6 +12,7 @@ from cotenant.frozen import quick_init
 from cotenant.predict.calibration import Calibration
 from cotenant.predict.conformal import AdaptiveConformal
 from cotenant.predict.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import LatencyTable, TablePredictor
 from cotenant.serve.caution import Caution
 from cotenant.types import Outcome, Query, StageQuery
@@ -74,7 +75,7 @@ class Beliefs:
         if isinstance(self.predictor, GroupedPredictor):
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
-            self.predictor = TablePredictor(self._tables, scales).with_margin(self.predictor.margin)
+            self.predictor = TablePredictor(self._tables, scales).with_margin(self._margin_now())
 
     def believe_groups(self, fitted: FittedGroups | None) -> None:
         """Believe what was fitted to measured groups from now on. Only with `grouped`."""
@@ -154,11 +155,14 @@ class Beliefs:
         is_changed = self._use(scales)
         if self._caution is not None:
             self._caution.launched(belief.tenant, belief.predicted_ns, observed)
-            margin = self._caution.margin()
-            if margin is not self.predictor.margin:
-                self.predictor = self.predictor.with_margin(margin)
-                is_changed = True
-        return is_changed
+        margin = self._margin_now()
+        if margin is self.predictor.margin:
+            return is_changed
+        self.predictor = self.predictor.with_margin(margin)
+        return True
+
+    def _margin_now(self) -> SafetyMargin:
+        return NO_MARGIN if self._caution is None else self._caution.margin()
 
     def _use(self, scales: dict[str, float] | None) -> bool:
         if scales is None:

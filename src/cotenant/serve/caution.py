@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from cotenant.predict.conformal import AdaptiveConformal
-from cotenant.predict.margin import SafetyMargin, Spread
+from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 
 _UNIT_NS = 1_000_000
 """Delays of answers are followed as multiples of this."""
@@ -30,7 +30,7 @@ class Caution:
         self._reply_ns = 0
         self._lock = threading.Lock()
         """Answers go out on many threads."""
-        self._margin = SafetyMargin()
+        self._margin = NO_MARGIN
 
     def launched(self, tenant: str, predicted_ns: int, observed_ns: int) -> None:
         """A launch has ended."""
