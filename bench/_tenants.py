@@ -32,6 +32,8 @@ INSIDE = 16
 """Queries always inside while capacity is measured: enough that no core waits for the client."""
 SAMPLES = 4
 """Different inputs per tenant."""
+WARM_UPS = 3
+"""Queries of each model before anything is measured."""
 _SAMPLE_TRIES = 64
 _PATIENCE_S = 60.0
 
@@ -133,14 +135,14 @@ def saturation(contender: Contender, mix: Mapping[str, float], inputs: Inputs, q
 
 
 async def warm_up(url: str, prefix: str, inputs: Inputs, *, strict: bool = True) -> None:
-    """Send a few queries of each model, one after the other.
+    """Send WARM_UPS queries of each model, one after the other.
 
     Raises BenchError when one is not answered, unless `strict` is off: a server that drops may drop one here.
     """
     pool = HttpPool(url)
     try:
         for client in clients(pool, prefix, inputs).values():
-            for _ in range(3):
+            for _ in range(WARM_UPS):
                 reply = await client.send(0, _PATIENCE_S)
                 if strict:
                     _expect(reply)

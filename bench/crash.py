@@ -28,7 +28,7 @@ from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import Running, cache_folder, rss_mb, serving
-from bench._tenants import core_times, warm_up, workload
+from bench._tenants import WARM_UPS, core_times, warm_up, workload
 from cotenant.config import load_model_config
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.types import ANSWERS, Outcome
@@ -153,7 +153,7 @@ def _lost(result: LoadResult, page: str) -> int:
     lost = 0
     for model in MODELS:
         outcomes = sum(_value(page, f'cotenant_queries_total{{outcome="{o.value}",tenant="{model}"}}') for o in Outcome)
-        sent = len(result.log.columns(model).outcome) + SAMPLES  # those of the warm-up are not the generator's
+        sent = len(result.log.columns(model).outcome) + WARM_UPS  # those of the warm-up are not the generator's
         pending = _value(page, f'nv_inference_pending_request_count{{model="{model}"}}')
         lost += abs(sent - round(outcomes)) + round(pending)
     return lost
