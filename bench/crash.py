@@ -22,18 +22,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import Running, cache_folder, rss_mb, serving
-from bench._tenants import WARM_UPS, core_times, warm_up, workload
-from cotenant.config import load_model_config
+from bench._tenants import WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import for_capacity
-from cotenant.zoo import build_repository, sample_inputs
+from cotenant.zoo import build_repository
 
 MODELS = ("magika", "minilm", "resnet50")
 VICTIM = "minilm"
@@ -45,7 +43,6 @@ AFTER_S = 4.0
 """How much of the time after a kill counts as its window; the rest up to the next kill is calm."""
 WARM_UP_S = 3.0
 SEED = 1
-SAMPLES = 4
 _WORKER = b"cotenant.execute.worker.main"
 
 
@@ -53,8 +50,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     """Measure; models are kept in the user's cache folder."""
     kills = QUICK_KILLS if quick else KILLS
     root, rates = _repository(cache_folder() / "crash", quick)
-    rng = np.random.default_rng(SEED)
-    inputs = {model: [_sample(root, model, rng) for _ in range(SAMPLES)] for model in MODELS}
+    inputs = sample_all(root, MODELS)
     with serving(root) as server:
         asyncio.run(warm_up(server.http_url, "", inputs, strict=False))
         killer = Killer(server, kills)
@@ -110,16 +106,6 @@ def _repository(root: Path, quick: bool) -> tuple[Path, dict[str, float]]:
     build_repository(root, models=MODELS)
     service = core_times(root, MODELS, quick)
     return root, dict(for_capacity(service, len(os.sched_getaffinity(0)), LOAD))
-
-
-def _sample(root: Path, model: str, rng: np.random.Generator) -> dict[str, Any]:
-    """An input of the first declared shape."""
-    shape = load_model_config(root / model / "config.toml").model.shapes[0]
-    for _ in range(256):
-        sample = sample_inputs(model, rng)
-        if all(sample[name].shape == dims for name, dims in shape.items()):
-            return sample
-    raise BenchError(f"the zoo gave no sample of {model} at shape {shape}")
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

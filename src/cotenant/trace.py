@@ -144,9 +144,11 @@ def _no_policy(name: str, options: dict[str, Any]) -> Policy:
 
 def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
     if plain.factor is None:
-        return TablePredictor(plain.tables, plain.scales).with_margin(plain.margin)
-    fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
-    return GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor).with_margin(plain.margin)
+        made = TablePredictor(plain.tables, plain.scales)
+    else:
+        fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
+        made = GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor)
+    return made.with_margin(plain.margin)
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
