@@ -362,6 +362,41 @@ def test_the_queries_of_a_batch_get_their_own_rows(
     assert case.kept() == 0
 
 
+LEAVERS = [
+    pytest.param(((0,), ()), id="first"),
+    pytest.param(((1,), ()), id="middle"),
+    pytest.param(((3,), ()), id="last"),
+    pytest.param(((0, 2), ()), id="two"),
+    pytest.param(((0, 1, 2), ()), id="all-but-the-last"),
+    pytest.param(((1, 2, 3), ()), id="all-but-the-first"),
+    pytest.param(((0,), (1,)), id="one-after-another"),
+    pytest.param(((2,), (0, 3)), id="two-after-one"),
+    pytest.param(((), (0,)), id="at-the-second-cut"),
+]
+"""Places of the members that leave a batch of four at its first and at its second cut."""
+
+
+@pytest.mark.parametrize("leavers", LEAVERS)
+@pytest.mark.parametrize("rows", [(1, 1, 1, 1), (2, 1, 3, 1)], ids=["single", "several"])
+def test_those_who_stay_when_others_leave_at_a_cut_get_their_own_rows(
+    case: Case, runner: Runner, rows: tuple[int, ...], leavers: tuple[tuple[int, ...], ...]
+) -> None:
+    """Whatever made them leave (a cancel, a withdrawn stage, a failure): it is a discard between two launches."""
+    asked = {20 + place: case.inputs(place, count) for place, count in enumerate(rows)}
+    for query, inputs in asked.items():
+        case.executor.put(query, inputs)
+    left = list(asked)
+    cuts = [0, 2, 3, case.units]
+    for at, (start, end) in enumerate(pairwise(cuts)):
+        assert runner.wait(runner.start("cnn", tuple(left), (start, end), end == case.units, batch=1)) == [None]
+        for place in leavers[at] if at < len(leavers) else ():
+            case.executor.discard(20 + place)
+            left.remove(20 + place)
+    for query in left:
+        assert_equal(case.executor.take(query), case.expected(asked[query]))
+    assert case.kept() == 0
+
+
 def test_a_launch_that_raises_fails_alone_and_the_lane_goes_on(case: Case, runner: Runner) -> None:
     good, bad = case.picky
     for query, inputs in enumerate((good, bad, good)):

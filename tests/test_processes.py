@@ -196,7 +196,7 @@ def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> 
 
     limits = Limits(hang_floor_s=1.0, hang_factor=10.0)
     made = Launch(0, 0, "a", (0,), 1, 0, 0, 1, True, CORE, 300_000_000, 0)
-    pending = Pending(made, lambda *_: None, {}, ())
+    pending = Pending(made, lambda *_: None, {}, (0,), ())
     tick_ns = 250_000_000
     assert [overdue([pending], tick_ns, limits) for _ in range(20)] == [None] * 20  # not sent yet: waits for its lane
     pending.is_sent = True

@@ -67,8 +67,9 @@ class Keeper:
         self._process: WorkerProcess | None = None
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
-        self._paused: dict[int, tuple[int, ...]] = {}
-        """Rows of each query of the batches that the worker keeps tensors of."""
+        self._paused: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """Queries of the batches that the worker keeps tensors of, as they were merged, and the rows of each: those who
+        left meanwhile still have theirs in the tensors."""
         self._problem = ""
         self._losses: Counter[str] = Counter()
         self._near = NearCores()
@@ -91,9 +92,10 @@ class Keeper:
         with self._lock:
             if self._closing.is_set() or self._state is _State.DOWN:
                 return self._problem or f"the worker of {self.tenant!r} is not there any more"
+            queries = launch.queries
             if launch.start > 0:
-                rows = self._paused.pop(launch.batch, ())
-            pending = self._pending[launch.id] = Pending(launch, on_end, pieces, rows)
+                queries, rows = self._paused.pop(launch.batch, (queries, rows))
+            pending = self._pending[launch.id] = Pending(launch, on_end, pieces, queries, rows)
             return self._put(pending) if self._state is _State.UP else None
 
     def release(self, batch: int) -> None:
@@ -261,7 +263,7 @@ class Keeper:
         began = time.perf_counter_ns()
         try:
             if error is None and launch.last:
-                self._queries.keep(scatter(launch.queries, pending.rows, link.outputs(message.outputs)))
+                self._queries.keep(scatter(pending.queries, pending.rows, link.outputs(message.outputs)))
         except Exception as caught:
             error = reason_of(caught)
         input_ns, output_ns = pending.input_ns + message.input_ns, message.output_ns + time.perf_counter_ns() - began
@@ -269,7 +271,7 @@ class Keeper:
         with self._lock:
             del self._pending[launch.id]
             if error is None and not launch.last:
-                self._paused[launch.batch] = pending.rows
+                self._paused[launch.batch] = pending.queries, pending.rows
             while (following := link.next()) is not None:
                 problem = self._put(following)
                 if problem is None:

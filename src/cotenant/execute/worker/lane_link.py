@@ -15,7 +15,8 @@ from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
 
 @dataclass(slots=True)
 class Pending:
-    """A launch that has not ended. `pieces` are its inputs until they are written, `rows` those of each query.
+    """A launch that has not ended. `pieces` are its inputs until they are written, `rows` those of each of the
+    `queries` that its batch was made of.
 
     `waited_ns` counts from when the watchdog first saw it sent; -1 before.
     """
@@ -23,6 +24,7 @@ class Pending:
     launch: Launch
     on_end: OnEnd
     pieces: Pieces
+    queries: tuple[int, ...]
     rows: tuple[int, ...]
     input_ns: int = 0
     is_sent: bool = False
