@@ -142,7 +142,7 @@ class World:
         assert self.flows.under_way == 0
         assert self.flows.wait_idle(0)
         assert self.driver.wait_idle(0)
-        assert self.executor._inputs == {}
+        assert self.executor.kept == 0
         account = self.accounts.by_tenant["app"]
         assert sum(account.outcomes.values()) == account.arrived == len(self.results)
         if self.writer is not None:

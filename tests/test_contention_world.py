@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -372,7 +373,9 @@ def test_simulator_and_server_write_the_same_log(bandwidth: int) -> None:
     driver = Driver(engine, SimulatedExecutor(made, clock), clock, (partial(log, 1),))
 
     def arrive(query: Query) -> None:
-        driver.submit(lambda *_: query, {}, lambda respond, _: told[1].append((respond, clock.now_ns())))
+        driver.submit(
+            lambda *_: query, {"x": np.zeros(query.items)}, lambda respond, _: told[1].append((respond, clock.now_ns()))
+        )
 
     for query in queries:
         clock.call_at(query.arrival_ns, 2, partial(arrive, query))

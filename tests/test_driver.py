@@ -81,7 +81,8 @@ def test_a_query_gets_its_answer_and_its_outputs() -> None:
     stage.clock.run()
     [(now, respond, outputs)] = stage.answers
     assert (now, respond) == (10 * MS, Respond(0, Outcome.ANSWERED))
-    assert outputs is X
+    assert outputs is not None
+    assert outputs["x"] is X["x"]
 
 
 def test_a_time_out_fires_at_its_instant_while_the_device_is_busy() -> None:
@@ -172,7 +173,7 @@ def test_a_query_that_cannot_be_made_leaves_nothing_behind() -> None:
     with pytest.raises(ValueError, match="no such shape"):
         stage.driver.submit(bad, X, stage.done)
     assert stage.driver.read(lambda engine: engine.live) == 0
-    assert stage.executor._inputs == {}
+    assert stage.executor.kept == 0
     assert stage.driver._pending == {}
     assert stage.submit(QUICK) == 1
     stage.clock.run()
@@ -273,10 +274,12 @@ class Account:
     def __init__(self) -> None:
         self.ended: Counter[int] = Counter()
         self.outcomes: Counter[Outcome] = Counter()
+        self.foreign = 0
         self._changed = threading.Condition()
 
-    def done(self, respond: Respond, outputs: Tensors | None) -> None:
+    def done(self, sent: Tensors, respond: Respond, outputs: Tensors | None) -> None:
         with self._changed:
+            self.foreign += outputs is not None and outputs["x"].tolist() != sent["x"].tolist()
             self.ended[respond.query] += 1
             self.outcomes[respond.outcome] += 1
             assert (outputs is not None) == (respond.outcome in ANSWERS)
@@ -333,10 +336,11 @@ def test_every_query_ends_once_under_concurrent_submits_cancels_and_faults(
 
     def client(which: int) -> None:
         rng = Random(which)
-        for _ in range(each):
+        for turn in range(each):
             tenant = rng.choice(tenants)
             timeout = rng.choice([None, None, 50 * us, 400 * us])
-            number = driver.submit(partial(make, tenant, timeout), X, account.done)
+            sent = {"x": np.array([which * each + turn])}
+            number = driver.submit(partial(make, tenant, timeout), sent, partial(account.done, sent))
             numbers[which].append(number)
             if rng.random() < 0.3:
                 driver.post(QueryCancelled(rng.choice(numbers[which])))
@@ -362,8 +366,9 @@ def test_every_query_ends_once_under_concurrent_submits_cancels_and_faults(
     assert not running
     assert driver.read(lambda engine: (engine.live, engine.running)) == (0, 0)
     assert driver._pending == {}
-    assert executor._inputs == {}
-    assert executor._on_end == {}
+    assert executor.kept == 0
+    assert executor._running == {}
+    assert account.foreign == 0
 
 
 def test_events_of_one_moment_are_handled_by_the_thread_that_brings_them() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from cotenant.core.actions import Launch
+from cotenant.execute.batches import RowsError
 from cotenant.execute.contention import Contention, ContentionWorld, Traffic
 from cotenant.execute.gpu.cuda_streams import CudaStreams
 from cotenant.execute.gpu.sm_streams import PlainShares
@@ -176,7 +177,7 @@ def simulated_case(folder: Path, base: Callable[[TablePredictor], World] = Table
         lambda inputs: inputs,
         (plain, plain),
         lambda must: setattr(world, "_failure_rate", 1.0 if must else 0.0),
-        lambda: len(executor._inputs) + len(executor._on_end),
+        lambda: executor.kept,
     )
     executor.close()
     clock.close()
@@ -270,6 +271,12 @@ class Runner:
         self.ends: dict[int, tuple[str | None, Timing, threading.Thread]] = {}
         self._changed = threading.Condition()
         self._count = 0
+        self._rows: dict[int, int] = {}
+        self.items: dict[int, int] = {}
+
+    def put(self, query: int, inputs: Tensors) -> None:
+        self._rows[query] = len(next(iter(inputs.values())))
+        self.case.executor.put(query, inputs)
 
     def start(
         self,
@@ -283,7 +290,9 @@ class Runner:
         number = self._count
         self._count += 1
         batch = number if batch is None else batch
-        launch = Launch(number, batch, tenant, queries, len(queries), 0, *span, last, partition, 1, 1)
+        if span[0] == 0:
+            self.items[batch] = sum(self._rows.get(query, 1) for query in queries)
+        launch = Launch(number, batch, tenant, queries, self.items[batch], 0, *span, last, partition, 1, 1)
         self.case.executor.start(launch, self._ended)
         return number
 
@@ -315,7 +324,7 @@ def assert_equal(got: Tensors, expected: Tensors) -> None:
 
 def test_a_whole_launch_answers_its_query(case: Case, runner: Runner) -> None:
     inputs = case.inputs(1, 1)
-    case.executor.put(7, inputs)
+    runner.put(7, inputs)
     assert runner.wait(runner.whole("cnn", 7)) == [None]
     assert_equal(case.executor.take(7), case.expected(inputs))
     assert case.kept() == 0
@@ -323,7 +332,7 @@ def test_a_whole_launch_answers_its_query(case: Case, runner: Runner) -> None:
 
 def test_a_launch_in_segments_answers_as_a_whole_one(case: Case, runner: Runner) -> None:
     inputs = case.inputs(2, 2)
-    case.executor.put(0, inputs)
+    runner.put(0, inputs)
     cuts = [0, 1, case.units // 2, case.units - 1, case.units]
     for start, end in pairwise(cuts):
         assert runner.wait(runner.start("cnn", (0,), (start, end), end == case.units, batch=5)) == [None]
@@ -334,7 +343,7 @@ def test_a_launch_in_segments_answers_as_a_whole_one(case: Case, runner: Runner)
 def test_a_batch_may_go_on_elsewhere(case: Case, runner: Runner) -> None:
     """Segments of one batch on several partitions, one of several cores."""
     inputs = case.inputs(3, 1)
-    case.executor.put(0, inputs)
+    runner.put(0, inputs)
     middle = case.units // 2
     runner.wait(runner.start("cnn", (0,), (0, 2), False, ONE, batch=1))
     runner.wait(runner.start("cnn", (0,), (2, middle), False, BOTH, batch=1))
@@ -349,7 +358,7 @@ def test_the_queries_of_a_batch_get_their_own_rows(
 ) -> None:
     asked = {10 + seed: case.inputs(seed, count) for seed, count in enumerate(rows)}
     for query, inputs in asked.items():
-        case.executor.put(query, inputs)
+        runner.put(query, inputs)
     if in_segments:
         runner.wait(runner.start("cnn", tuple(asked), (0, 3), False, batch=1))
         last = runner.start("cnn", tuple(asked), (3, case.units), True, batch=1)
@@ -384,7 +393,7 @@ def test_those_who_stay_when_others_leave_at_a_cut_get_their_own_rows(
     """Whatever made them leave (a cancel, a withdrawn stage, a failure): it is a discard between two launches."""
     asked = {20 + place: case.inputs(place, count) for place, count in enumerate(rows)}
     for query, inputs in asked.items():
-        case.executor.put(query, inputs)
+        runner.put(query, inputs)
     left = list(asked)
     cuts = [0, 2, 3, case.units]
     for at, (start, end) in enumerate(pairwise(cuts)):
@@ -397,10 +406,34 @@ def test_those_who_stay_when_others_leave_at_a_cut_get_their_own_rows(
     assert case.kept() == 0
 
 
+def test_a_launch_that_is_not_of_its_batch_answers_nobody(case: Case, runner: Runner) -> None:
+    """Whose rows are whose is known, or the launch fails: other rows, or a query that came from elsewhere."""
+    for query in range(4):
+        runner.put(query, case.inputs(query, 1))
+    runner.wait(runner.start("cnn", (0, 1), (0, 2), False, batch=1))
+    before = runner.start("cnn", (2, 3), (0, 2), False, batch=2)
+    runner.wait(before)
+    for queries, items in (((0, 2), 2), ((0, 1), 3), ((0,), 1)):
+        runner.items[1] = items
+        with suppress(RowsError):
+            [error] = runner.wait(runner.start("cnn", queries, (2, case.units), True, batch=1))
+            assert error
+            assert "rows" in error
+    runner.items[1] = 2
+    assert runner.wait(runner.start("cnn", (0, 1), (2, case.units), True, batch=1)) == [None]
+    for query in (0, 1):
+        assert_equal(case.executor.take(query), case.expected(case.inputs(query, 1)))
+    case.executor.release(2)
+    for query in (2, 3):
+        with pytest.raises(KeyError):
+            case.executor.take(query)
+    assert case.kept() == 0
+
+
 def test_a_launch_that_raises_fails_alone_and_the_lane_goes_on(case: Case, runner: Runner) -> None:
     good, bad = case.picky
     for query, inputs in enumerate((good, bad, good)):
-        case.executor.put(query, inputs)
+        runner.put(query, inputs)
     first = runner.whole("picky", 0)
     runner.wait(first)
     case.fails(True)
@@ -422,7 +455,7 @@ def test_a_launch_that_raises_fails_alone_and_the_lane_goes_on(case: Case, runne
 
 
 def test_release_frees_a_paused_batch_and_discard_its_query(case: Case, runner: Runner) -> None:
-    case.executor.put(0, case.inputs(1, 1))
+    runner.put(0, case.inputs(1, 1))
     assert runner.wait(runner.start("cnn", (0,), (0, 2), False, batch=3)) == [None]
     case.executor.discard(0)
     case.executor.release(3)
@@ -438,7 +471,7 @@ def test_a_query_that_ends_while_it_runs_leaves_nothing_behind(case: Case, runne
         launch = Launch(99, 99, "nobody", (), 0, 0, 1, 2, True, ONE, 1, 1)
         case.executor.start(launch, lambda *_: held.wait(WAIT_S) and None)
     for query in (0, 1):
-        case.executor.put(query, case.inputs(query, 1))
+        runner.put(query, case.inputs(query, 1))
     launch_number = runner.whole("cnn", 0, 1)
     case.executor.discard(0)
     held.set()
@@ -451,7 +484,7 @@ def test_launches_of_one_partition_run_in_order(case: Case, runner: Runner) -> N
     if isinstance(case.executor, SimulatedExecutor):
         pytest.skip("the simulated world has no queue: the core never gives a partition two launches")
     for query in range(8):
-        case.executor.put(query, case.inputs(query, 1))
+        runner.put(query, case.inputs(query, 1))
     launches = [runner.whole("cnn", query) for query in range(8)]
     runner.wait(*launches)
     assert list(runner.ends) == launches
@@ -466,7 +499,7 @@ def test_close_waits_for_what_runs(folder: Path, make: Any) -> None:
     with make(folder) as case:
         runner = Runner(case)
         for query in range(4):
-            case.executor.put(query, case.inputs(query, 8))
+            runner.put(query, case.inputs(query, 8))
         launches = [runner.whole("cnn", query, partition=(ONE, OTHER)[query % 2]) for query in range(4)]
         case.executor.close()
         assert set(runner.ends) == set(launches)
@@ -481,7 +514,7 @@ def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path, mak
         assert isinstance(case.executor, OnnxRuntimeExecutor | TorchExecutor)
         runner = Runner(case)
         for query in (0, 1):
-            case.executor.put(query, case.inputs(query, 1))
+            runner.put(query, case.inputs(query, 1))
         runner.wait(runner.start("cnn", (0,), (0, 2), False, batch=1))
         case.executor.remove_model("cnn")
         errors = runner.wait(runner.start("cnn", (0,), (2, case.units), True, batch=1), runner.whole("cnn", 1))
@@ -493,7 +526,7 @@ def test_timing_says_where_the_time_went(folder: Path, make: Any) -> None:
     with make(folder) as case:
         runner = Runner(case)
         for query in (0, 1):
-            case.executor.put(query, case.inputs(query, 1))
+            runner.put(query, case.inputs(query, 1))
         runner.wait(runner.whole("cnn", 0, 1))
         timing = runner.ends[0][1]
         assert timing.input_ns > 0
@@ -568,7 +601,7 @@ def test_sessions_never_spin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(segment_session.ort, "InferenceSession", spy)
         runner = Runner(case)
         for partition in (ONE, BOTH):
-            case.executor.put(0, case.inputs(1, 1))
+            runner.put(0, case.inputs(1, 1))
             assert runner.wait(runner.whole("cnn", 0, partition=partition)) == [None]
             batch = 100 + partition.size
             case.executor.put(batch, case.inputs(1, 1))

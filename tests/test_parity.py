@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule
+from cotenant.execute.protocol import Tensors
 from cotenant.execute.simulated import SimulatedExecutor, TableWorld
 from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
@@ -102,9 +104,14 @@ def served(policy: AnyPolicy, queries: Sequence[Query], **world: Any) -> tuple[L
         return query
 
     def arrive(query: Query) -> None:
-        driver.submit(
-            partial(make, query), {}, lambda respond, _: told.append((respond.query, respond, clock.now_ns()))
-        )
+        rows = {"x": np.full(query.items, query.id)}
+
+        def done(respond: Respond, outputs: Tensors | None) -> None:
+            told.append((respond.query, respond, clock.now_ns()))
+            if outputs is not None:
+                assert outputs["x"].tolist() == rows["x"].tolist(), "somebody else's rows"
+
+        driver.submit(partial(make, query), rows, done)
 
     for query in queries:
         clock.call_at(query.arrival_ns, 2, partial(arrive, query))

@@ -454,7 +454,7 @@ def test_launches_are_waited_for_by_number_and_not_for_ever() -> None:
     engine = Engine([Tenant("a", 100 * MS)], Edf((Partition((0,)),)), table, (0,))
     driver = Driver(engine, SimulatedExecutor(TableWorld(table), clock), clock)
     for _ in range(2):
-        driver.submit(lambda number, now: Query(number, "a", now, now + 100 * MS), {}, lambda *_: None)
+        driver.submit(lambda number, now: Query(number, "a", now, now + 100 * MS), {"x": np.zeros(1)}, lambda *_: None)
     [first] = driver.read(lambda engine: engine.launches)
     assert not driver.wait_ended((first,), 0.0)
     ended: list[bool] = []

@@ -168,7 +168,7 @@ def test_a_paused_batch_is_lost_with_its_worker_and_leaves_nothing(host: Host) -
     host.executor.put(1, X)
     host.executor.start(Launch(1, 7, "a", (1,), 1, 0, 0, 1, False, CORE, 1, 1), host._end)
     assert host.wait(1) == [None]
-    assert host.executor.kept == 3  # the query's inputs, the batch here and in the worker
+    assert host.executor.kept == 2  # the query's inputs, the batch in the worker
     os.kill(host.pid("a"), signal.SIGKILL)
     host.wait_resumed()
     host.executor.release(7)
@@ -191,12 +191,13 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
 
 def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> None:
     """Completions must not keep the watchdog from looking: its clock does not wait for silence."""
+    from cotenant.execute.batches import Batch
     from cotenant.execute.worker.lane_link import Pending
     from cotenant.execute.worker.limits import overdue
 
     limits = Limits(hang_floor_s=1.0, hang_factor=10.0)
     made = Launch(0, 0, "a", (0,), 1, 0, 0, 1, True, CORE, 300_000_000, 0)
-    pending = Pending(made, lambda *_: None, {}, (0,), ())
+    pending = Pending(made, lambda *_: None, Batch(made, []))
     tick_ns = 250_000_000
     assert [overdue([pending], tick_ns, limits) for _ in range(20)] == [None] * 20  # not sent yet: waits for its lane
     pending.is_sent = True

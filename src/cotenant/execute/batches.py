@@ -1,39 +1,96 @@
-"""Tensors of queries and batches: what executors of threads and of processes share."""
+"""Whose rows are whose: the tensors of queries and batches, for every executor."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import Tensors
 
 Pieces = Mapping[str, Sequence[Any]]
 """Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
 
+Kept = TypeVar("Kept")
+"""What an executor keeps of a paused batch: the tensors that are live where it stands, or where those are."""
+
 _REASON_CHARS = 300
 
 
 class ModelGoneError(RuntimeError):
-    """A launch names a model that was unloaded meanwhile."""
+    """A launch names a model that was unloaded meanwhile, or a batch whose tensors are gone with it."""
 
     def __init__(self, tenant: str) -> None:
         super().__init__(f"model of {tenant!r} is not loaded any more")
 
 
-class QueryTensors:
-    """Inputs of queries until they end, and outputs until they are taken. Thread-safe."""
+class RowsError(ValueError):
+    """Rows of a batch do not fit: it must fail, since nobody can tell whose they are."""
+
+
+class Batch(Generic[Kept]):
+    """Queries that go through a model as one, from its first launch on, in the order of their rows.
+
+    Those who leave at a cut stay in it, as their rows stay in the tensors to the end. Made by `Batches`. Inputs are put
+    below each other, and outputs dealt out, nowhere else.
+    """
+
+    __slots__ = ("_inputs", "items", "kept", "queries", "rows")
+
+    def __init__(self, launch: Launch, inputs: list[Tensors]) -> None:
+        self.queries = launch.queries
+        self.items = launch.items
+        self.rows: tuple[int, ...] = (launch.items,)
+        self.kept: Kept | None = None
+        self._inputs = inputs
+
+    def gather(self) -> Pieces:
+        """The inputs, to be put below each other; once. Raises RowsError when they are not the rows of the launch."""
+        inputs, self._inputs = self._inputs, []
+        if len(inputs) > 1:
+            self.rows = tuple([len(next(iter(tensors.values()), ())) for tensors in inputs])
+            if sum(self.rows) != self.items or any(
+                len(array) != count
+                for tensors, count in zip(inputs, self.rows, strict=True)
+                for array in tensors.values()
+            ):
+                raise RowsError(f"inputs of a batch have {self.rows} rows, expected {self.items} in every tensor")
+        return {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
+
+    def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
+        """Each query with its rows of the outputs; a single one has them all. Raises RowsError when they do not fit."""
+        if len(self.queries) == 1:
+            yield self.queries[0], outputs
+            return
+        for name, array in outputs.items():
+            if array.ndim == 0 or array.shape[0] != self.items:
+                text = f"output {name!r} has shape {array.shape}, expected {self.items} rows: set max_batch = 1"
+                raise RowsError(text)
+        at = 0
+        for query, count in zip(self.queries, self.rows, strict=True):
+            yield query, {name: array[at : at + count] for name, array in outputs.items()}
+            at += count
+
+
+class Batches(Generic[Kept]):
+    """Inputs of queries until they end, their outputs until they are taken, and the batches between their launches.
+
+    A batch in flight belongs to its launch: who `begin`s it has to `pause` or `finish` it, or drops it when it fails.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._inputs: dict[int, Tensors] = {}
         self._outputs: dict[int, Tensors] = {}
+        self._paused: dict[int, Batch[Kept]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._inputs) + len(self._outputs)
+        return len(self._inputs) + len(self._outputs) + len(self._paused)
 
     def put(self, query: int, inputs: Tensors) -> None:
         """See Executor."""
@@ -51,41 +108,48 @@ class QueryTensors:
             self._inputs.pop(query, None)
             self._outputs.pop(query, None)
 
-    def inputs(self, queries: Iterable[int]) -> list[Tensors]:
-        """The inputs of some queries, in their order."""
-        return [self._inputs[query] for query in queries]
+    def begin(self, launch: Launch) -> Batch[Kept]:
+        """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
-    def keep(self, outputs: Mapping[int, Tensors]) -> None:
-        """Keep outputs until they are taken; those of queries that have ended meanwhile nobody would take."""
+        Raises ModelGoneError when nothing is kept of it, RowsError when the launch is not of its queries and rows.
+        """
+        if launch.start == 0:
+            return Batch(launch, [self._inputs[query] for query in launch.queries])
         with self._lock:
-            self._outputs.update({query: tensors for query, tensors in outputs.items() if query in self._inputs})
+            batch = self._paused.get(launch.batch)
+            if batch is None:
+                raise ModelGoneError(launch.tenant)
+            if launch.items != batch.items or not set(launch.queries) <= set(batch.queries):
+                mine = f"{batch.items} rows of {batch.queries}"
+                raise RowsError(f"a launch is of {launch.items} rows of queries {launch.queries}, its batch of {mine}")
+            del self._paused[launch.batch]
+        return batch
 
+    def pause(self, launch: Launch, batch: Batch[Kept], kept: Kept) -> None:
+        """A launch has ended at a cut: keep what is live there until the next one."""
+        batch.kept = kept
+        with self._lock:
+            self._paused[launch.batch] = batch
 
-def pieces_of(inputs: Sequence[Tensors]) -> tuple[Pieces, tuple[int, ...]]:
-    """The inputs of the queries of a batch, to be put below each other, and the rows of each; () for one query."""
-    pieces = {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
-    return pieces, () if len(inputs) == 1 else tuple([len(next(iter(tensors.values()))) for tensors in inputs])
+    def finish(self, batch: Batch[Kept], outputs: Tensors) -> None:
+        """Keep the outputs of the last launch until they are taken; those of queries that have ended nobody would take.
+
+        Raises RowsError when they do not fit: then nobody gets anything.
+        """
+        answers = dict(batch.scatter(outputs))
+        with self._lock:
+            self._outputs.update({query: tensors for query, tensors in answers.items() if query in self._inputs})
+
+    def release(self, batch: int) -> Kept | None:
+        """Forget a paused batch; what was kept of it."""
+        with self._lock:
+            found = self._paused.pop(batch, None)
+        return None if found is None else found.kept
 
 
 def joined(pieces: Sequence[Any]) -> Any:
     """One array of all rows; the array itself where there is one alone."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-
-
-def scatter(queries: Sequence[int], rows: Sequence[int], outputs: Tensors) -> dict[int, Tensors]:
-    """Give each query its rows of the outputs. Raises ValueError when an output has no row per input row."""
-    if len(queries) == 1:
-        return {queries[0]: outputs}
-    total = sum(rows)
-    for name, array in outputs.items():
-        if array.ndim == 0 or array.shape[0] != total:
-            raise ValueError(f"output {name!r} has shape {array.shape}, expected {total} rows: set max_batch = 1")
-    scattered: dict[int, Tensors] = {}
-    at = 0
-    for query, count in zip(queries, rows, strict=True):
-        scattered[query] = {name: array[at : at + count] for name, array in outputs.items()}
-        at += count
-    return scattered
 
 
 def for_engine(array: Any) -> Any:

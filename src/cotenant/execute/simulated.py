@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Protocol
 
 from cotenant.core.actions import Launch
+from cotenant.execute.batches import Batch, Batches, joined
 from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.predict.protocol import Predictor
 
@@ -77,36 +78,36 @@ class Timers(Protocol):
 
 
 class SimulatedExecutor:
-    """Runs launches of a world on a clock, real or virtual. Gives each query its own inputs back as outputs."""
+    """Runs launches of a world on a clock, real or virtual. Its models give their inputs back as outputs."""
 
     def __init__(self, world: World, clock: Timers) -> None:
         self._world = world
         self._clock = clock
         self._lock = Lock()
-        self._inputs: dict[int, Tensors] = {}
-        self._on_end: dict[int, OnEnd] = {}
+        self._batches: Batches[Tensors] = Batches()
+        self._running: dict[int, tuple[Launch, Batch[Tensors], OnEnd]] = {}
+        self.put = self._batches.put
+        self.take = self._batches.take
+        self.discard = self._batches.discard
 
-    def put(self, query: int, inputs: Tensors) -> None:
-        """See Executor."""
-        self._inputs[query] = inputs
-
-    def take(self, query: int) -> Tensors:
-        """See Executor."""
-        return self._inputs.pop(query)
-
-    def discard(self, query: int) -> None:
-        """See Executor."""
-        del self._inputs[query]
+    @property
+    def kept(self) -> int:
+        """How many queries and batches tensors are kept of."""
+        return len(self._batches)
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         with self._lock:
-            self._on_end[launch.id] = on_end
+            batch = self._batches.begin(launch)
+            if launch.start == 0:
+                batch.kept = {name: joined(pieces) for name, pieces in batch.gather().items()}
+            self._running[launch.id] = launch, batch, on_end
             self._world.start(launch, self._clock.now_ns())
             self._wait_for_next()
 
     def release(self, batch: int) -> None:
-        """See Executor. Nothing is kept for a batch."""
+        """See Executor."""
+        self._batches.release(batch)
 
     def close(self) -> None:
         """See Executor."""
@@ -122,7 +123,11 @@ class SimulatedExecutor:
             at = self._world.next_ns()
             if at is None or at > self._clock.now_ns():
                 return
-            launch, error = self._world.pop()
-            on_end = self._on_end.pop(launch)
+            number, error = self._world.pop()
+            launch, batch, on_end = self._running.pop(number)
+            if error is None and launch.last:
+                self._batches.finish(batch, batch.kept or {})
+            elif error is None:
+                self._batches.pause(launch, batch, batch.kept or {})
             self._wait_for_next()
-        on_end(launch, error, Timing())
+        on_end(number, error, Timing())

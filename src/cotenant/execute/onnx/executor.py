@@ -5,35 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import (
-    ModelGoneError,
-    QueryTensors,
-    for_client,
-    for_engine,
-    joined,
-    pieces_of,
-    reason_of,
-    scatter,
-)
+from cotenant.execute.batches import Batch, Batches, ModelGoneError, for_client, for_engine, joined, reason_of
 from cotenant.execute.lanes import Lane
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Tensors, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.warm import warm_up
 from cotenant.types import Partition
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchTensors:
-    """What a paused batch keeps: the tensors live at its boundary, and the rows of each of its queries."""
-
-    tensors: Mapping[str, Any]
-    rows: tuple[int, ...]
-    queries: tuple[int, ...]
 
 
 class OnnxRuntimeExecutor:
@@ -46,17 +27,16 @@ class OnnxRuntimeExecutor:
         self._lane_nice = lane_nice
         self._models: dict[str, Runner] = {}
         self._lanes: dict[Partition, Lane] = {}
-        self._queries = QueryTensors()
-        self._batches: dict[int, _BatchTensors] = {}
+        self._batches: Batches[Mapping[str, Any]] = Batches()
         self._lock = threading.Lock()
-        self.put = self._queries.put
-        self.take = self._queries.take
-        self.discard = self._queries.discard
+        self.put = self._batches.put
+        self.take = self._batches.take
+        self.discard = self._batches.discard
 
     @property
     def kept(self) -> int:
         """How many queries and batches tensors are kept of."""
-        return len(self._queries) + len(self._batches)
+        return len(self._batches)
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """Load the sessions that launches of the tenant will need. Raises ModelError. Memory is not limited here."""
@@ -103,14 +83,16 @@ class OnnxRuntimeExecutor:
             if lane is None:
                 lane = self._lanes[launch.partition] = Lane(launch.partition, self._lane_nice)
             model = self._models.get(launch.tenant)
-        if launch.start == 0:
-            lane.put(partial(self._run_first, launch, model, self._queries.inputs(launch.queries), on_end))
-        else:
-            lane.put(partial(self._run, launch, model, self._batches.get(launch.batch), 0, on_end))
+        batch: Batch[Mapping[str, Any]] | Exception
+        try:
+            batch = self._batches.begin(launch)
+        except Exception as error:
+            batch = error
+        lane.put(partial(self._run, launch, model, batch, on_end))
 
     def release(self, batch: int) -> None:
         """See Executor."""
-        self._batches.pop(batch, None)
+        self._batches.release(batch)
 
     def close(self) -> None:
         """See Executor."""
@@ -120,36 +102,29 @@ class OnnxRuntimeExecutor:
         for lane in lanes:
             lane.close()
 
-    def _run_first(self, launch: Launch, model: Runner | None, inputs: list[Tensors], on_end: OnEnd) -> None:
-        began = time.perf_counter_ns()
-        try:
-            pieces, rows = pieces_of(inputs)
-            merged = {name: for_engine(joined(arrays)) for name, arrays in pieces.items()}
-        except Exception as error:
-            on_end(launch.id, reason_of(error), Timing(input_ns=time.perf_counter_ns() - began))
-            return
-        batch = _BatchTensors(merged, rows, launch.queries)
-        self._run(launch, model, batch, time.perf_counter_ns() - began, on_end)
-
     def _run(
-        self, launch: Launch, model: Runner | None, batch: _BatchTensors | None, input_ns: int, on_end: OnEnd
+        self, launch: Launch, model: Runner | None, batch: Batch[Mapping[str, Any]] | Exception, on_end: OnEnd
     ) -> None:
-        began = time.perf_counter_ns()
-        ran = began
+        began = gathered = ran = time.perf_counter_ns()
         error: str | None = None
         try:
-            if model is None or batch is None:
+            if isinstance(batch, Exception):
+                raise batch
+            if model is None:
                 raise ModelGoneError(launch.tenant)
+            if launch.start == 0:
+                tensors: Mapping[str, Any] = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
+            else:
+                tensors = batch.kept or {}
+            gathered = ran = time.perf_counter_ns()
             cores = launch.partition.cores
-            tensors = model.run(launch.start, launch.end, batch.tensors, cores if len(cores) > 1 else 1)
+            tensors = model.run(launch.start, launch.end, tensors, cores if len(cores) > 1 else 1)
             ran = time.perf_counter_ns()
             if launch.last:
-                self._queries.keep(scatter(batch.queries, batch.rows, for_client(to_numpy(tensors))))
-                self._batches.pop(launch.batch, None)
+                self._batches.finish(batch, for_client(to_numpy(tensors)))
             else:
-                self._batches[launch.batch] = _BatchTensors(tensors, batch.rows, batch.queries)
+                self._batches.pause(launch, batch, tensors)
         except Exception as caught:
-            ran = time.perf_counter_ns()
-            self._batches.pop(launch.batch, None)
+            ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
-        on_end(launch.id, error, Timing(input_ns, ran - began, time.perf_counter_ns() - ran))
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,14 +19,14 @@ import torch
 
 from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
-from cotenant.execute.batches import ModelGoneError, QueryTensors, pieces_of, reason_of, scatter
+from cotenant.execute.batches import Batch, Batches, ModelGoneError, reason_of
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.gpu.graph_pool import GraphCounts, GraphKey, GraphPool
 from cotenant.execute.gpu.range_graph import RangeGraph
 from cotenant.execute.gpu.residents import MIB, DeviceFullError, Resident, Residents, StreamModel
 from cotenant.execute.gpu.stream_threads import StreamThreads, Waiting
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Tensors, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.types import Partition
 
@@ -38,22 +37,14 @@ class DeviceLostError(RuntimeError):
     """The device takes no more work."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What a paused batch keeps: the tensors live at its boundary, and the rows of each of its queries."""
-
-    tensors: Named
-    rows: tuple[int, ...]
-    queries: tuple[int, ...]
-
-
 @dataclass(slots=True)
 class _Flight:
     """A launch between its submission and its end, with all that the device may still read or write for it."""
 
     launch: Launch
     on_end: OnEnd
-    batch: _Batch | None = None
+    batch: Batch[Named] | Exception
+    """What is kept of it are its inputs, or the tensors live where it stands."""
     graph: RangeGraph | None = None
     results: Named | None = None
     events: tuple[Event, ...] = ()
@@ -61,8 +52,14 @@ class _Flight:
     gather_ns: int = 0
     error: str | None = None
 
+    @property
+    def tensors(self) -> Named:
+        """What its units begin with."""
+        return self.batch.kept or {} if isinstance(self.batch, Batch) else {}
+
     def drop(self) -> None:
-        self.batch = self.graph = self.results = None
+        self.batch = RuntimeError("it has ended")
+        self.graph = self.results = None
 
 
 class TorchExecutor:
@@ -79,18 +76,17 @@ class TorchExecutor:
         self._residents = Residents(device, lambda number: bool(self._graphs.drop(number)))
         self._models: dict[str, Resident] = {}
         self._lanes: dict[Partition, tuple[StreamLane, StreamThreads]] = {}
-        self._queries = QueryTensors()
-        self._batches: dict[int, _Batch] = {}
+        self._batches: Batches[Named] = Batches()
         self._lost = ""
         self._lock = threading.Lock()
-        self.put = self._queries.put
-        self.take = self._queries.take
-        self.discard = self._queries.discard
+        self.put = self._batches.put
+        self.take = self._batches.take
+        self.discard = self._batches.discard
 
     @property
     def kept(self) -> int:
         """How many queries and batches tensors are kept of."""
-        return len(self._queries) + len(self._batches)
+        return len(self._batches)
 
     @property
     def graph_counts(self) -> GraphCounts:
@@ -151,15 +147,18 @@ class TorchExecutor:
             if place is None:
                 place = self._lanes[launch.partition] = self._open(launch.partition)
             resident = self._models.get(launch.tenant)
-        inputs = self._queries.inputs(launch.queries) if launch.start == 0 else []
+        batch: Batch[Named] | Exception
+        try:
+            batch = self._batches.begin(launch)
+        except Exception as error:
+            batch = error
         if resident is not None and not resident.begin():
             resident = None
-        flight = _Flight(launch, on_end, self._batches.get(launch.batch))
-        place[1].put(partial(self._submit, *place, flight, resident, inputs))
+        place[1].put(partial(self._submit, *place, _Flight(launch, on_end, batch), resident))
 
     def release(self, batch: int) -> None:
         """See Executor."""
-        self._batches.pop(batch, None)
+        self._batches.release(batch)
 
     def close(self) -> None:
         """See Executor."""
@@ -169,7 +168,6 @@ class TorchExecutor:
         for _, threads in lanes:
             threads.close()
         self._graphs.clear()
-        self._batches.clear()
         self.device.close()
 
     def _open(self, partition: Partition) -> tuple[StreamLane, StreamThreads]:
@@ -178,23 +176,18 @@ class TorchExecutor:
 
     # --- the submitting thread ----------------------------------------------------------------------------------------
 
-    def _submit(
-        self,
-        lane: StreamLane,
-        threads: StreamThreads,
-        flight: _Flight,
-        resident: Resident | None,
-        inputs: list[Tensors],
-    ) -> Waiting:
+    def _submit(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident | None) -> Waiting:
         urgent = resident is not None and resident.urgent
         try:
             if self._lost:
                 raise DeviceLostError(self._lost)
-            if resident is None or (flight.launch.start and flight.batch is None):
+            if isinstance(flight.batch, Exception):
+                raise flight.batch
+            if resident is None:
                 raise ModelGoneError(flight.launch.tenant)
             began = time.perf_counter_ns()
             if not flight.launch.start:
-                flight.batch = _gathered(lane, flight.launch, inputs)
+                flight.batch.kept = _gathered(lane, flight.batch)
             flight.gather_ns = time.perf_counter_ns() - began
             work = partial(self._launch, lane, threads, flight, resident)
             with lane.stream(urgent):
@@ -208,8 +201,7 @@ class TorchExecutor:
     def _launch(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident) -> None:
         """Submit everything of a launch to the current stream."""
         launch = flight.launch
-        assert flight.batch is not None
-        values = flight.batch.tensors
+        values = flight.tensors
         self._residents.bring(resident)
         graph = flight.graph = self._graph(lane, threads, launch, resident, values)
         began = lane.record()
@@ -262,8 +254,6 @@ class TorchExecutor:
                 timing = self._keep(lane, flight)
         except Exception as caught:
             error = self._reason(caught)
-        if launch.last or error is not None:
-            self._batches.pop(launch.batch, None)
         with threads.quiet:
             flight.drop()
         if resident is not None:
@@ -274,13 +264,13 @@ class TorchExecutor:
         """Keep what a launch has left. Gives where its time went."""
         arrived = time.perf_counter_ns()
         launch, batch, results = flight.launch, flight.batch, flight.results
-        assert batch is not None
+        assert isinstance(batch, Batch)
         assert results is not None
         if launch.last:
             outputs = {name: lane.to_numpy(value) for name, value in results.items()}
-            self._queries.keep(scatter(batch.queries, batch.rows, outputs))
+            self._batches.finish(batch, outputs)
         else:
-            self._batches[launch.batch] = _Batch(results, batch.rows, batch.queries)
+            self._batches.pause(launch, batch, results)
         began, filled, ran, done = flight.events
         return Timing(
             flight.gather_ns + filled.ns_since(began),
@@ -301,11 +291,10 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _gathered(lane: StreamLane, launch: Launch, inputs: Sequence[Tensors]) -> _Batch:
+def _gathered(lane: StreamLane, batch: Batch[Named]) -> Named:
     """The inputs of a batch below each other, in memory of the host that the device can copy from."""
-    pieces, rows = pieces_of(inputs)
     tensors: dict[str, torch.Tensor] = {}
-    for name, arrays in pieces.items():
+    for name, arrays in batch.gather().items():
         first = arrays[0]
         try:
             dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
@@ -318,7 +307,7 @@ def _gathered(lane: StreamLane, launch: Launch, inputs: Sequence[Tensors]) -> _B
             np.copyto(view, first)
         else:
             np.concatenate(arrays, out=view)
-    return _Batch(tensors, rows, launch.queries)
+    return tensors
 
 
 def _plain(output: torch.Tensor) -> torch.Tensor:
@@ -327,8 +316,8 @@ def _plain(output: torch.Tensor) -> torch.Tensor:
 
 
 def _need(flight: _Flight) -> str:
-    launch, batch = flight.launch, flight.batch
-    size = sum(value.nbytes for value in batch.tensors.values()) if batch else 0
+    launch = flight.launch
+    size = sum(value.nbytes for value in flight.tensors.values())
     return f"units {launch.start} to {launch.end} of {launch.items} rows ({size / MIB:.1f} MiB of tensors)"
 
 

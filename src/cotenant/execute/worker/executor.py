@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
-from cotenant.execute.batches import ModelGoneError, Pieces, QueryTensors, pieces_of, reason_of
+from cotenant.execute.batches import Batches, ModelGoneError, reason_of
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.session_ladder import Wanted
@@ -49,19 +49,18 @@ class ProcessExecutor:
         self._keepers: dict[str, Keeper] = {}
         self._all: list[Keeper] = []
         """Those that have not ended, also of models that were removed."""
-        self._batches: dict[int, Keeper] = {}
         self._late: list[threading.Thread] = []
-        self._queries = QueryTensors()
+        self._batches: Batches[Keeper] = Batches()
+        """Of a paused batch the keeper whose worker has its tensors."""
         self._lock = threading.Lock()
-        self.put = self._queries.put
-        self.take = self._queries.take
-        self.discard = self._queries.discard
+        self.put = self._batches.put
+        self.take = self._batches.take
+        self.discard = self._batches.discard
 
     @property
     def kept(self) -> int:
         """How many queries and batches tensors are kept of."""
-        with self._lock:
-            return len(self._queries) + len(self._batches) + sum(keeper.kept for keeper in self._all)
+        return len(self._batches)
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """Start a worker for the tenant and wait until it has loaded the model with these sessions.
@@ -74,7 +73,7 @@ class ProcessExecutor:
         message = Open(tenant, *place, _plain(sessions), self._lane_nice, self._device)
         model.close()
         limits = replace(self._limits, memory_bytes=memory_bytes)
-        keeper = Keeper(message, limits, self._queries, self._tell, self._environment(tenant))
+        keeper = Keeper(message, limits, self._batches, self._tell, self._environment(tenant))
         keeper.load()
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
@@ -122,21 +121,13 @@ class ProcessExecutor:
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
-        pieces: Pieces = {}
-        rows: tuple[int, ...] = ()
         with self._lock:
             keeper = self._keepers.get(launch.tenant)
-            if keeper is not None:
-                if launch.last:
-                    self._batches.pop(launch.batch, None)
-                elif launch.start == 0:
-                    self._batches[launch.batch] = keeper
         try:
-            if keeper is None:
+            batch = self._batches.begin(launch)
+            if keeper is None or batch.kept not in (None, keeper):
                 raise ModelGoneError(launch.tenant)
-            if launch.start == 0:
-                pieces, rows = pieces_of(self._queries.inputs(launch.queries))
-            problem = keeper.start(launch, pieces, rows, on_end)
+            problem = keeper.start(launch, batch, on_end)
         except Exception as error:
             problem = reason_of(error)
         if problem is not None:
@@ -144,8 +135,7 @@ class ProcessExecutor:
 
     def release(self, batch: int) -> None:
         """See Executor."""
-        with self._lock:
-            keeper = self._batches.pop(batch, None)
+        keeper = self._batches.release(batch)
         if keeper is not None:
             keeper.release(batch)
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
-from cotenant.execute.batches import Pieces, QueryTensors, reason_of, scatter
+from cotenant.execute.batches import Batch, Batches, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
 from cotenant.execute.session_ladder import SessionLadder, Wanted
@@ -47,7 +47,7 @@ class Keeper:
         self,
         model: Open,
         limits: Limits,
-        queries: QueryTensors,
+        batches: Batches[Keeper],
         on_event: Callable[[Event], None],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -56,7 +56,7 @@ class Keeper:
         self._model = model
         self._ladder = SessionLadder(model)
         self._limits = limits
-        self._queries = queries
+        self._batches = batches
         self._on_event = on_event
         self._lock = threading.Lock()  # held for moments only: the driver's lock may be held by who waits for it
         self._telling = threading.Lock()  # held while the core is told: never wait for it under the driver's lock
@@ -67,9 +67,6 @@ class Keeper:
         self._process: WorkerProcess | None = None
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
-        self._paused: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Queries of the batches that the worker keeps tensors of, as they were merged, and the rows of each: those who
-        left meanwhile still have theirs in the tensors."""
         self._problem = ""
         self._losses: Counter[str] = Counter()
         self._near = NearCores()
@@ -87,23 +84,17 @@ class Keeper:
             self.join()
             raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
 
-    def start(self, launch: Launch, pieces: Pieces, rows: tuple[int, ...], on_end: OnEnd) -> str | None:
+    def start(self, launch: Launch, batch: Batch[Keeper], on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
         with self._lock:
             if self._closing.is_set() or self._state is _State.DOWN:
                 return self._problem or f"the worker of {self.tenant!r} is not there any more"
-            queries = launch.queries
-            if launch.start > 0:
-                queries, rows = self._paused.pop(launch.batch, (queries, rows))
-            pending = self._pending[launch.id] = Pending(launch, on_end, pieces, queries, rows)
+            pending = self._pending[launch.id] = Pending(launch, on_end, batch)
             return self._put(pending) if self._state is _State.UP else None
 
     def release(self, batch: int) -> None:
         """Forget the tensors of a paused batch."""
-        with self._lock:
-            is_kept = self._paused.pop(batch, None) is not None
-        if is_kept:
-            self._send(Release(batch))
+        self._send(Release(batch))
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]]) -> None:
         """Have the worker load further sessions and run each once; waits. Raises ModelError when it cannot.
@@ -140,11 +131,6 @@ class Keeper:
     def is_alive(self) -> bool:
         """Whether its thread runs: the worker may still be there."""
         return self._thread.is_alive()
-
-    @property
-    def kept(self) -> int:
-        """How many batches tensors are kept of."""
-        return len(self._paused)
 
     @property
     def problem(self) -> str:
@@ -263,15 +249,15 @@ class Keeper:
         began = time.perf_counter_ns()
         try:
             if error is None and launch.last:
-                self._queries.keep(scatter(pending.queries, pending.rows, link.outputs(message.outputs)))
+                self._batches.finish(pending.batch, link.outputs(message.outputs))
+            elif error is None:
+                self._batches.pause(launch, pending.batch, self)
         except Exception as caught:
             error = reason_of(caught)
         input_ns, output_ns = pending.input_ns + message.input_ns, message.output_ns + time.perf_counter_ns() - began
         failed: list[tuple[Pending, str]] = []
         with self._lock:
             del self._pending[launch.id]
-            if error is None and not launch.last:
-                self._paused[launch.batch] = pending.queries, pending.rows
             while (following := link.next()) is not None:
                 problem = self._put(following)
                 if problem is None:
@@ -338,7 +324,6 @@ class Keeper:
             self._state = _State.DOWN
             ended = list(self._pending.values())
             self._pending.clear()
-            self._paused.clear()
         self._end_process()
         for pending in ended:
             pending.on_end(pending.launch.id, loss.reason, Timing(pending.input_ns))

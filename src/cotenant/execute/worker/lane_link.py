@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Pieces
+from cotenant.execute.batches import Batch
 from cotenant.execute.protocol import OnEnd, Tensors
 from cotenant.execute.worker.channel import AddLane, Channel, Run
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
@@ -15,17 +16,14 @@ from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
 
 @dataclass(slots=True)
 class Pending:
-    """A launch that has not ended. `pieces` are its inputs until they are written, `rows` those of each of the
-    `queries` that its batch was made of.
+    """A launch that has not ended. Its `batch` has the inputs until they are written.
 
     `waited_ns` counts from when the watchdog first saw it sent; -1 before.
     """
 
     launch: Launch
     on_end: OnEnd
-    pieces: Pieces
-    queries: tuple[int, ...]
-    rows: tuple[int, ...]
+    batch: Batch[Any]
     input_ns: int = 0
     is_sent: bool = False
     waited_ns: int = -1
@@ -52,7 +50,7 @@ class LaneLink:
             theirs.close()
 
     def put(self, pending: Pending) -> None:
-        """Send a launch now, or when those before it have ended. Raises CotenantError or ValueError, see `write`."""
+        """Send a launch now, or when those before it have ended. Raises what `gather` and `write` do."""
         if self._is_busy:
             self._waiting.append(pending)
         else:
@@ -82,8 +80,7 @@ class LaneLink:
         layouts: tuple[Layout, ...] = ()
         if launch.start == 0:
             began = time.perf_counter_ns()
-            layouts = self._inputs.write(pending.pieces)
-            pending.pieces = {}
+            layouts = self._inputs.write(pending.batch.gather())
             pending.input_ns = time.perf_counter_ns() - began
         self._is_busy = pending.is_sent = True
         try:
