@@ -298,13 +298,13 @@ def test_a_cancel_ends_the_whole_at_once() -> None:
 
 
 def test_a_time_out_withdraws_what_waits() -> None:
-    """One lane: the first side runs beyond the time-out, and the other one has waited for it until then."""
+    """One lane: the first side runs at the time-out, and the other one has waited for it until then."""
     world = World(application(500, DIAMOND), [10, 5, 5, 7], real_ms=[10, 50, 50, 7], drop=DropRule.NONE)
     world.ask(timeout_ns=30 * MS)
     world.run()
     [(now, outcome, reason)] = world.story
     assert (now, outcome) == (30, Outcome.DROPPED)
-    assert reason == "dropped: stage 's2': timed out after 20.0 ms in the queue"
+    assert reason == "dropped: stage 's1': timed out after 20.0 ms while it was running"
     assert len(world.events(QueryWithdrawn)) == 1
 
 

@@ -16,6 +16,8 @@ from cotenant.core.events import (
     QueryCancelled,
     TenantAdded,
     TenantRemoved,
+    TenantResumed,
+    TenantSuspended,
     TimerFired,
 )
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
@@ -169,6 +171,89 @@ def test_a_failed_launch_fails_its_queries_and_releases_the_batch() -> None:
         Release(0),
     ]
     assert (core.live, core.running) == (0, 0)
+
+
+def test_the_members_of_a_batch_that_fails_run_alone_before_anybody_fails() -> None:
+    """One of them is at fault, the others are answered; who left before is not asked, and nobody is merged again."""
+    core = engine(stretch=0.0)
+    core.handle(QueryArrived(query(0)), 0)
+    for number in (1, 2, 3):
+        core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
+    [_, launch] = core.handle(LaunchEnded(0), 10 * MS)
+    assert isinstance(launch, Launch)
+    assert launch.queries == (1, 2, 3)
+    core.handle(QueryCancelled(2), 11 * MS)
+    release, alone = core.handle(LaunchEnded(launch.id, "token 99 is out of range"), 20 * MS)
+    assert release == Release(launch.batch)
+    core.handle(QueryArrived(query(4, "b", slo_ns=500 * MS)), 20 * MS)
+    begun: list[tuple[int, ...]] = []
+    ended: list[object] = []
+    while isinstance(alone, Launch):
+        begun.append(alone.queries)
+        actions = core.handle(
+            LaunchEnded(alone.id, "token 99 is out of range" if 3 in alone.queries else None), 30 * MS
+        )
+        ended += [action for action in actions if isinstance(action, Respond)]
+        alone = next((action for action in actions if isinstance(action, Launch)), None)
+    assert begun == [(1,), (1,), (3,), (4,), (4,)]
+    assert ended == [
+        Respond(1, Outcome.ANSWERED),
+        Respond(3, Outcome.FAILED, "failed: token 99 is out of range"),
+        Respond(4, Outcome.ANSWERED),
+    ]
+    assert (core.live, core.running) == (0, 0)
+
+
+def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
+    """The rows of those who left are still in the tensors, and may be what made it fail."""
+    core = engine(stretch=0.0)
+    core.handle(QueryArrived(query(0)), 0)
+    for number in (1, 2):
+        core.handle(QueryArrived(query(number, "b")), 0)
+    [_, launch] = core.handle(LaunchEnded(0), 10 * MS)
+    assert isinstance(launch, Launch)
+    core.handle(QueryCancelled(1), 11 * MS)
+    _, alone = core.handle(LaunchEnded(launch.id, "it broke"), 12 * MS)
+    assert isinstance(alone, Launch)
+    assert (alone.queries, alone.items, alone.start) == ((2,), 1, 0)
+
+
+def test_a_worker_that_dies_sends_paused_queries_back_to_the_queue() -> None:
+    core = engine(stretch=0.0)
+    core.handle(QueryArrived(query(0, "b", slo_ns=500 * MS)), 0)
+    core.handle(QueryArrived(query(1)), 1)  # more urgent: goes on at the cut
+    core.handle(LaunchEnded(0), 10 * MS)
+    assert core.handle(TenantSuspended("b", "its worker died"), 11 * MS) == [Release(0)]
+    assert core.waiting("b") == 1
+    assert responds(core.handle(LaunchEnded(1), 20 * MS)) == [(1, Outcome.ANSWERED)]
+    [again] = core.handle(TenantResumed("b"), 30 * MS)
+    assert isinstance(again, Launch)
+    assert (again.queries, again.start) == ((0,), 0)
+
+
+@pytest.mark.parametrize("drop", list(DropRule))
+def test_a_paused_batch_ends_when_its_time_has_come(drop: DropRule) -> None:
+    """Behind more urgent load, for ever: at the client's own time-out, and at the deadline if the rule says so."""
+    core = engine(drop, stretch=0.0)
+    core.handle(QueryArrived(query(0, "b", slo_ns=300 * MS, expiry_ns=400 * MS)), 0)
+    core.handle(QueryArrived(query(1, rank=0)), 1)
+    actions = core.handle(LaunchEnded(0), 20 * MS)
+    assert [action.queries for action in actions if isinstance(action, Launch)] == [(1,)]
+    due = 400 * MS if drop is DropRule.NONE else 300 * MS
+    core.handle(TimerFired(), due - 1)
+    reason = f"dropped: timed out after {due / MS:.1f} ms between two of its segments"
+    assert core.handle(TimerFired(), due)[:2] == [Respond(0, Outcome.DROPPED, reason), Release(0)]
+    assert (core.live, core.running) == (1, 1)
+
+
+def test_a_time_out_of_the_client_ends_what_runs_and_a_deadline_does_not() -> None:
+    core = engine(DropRule.EXPIRED)
+    core.handle(QueryArrived(query(0, expiry_ns=150 * MS)), 0)
+    assert core.handle(TimerFired(), 100 * MS) == [SetTimer(150 * MS)]
+    reason = "dropped: timed out after 150.0 ms while it was running"
+    assert core.handle(TimerFired(), 150 * MS) == [Respond(0, Outcome.DROPPED, reason)]
+    assert core.running == 1
+    assert core.handle(LaunchEnded(0), 151 * MS) == []
 
 
 def test_cancelling_a_running_query_frees_the_lane_only_when_the_launch_ends() -> None:

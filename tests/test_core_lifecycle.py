@@ -26,6 +26,7 @@ QUERY_TABLE = {
     ("QUEUED", "DROP"): "ENDED",
     ("QUEUED", "FAIL"): "ENDED",
     ("QUEUED", "CANCEL"): "ENDED",
+    ("BATCHED", "RETURN"): "QUEUED",
     ("BATCHED", "FINISH"): "ENDED",
     ("BATCHED", "DROP"): "ENDED",
     ("BATCHED", "FAIL"): "ENDED",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from cotenant.core.actions import Action, Launch, Plan, Release, Respond
@@ -46,11 +47,13 @@ from cotenant.predict.protocol import Predictor
 from cotenant.types import Outcome, Partition, Tenant
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
-_NEW, _QUEUED = QueryState.NEW, QueryState.QUEUED
+_NEW = QueryState.NEW
 _ADMIT, _LAUNCH, _FINISH = QueryStep.ADMIT, QueryStep.LAUNCH, QueryStep.FINISH
 _LAUNCH_BATCH, _PAUSE_BATCH, _END_BATCH = BatchStep.LAUNCH, BatchStep.PAUSE, BatchStep.END
 _PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
 _ANSWERED = Outcome.ANSWERED
+
+_PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
 class Engine:
@@ -69,7 +72,7 @@ class Engine:
         self._running: dict[int, Running] = {}
         self._batches: dict[int, Batch] = {}
         self._free_mask = self._device_mask = Partition(tuple(cores)).mask
-        self._expiries = Expiries()
+        self._expiries = Expiries(policy.drop)
         self._launch_count = 0
         self._batch_count = 0
         self._group_count = 0
@@ -165,9 +168,9 @@ class Engine:
             actions.append(Respond(query.id, Outcome.REJECTED, f"rejected: {reason}"))
             return
         key = self.policy.queue_key(query, queue.tenant, predictor)
-        self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
+        live = self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
         self._queues.push(key, query)
-        self._expiries.push(query, drop)
+        self._expiries.watch(live)
 
     def _on_launch_ended(self, event: LaunchEnded, now_ns: int, actions: list[Action]) -> None:
         running = self._running.pop(event.launch, None)
@@ -178,9 +181,12 @@ class Engine:
         batch = self._batches[launch.batch]
         batch.next_unit = launch.end
         error = event.error
-        if error is None and not launch.last:
-            error = self._queues.suspended.get(launch.tenant)  # it ended just before, and what it made is lost
-        if error is not None:
+        is_lost = error is None and not launch.last and launch.tenant in self._queues.suspended
+        if is_lost:  # it ended just before its worker, and what it made went with that
+            self._return(batch)
+        elif error is not None and batch.is_merged:  # one of its queries may be at fault, the others are not
+            self._return(batch, alone=True)
+        elif error is not None:
             for query in batch.queries:
                 self._close(query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {error}", actions)
         elif launch.last:
@@ -190,7 +196,7 @@ class Engine:
                 else:
                     over = (now_ns - query.deadline_ns) / 1e6
                     self._close(query.id, _FINISH, Outcome.LATE, f"late by {over:.1f} ms", actions)
-        if launch.last or error is not None or batch.state is _DOOMED:
+        if launch.last or error is not None or is_lost or batch.state is _DOOMED:
             self._step_batch(batch, _END_BATCH)
             del self._batches[batch.id]
             if error is not None or not launch.last:
@@ -198,21 +204,22 @@ class Engine:
         else:
             self._step_batch(batch, _PAUSE_BATCH)
             self._paused.append(batch)
+            for query in batch.queries:
+                self._expiries.watch(self._live[query.id])
 
     def _on_timer(self, event: TimerFired, now_ns: int, actions: list[Action]) -> None:
         self._expiries.timer_ns = None
 
     def _expire(self, now_ns: int, actions: list[Action]) -> None:
-        """Give up what has waited to its expiry, before any decision: nothing is launched that has timed out.
+        """Give up those whose time has come, before any decision: nothing is launched that has timed out.
 
         The timer brings the engine here in time; a driver that hands another event over first changes nothing.
         """
-        while (number := self._expiries.pop_due(now_ns)) is not None:
-            live = self._live.get(number)
-            if live is not None and live.state is _QUEUED:
-                waited = (now_ns - live.query.arrival_ns) / 1e6
-                reason = f"dropped: timed out after {waited:.1f} ms in the queue"
-                self._end(number, QueryStep.DROP, Outcome.DROPPED, reason, actions)
+        while (live := self._expiries.pop_due(self._live, now_ns)) is not None:
+            waited = (now_ns - live.query.arrival_ns) / 1e6
+            place = "in the queue" if live.batch is None else _PLACES[live.batch.state]
+            reason = f"dropped: timed out after {waited:.1f} ms {place}"
+            self._end(live.query.id, QueryStep.DROP, Outcome.DROPPED, reason, actions)
 
     def _on_cancel(self, event: QueryCancelled | QueryWithdrawn, now_ns: int, actions: list[Action]) -> None:
         if event.query in self._live:
@@ -238,8 +245,8 @@ class Engine:
         if not self._queues.suspend(event.tenant, event.reason):
             return
         for batch in [batch for batch in self._paused if batch.tenant.name == event.tenant]:
-            for query in list(batch.queries):
-                self._end(query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {event.reason}", actions)
+            self._return(batch)
+            self._abandon(batch, actions)
 
     def _on_resumed(self, event: TenantResumed, now_ns: int, actions: list[Action]) -> None:
         self._queues.resume(event.tenant)
@@ -258,7 +265,7 @@ class Engine:
         self._use(event.policy)
         for query, key in self._queues.reorder(event.policy.queue_key, self.predictor):
             self._live[query.id].key = key
-        self._expiries.renew(self._queues.all_waiting(), event.policy.drop)
+        self._expiries.renew(self._live.values(), event.policy.drop)
 
     def _on_drain(self, event: DrainStarted, now_ns: int, actions: list[Action]) -> None:
         self._draining = True
@@ -286,12 +293,27 @@ class Engine:
         batch.remove(live.query)
         if not batch.queries:
             if batch.state is _PAUSED:
-                self._step_batch(batch, BatchStep.ABANDON)
-                self._paused.remove(batch)
-                del self._batches[batch.id]
-                actions.append(Release(batch.id))
+                self._abandon(batch, actions)
             elif batch.state is BatchState.RUNNING:
                 self._step_batch(batch, BatchStep.ABANDON)
+
+    def _abandon(self, batch: Batch, actions: list[Action]) -> None:
+        """Forget a paused batch that nobody waits for."""
+        self._step_batch(batch, BatchStep.ABANDON)
+        self._paused.remove(batch)
+        del self._batches[batch.id]
+        actions.append(Release(batch.id))
+
+    def _return(self, batch: Batch, *, alone: bool = False) -> None:
+        """Let the queries of a batch that cannot go on wait again, to be run anew; `alone`: never merged any more."""
+        for query in batch.queries:
+            live = self._live[query.id]
+            live.state, live.batch = next_query_state(live.state, QueryStep.RETURN, query.id), None
+            if alone:
+                live.query = replace(query, merge_key=~query.id)  # nobody else's: those of clients are not negative
+            live.key = self.policy.queue_key(live.query, batch.tenant, self.predictor)
+            self._queues.push(live.key, live.query)
+            self._expiries.watch(live)
 
     def _close(self, number: int, step: QueryStep, outcome: Outcome, reason: str, actions: list[Action]) -> Live:
         """Give a live query its outcome; where it waited or ran is left to the caller."""

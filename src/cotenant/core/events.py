@@ -106,8 +106,8 @@ class DrainStarted:
 
 @dataclass(frozen=True, slots=True)
 class TenantSuspended:
-    """What runs a tenant's model has died: nothing of it is launched until TenantResumed. Queries wait on, those in
-    batches that have begun fail with `reason`. Launches under way still end, each with a LaunchEnded of its own."""
+    """What runs a tenant's model has died: nothing of it is launched until TenantResumed. Queries wait on, and those of
+    paused batches wait again. Launches under way still end, each with a LaunchEnded of its own."""
 
     tenant: str
     reason: str

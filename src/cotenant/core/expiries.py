@@ -1,4 +1,4 @@
-"""When waiting queries have to be given up, and the one timer that brings the engine there in time."""
+"""When queries have to be given up, and the one timer that brings the engine there in time."""
 
 from __future__ import annotations
 
@@ -6,59 +6,86 @@ from collections.abc import Iterable, Mapping
 from heapq import heapify, heappop, heappush
 
 from cotenant.core.actions import Action, SetTimer
-from cotenant.core.lifecycle import QueryState
+from cotenant.core.lifecycle import BatchState
 from cotenant.core.queues import Live
 from cotenant.core.snapshot import DropRule
-from cotenant.types import Query
 
 _NEVER_DROP = DropRule.NONE
-_QUEUED = QueryState.QUEUED
+_RUNNING = BatchState.RUNNING
 
 
-def expiry_of(query: Query, drop: DropRule) -> int | None:
-    """When a query is given up at the latest: at the client's own time-out, or its deadline if the rule says so."""
+def expiry_of(live: Live, drop: DropRule) -> int | None:
+    """When a query is given up at the latest, as things stand: at the client's own time-out wherever it is, and at its
+    deadline if the rule says so, unless it runs."""
+    query, batch = live.query, live.batch
     expiry = query.expiry_ns
-    if drop is not _NEVER_DROP and (expiry is None or query.deadline_ns < expiry):
-        return query.deadline_ns
-    return expiry
+    if drop is _NEVER_DROP or (batch is not None and batch.state is _RUNNING):
+        return expiry
+    return query.deadline_ns if expiry is None or query.deadline_ns < expiry else expiry
 
 
 class Expiries:
-    """A heap of (time, query), with the queries that have gone meanwhile still in it, and the timer that is set."""
+    """A heap of (time, query), and the timer that is set.
 
-    __slots__ = ("heap", "timer_ns")
+    A query has at most one entry that counts, `Live.timed_ns`, which is never later than its expiry: who begins to run
+    keeps the entry of its deadline, which is looked at when its time comes. Others are left over, and skipped.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("drop", "heap", "timer_ns")
+
+    def __init__(self, drop: DropRule) -> None:
+        self.drop = drop
         self.heap: list[tuple[int, int]] = []
         self.timer_ns: int | None = None
 
-    def push(self, query: Query, drop: DropRule) -> None:
-        """A query begins to wait."""
-        expiry = expiry_of(query, drop)
-        if expiry is not None:
-            heappush(self.heap, (expiry, query.id))
+    def watch(self, live: Live) -> None:
+        """A query begins to wait, in a queue or in a paused batch."""
+        expiry = expiry_of(live, self.drop)
+        if expiry is not None and (live.timed_ns is None or expiry < live.timed_ns):
+            live.timed_ns = expiry
+            heappush(self.heap, (expiry, live.query.id))
 
-    def renew(self, waiting: Iterable[Query], drop: DropRule) -> None:
-        """Another rule holds from now on for all who wait. A timer that became needless is left to fire."""
-        known = ((expiry_of(query, drop), query.id) for query in waiting)
-        self.heap = [(expiry, number) for expiry, number in known if expiry is not None]
+    def renew(self, known: Iterable[Live], drop: DropRule) -> None:
+        """Another rule holds from now on for everybody. A timer that became needless is left to fire."""
+        self.drop = drop
+        self.heap = []
+        for live in known:
+            live.timed_ns = expiry_of(live, drop)
+            if live.timed_ns is not None:
+                self.heap.append((live.timed_ns, live.query.id))
         heapify(self.heap)
 
-    def pop_due(self, now_ns: int) -> int | None:
-        """The next query whose time has come, waiting or gone; None when there is none."""
-        heap = self.heap
-        return heappop(heap)[1] if heap and heap[0][0] <= now_ns else None
+    def pop_due(self, known: Mapping[int, Live], now_ns: int) -> Live | None:
+        """The next query whose time has come, taken off the heap; None when there is none."""
+        first = self._first(known)
+        if first is None or self.heap[0][0] > now_ns:
+            return None
+        heappop(self.heap)
+        first.timed_ns = None
+        return first
 
-    def arm(self, live: Mapping[int, Live], actions: list[Action]) -> None:
+    def arm(self, known: Mapping[int, Live], actions: list[Action]) -> None:
         """Keep one timer at the earliest expiry. One that became needless is left to fire: cheaper than moving it."""
+        if self._first(known) is None:
+            return
+        expiry = self.heap[0][0]
+        if self.timer_ns is None or expiry < self.timer_ns:
+            self.timer_ns = expiry
+            actions.append(SetTimer(expiry))
+
+    def _first(self, known: Mapping[int, Live]) -> Live | None:
+        """The query with the earliest expiry, whose entry is then in front; None when nobody has one."""
         heap = self.heap
         while heap:
-            expiry, number = heap[0]
-            known = live.get(number)
-            if known is None or known.state is not _QUEUED:
+            at, number = heap[0]
+            live = known.get(number)
+            if live is not None and live.timed_ns == at:
+                expiry = expiry_of(live, self.drop)
+                if expiry == at:
+                    return live
+                live.timed_ns = None
                 heappop(heap)
-                continue
-            if self.timer_ns is None or expiry < self.timer_ns:
-                self.timer_ns = expiry
-                actions.append(SetTimer(expiry))
-            return
+                self.watch(live)  # it runs: its own time-out is later, if it has one
+            else:
+                heappop(heap)
+        return None

@@ -25,6 +25,8 @@ class QueryStep(IntEnum):
     ADMIT = auto()
     REJECT = auto()
     LAUNCH = auto()
+    RETURN = auto()
+    """Its batch is gone without its fault: it waits again, to be run anew."""
     FINISH = auto()
     DROP = auto()
     FAIL = auto()
@@ -64,6 +66,7 @@ QUERY_TRANSITIONS: dict[QueryState, dict[QueryStep, QueryState]] = {
         QueryStep.CANCEL: QueryState.ENDED,
     },
     QueryState.BATCHED: {
+        QueryStep.RETURN: QueryState.QUEUED,
         QueryStep.FINISH: QueryState.ENDED,
         QueryStep.DROP: QueryState.ENDED,
         QueryStep.FAIL: QueryState.ENDED,

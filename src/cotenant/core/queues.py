@@ -133,22 +133,29 @@ class TenantQueues:
             made += zip(queue.queries, queue.keys, strict=True)
         return made
 
-    def all_waiting(self) -> list[Query]:
-        """Every query that waits, of suspended tenants too."""
-        return [query for queue in self.known.values() for query in queue.queries]
-
     def _compare_weights(self) -> None:
         self.weights_differ = len({queue.tenant.weight for queue in self.known.values()}) > 1
 
 
 class Batch:
-    """Queries of one tenant that go through the model together.
+    """Queries of one tenant that go through the model together; `is_merged` says whether it was made of several.
 
     `queries` shrinks when one of them ends early; its rows stay in `items`, since they stay in the tensors.
     `query_ids` and `deadline_ns` (the earliest) follow `queries`: every segment's launch needs them.
     """
 
-    __slots__ = ("deadline_ns", "id", "items", "next_unit", "queries", "query_ids", "shape", "state", "tenant")
+    __slots__ = (
+        "deadline_ns",
+        "id",
+        "is_merged",
+        "items",
+        "next_unit",
+        "queries",
+        "query_ids",
+        "shape",
+        "state",
+        "tenant",
+    )
 
     def __init__(self, batch: int, tenant: Tenant, queries: Sequence[Query]) -> None:
         head = queries[0]
@@ -158,7 +165,8 @@ class Batch:
         self.query_ids: tuple[int, ...] = (head.id,)
         self.deadline_ns = head.deadline_ns
         self.items = head.items
-        if len(queries) > 1:
+        self.is_merged = len(queries) > 1
+        if self.is_merged:
             self.items = sum([query.items for query in queries])
             self._follow()
         self.shape = head.shape
@@ -177,15 +185,16 @@ class Batch:
 
 
 class Live:
-    """A query that has not ended: where it stands and how to find it."""
+    """A query that has not ended: where it stands and how to find it. `timed_ns`: see Expiries."""
 
-    __slots__ = ("batch", "key", "query", "state")
+    __slots__ = ("batch", "key", "query", "state", "timed_ns")
 
     def __init__(self, query: Query, key: tuple[int, ...], state: QueryState) -> None:
         self.query = query
         self.key = key
         self.state = state
         self.batch: Batch | None = None
+        self.timed_ns: int | None = None
 
 
 def are_mergeable(tenant: Tenant, queries: Sequence[Query]) -> bool:

@@ -40,6 +40,8 @@ class Account:
     arrived: int = 0
     rows: int = 0
     launches: int = 0
+    reruns: int = 0
+    """Queries that were run again alone, since a batch that they were in failed."""
     success: Sum = field(default_factory=Sum)
     fail: Sum = field(default_factory=Sum)
     queue: Sum = field(default_factory=Sum)
@@ -91,14 +93,16 @@ class Accounts:
             if account is not None:
                 account.arrived += 1
         elif isinstance(event, LaunchEnded):
-            launch, account = self._running.pop(event.launch)
+            launch, owner = self._running.pop(event.launch)
             if timing is not None:
-                _add_timing(account, launch, timing, actions)
+                _add_timing(owner, launch, timing, actions)
         for action in actions:
             if isinstance(action, Launch):
                 self._launched(action, time_ns)
             elif isinstance(action, Respond):
                 self._responded(action, time_ns)
+        if type(event) is LaunchEnded and event.error is not None:
+            owner.reruns += sum([query in self._open for query in launch.queries])
         return None
 
     def _launched(self, launch: Launch, time_ns: int) -> None:

@@ -61,9 +61,13 @@ def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
     latency = HistogramMetricFamily(
         "cotenant_latency_seconds", "From arrival to answer, of answered queries.", labels=["tenant"]
     )
+    reruns = CounterMetricFamily(
+        "cotenant_query_reruns", "Queries run again alone after their batch had failed.", labels=["tenant"]
+    )
     for tenant, account in accounts:
         for outcome in Outcome:
             queries.add_metric([tenant, outcome.value], account.outcomes[outcome])
+        reruns.add_metric([tenant], account.reruns)
         slo.add_metric([tenant], account.slo_ns / 1e9)
         attainment.add_metric([tenant], account.attainment)
         headroom.add_metric([tenant], account.headroom_ns / 1e9)
@@ -72,7 +76,7 @@ def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
             total += count
             buckets.append((bound, float(total)))
         latency.add_metric([tenant], buckets, account.success.ns / 1e9)
-    return iter([queries, slo, attainment, headroom, latency])
+    return iter([queries, reruns, slo, attainment, headroom, latency])
 
 
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
