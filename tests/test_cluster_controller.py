@@ -47,6 +47,7 @@ class World:
         self.under_way: list[dict[tuple[str, str], int]] = []
         self.suspects: tuple[str, ...] = ()
         self.published: dict[str, Any] = {}
+        self.gateway_is_gone = False
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.machines)
@@ -84,6 +85,8 @@ class World:
         self.published = json.loads(status)
 
     def report(self) -> GatewayReport:
+        if self.gateway_is_gone:
+            raise ClusterError("the gateway did not start")
         suspects, self.suspects = self.suspects, ()
         return GatewayReport(dict(self.counts), self.under_way.pop(0) if self.under_way else {}, suspects, 0)
 
@@ -167,6 +170,15 @@ def test_what_does_not_fit_is_served_in_part_until_the_node_is_back() -> None:
     rig.controller.plan_once()
     assert rig.controller.status()["share"] == 1.0
     assert sorted(rig.world.table.addresses) == ["n0", "n1"]
+
+
+def test_without_a_gateway_nodes_are_watched_all_the_same() -> None:
+    rig = Rig("n0", "n1")
+    rig.begin()
+    rig.world.gateway_is_gone = True
+    rig.world.dead.add("n0")
+    rig.controller.watch_once()
+    assert rig.world.take_log() == ["table a> b>n1 without n0"]
 
 
 def test_silence_and_suspicion_end_a_node_as_well() -> None:

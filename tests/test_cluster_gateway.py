@@ -412,6 +412,37 @@ async def test_what_the_gateway_answers_itself() -> None:
                 await channel.unary_unary(f"/{SERVICE}/RepositoryModelLoad")(b"")
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@in_loop
+async def test_a_gateway_without_a_table_refuses_and_does_not_say_that_models_are_unknown(protocol: str) -> None:
+    async def code(address: Address, method: str, path: str) -> tuple[Any, str]:
+        if protocol == "http":
+            status, content, _ = await post(address, f"/v2/models/m{path}", b"{}") if path else await get(address)
+            return status, json.loads(content)["error"]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary(f"/{SERVICE}/{method}")(b"\x0a\x01m", timeout=30)
+            return refused.value.code(), refused.value.details() or ""
+
+    async def get(address: Address) -> tuple[int, bytes, Any]:
+        pool = HttpPool(f"http://127.0.0.1:{address.http_port}")
+        status, content = await pool.request(pool.prepare("GET", "/v2/models/m"), 30)
+        pool.close()
+        return status, content, {}
+
+    empty = Table(1, (Route("t", "m", SLO_NS, ()),), {})
+    for given, sentence in ((None, "has no table yet"), (empty, "no node serves model 'm'")):
+        gateway = Gateway()
+        address = await asyncio.to_thread(gateway.start, "127.0.0.1", 0, 0, given)
+        try:
+            for method, path in (("ModelInfer", "/infer"), ("ModelMetadata", "")):
+                status, said = await code(address, method, path)
+                assert status in (503, grpc.StatusCode.UNAVAILABLE)
+                assert sentence in said
+        finally:
+            await asyncio.to_thread(gateway.stop)
+
+
 @in_loop
 async def test_a_body_beyond_the_limit_is_refused() -> None:
     gateway = Gateway(max_body_bytes=1000)

@@ -131,7 +131,10 @@ class Controller:
             if future.done():
                 del self._pending[node]
                 self._take(node, future)
-        self._look_at(self._gateway.report())
+        try:
+            self._look_at(self._gateway.report())
+        except ClusterError as error:
+            _log.error("the gateway does not report: %s", error)
         self._cut_lost()
         self._publish()
 

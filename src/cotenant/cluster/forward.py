@@ -174,6 +174,8 @@ class Forwarder:
 
     def _target(self, model: str) -> _Target:
         target = self._targets.get(model)
+        if target is None and not self._table.version:
+            raise ServeError(Status.UNAVAILABLE, "rejected: the gateway has no table yet; try again later")
         if target is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is not in the plan of this cluster")
         return target

@@ -27,15 +27,20 @@ class Gateway:
         self._applications: Any = None
         self._stops: list[Callable[[], Coroutine[Any, Any, Any]]] = []
 
-    def start(self, host: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001) -> Address:
-        """Listen; give the address, with the ports that were taken for 0. Raises ClusterError."""
+    def start(
+        self, host: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, table: Table | None = None
+    ) -> Address:
+        """Listen; give the address, with the ports that were taken for 0. Raises ClusterError.
+
+        Where a `table` is given, the first query is sent by it; until there is one queries are refused.
+        """
         import uvloop
 
         loop = uvloop.new_event_loop()
         self._loop = loop
         self._thread = threading.Thread(target=self._run, args=(loop,), name="cotenant-gateway", daemon=True)
         self._thread.start()
-        return self._call(self._start(host, http_port, grpc_port))
+        return self._call(self._start(host, http_port, grpc_port, table))
 
     def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
         """See Forwarder. Returns when queries are sent by it."""
@@ -87,7 +92,7 @@ class Gateway:
             raise ClusterError("the gateway has not been started")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
-    async def _start(self, host: str, http_port: int, grpc_port: int) -> Address:
+    async def _start(self, host: str, http_port: int, grpc_port: int, table: Table | None) -> Address:
         import grpc
         from aiohttp import web
 
@@ -101,6 +106,8 @@ class Gateway:
 
         forwarder = Forwarder(NodeLink)
         self._forwarder = forwarder
+        if table is not None:
+            forwarder.set_table(table)
         limits = Limits(max_body_bytes=self._max_body_bytes)
         self._applications = applications = Applications(forwarder)
         try:

@@ -189,7 +189,8 @@ class RayFleet:
 class RayGateway:
     """The gateway in an actor of its own, on the machine of the controller. Implements `GatewayLink`.
 
-    When its process ends, another one takes its place at the same ports, with the same table.
+    When its process ends, another one takes its place at the same ports, with the same table: at once, or, where that
+    fails, at the next call. Until it is there `report` raises ClusterError; a table is kept for it.
     """
 
     def __init__(self, session: RaySession, host: str, http_port: int, grpc_port: int, max_body_bytes: int) -> None:
@@ -199,6 +200,7 @@ class RayGateway:
         self._table: Table | None = None
         self._lock = threading.RLock()
         self._actor: Any = None
+        """None, or one that listens and, where there is a table, has it."""
         self._start()
 
     @property
@@ -207,14 +209,14 @@ class RayGateway:
         return self._wanted
 
     def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
-        """See GatewayLink."""
+        """See GatewayLink. Without a gateway nothing is sent, and the next one begins with this table."""
         with self._lock:
             self._table = table
-            self._call("set_table", table, lost)
+            self._tell("set_table", table, lost)
 
     def set_status(self, status: bytes) -> None:
         """See GatewayLink."""
-        self._call("set_status", status)
+        self._tell("set_status", status)
 
     def report(self) -> GatewayReport:
         """See GatewayLink."""
@@ -223,40 +225,58 @@ class RayGateway:
 
     def stop(self) -> None:
         """Let what is under way end, and stop."""
+        actor, self._actor = self._actor, None
+        if actor is None:
+            return
         try:
-            self._ray.get(self._actor.stop.remote(), timeout=_CALL_S)
+            self._ray.get(actor.stop.remote(), timeout=_CALL_S)
         except self._ray.exceptions.RayError as error:
             _log.warning("the gateway did not stop: %s", error)
-        self._ray.kill(self._actor)
+        self._ray.kill(actor)
 
     def _start(self) -> None:
+        """Make an actor, and keep it once it is whole; else it ends, and with it its ports. Raises ClusterError."""
+        errors = self._ray.exceptions
         affinity = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         here = self._ray.get_runtime_context().get_node_id()
-        self._actor = (
+        actor = (
             self._ray.remote(Gateway)
             .options(num_cpus=0, max_concurrency=_CALLS, scheduling_strategy=affinity(node_id=here, soft=False))
             .remote(self._max_body_bytes)
         )
         wanted = self._wanted
         try:
-            self._wanted = self._ray.get(
-                self._actor.start.remote(wanted.host, wanted.http_port, wanted.grpc_port), timeout=_JOIN_S
+            address = self._ray.get(
+                actor.start.remote(wanted.host, wanted.http_port, wanted.grpc_port, self._table), timeout=_JOIN_S
             )
-        except self._ray.exceptions.RayTaskError as error:
+        except errors.RayTaskError as error:
+            self._ray.kill(actor)
             if isinstance(error.cause, ClusterError):
                 raise error.cause from None
-            raise
+            raise ClusterError(f"the gateway did not start: {error.cause!r}") from error
+        except (errors.RayError, TimeoutError) as error:
+            self._ray.kill(actor)
+            raise ClusterError(f"the gateway did not start: {error}") from None
+        self._actor, self._wanted = actor, address
 
     def _call(self, method: str, *arguments: Any) -> Any:
         with self._lock:
-            try:
-                return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_S)
-            except self._ray.exceptions.RayActorError:
-                _log.error("the gateway ended; starting another one at the same ports")
-                self._start()
-                if self._table is not None:
-                    self._ray.get(self._actor.set_table.remote(self._table), timeout=_CALL_S)
-                return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_S)
+            for _ in range(2):
+                if self._actor is None:
+                    self._start()
+                    _log.warning("another gateway listens at the same ports")
+                try:
+                    return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_S)
+                except self._ray.exceptions.RayActorError:
+                    _log.error("the gateway ended")
+                    self._actor = None
+            raise ClusterError("the gateway ended, and so did the one after it")
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        try:
+            self._call(method, *arguments)
+        except ClusterError as error:
+            _log.error("there is no gateway: %s", error)
 
 
 def node_of(entry: Mapping[str, Any], kinds: Mapping[str, DeviceType]) -> Node:
