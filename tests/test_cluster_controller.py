@@ -40,7 +40,11 @@ class World:
         self.agents: set[str] = set()
         self.dead: set[str] = set()
         self.fails: dict[tuple[str, str], Exception] = {}
+        self.after: dict[tuple[str, str], Exception] = {}
+        """What is raised once the node has done as it was told."""
         self.parts: dict[str, Any] = {}
+        """What the server of each node really runs."""
+        self.loaded: dict[str, set[str]] = {}
         self.reports: dict[str, NodeReport] = {}
         self.table = Table(0, (), {})
         self.counts: dict[str, Counts] = {}
@@ -67,14 +71,25 @@ class World:
         if (node, method) in self.fails:
             raise self.fails[node, method]
         if method == "report":
-            return self.reports.get(node) or NodeReport(Address(node, 1, 2) if node in self.parts else None)
+            if node in self.reports:
+                return self.reports[node]
+            return (
+                NodeReport(Address(node, 1, 2), plan=self.parts[node].plan) if node in self.parts else NodeReport(None)
+            )
         self.log.append(f"{method} {node}" + (f" {','.join(arguments[0].tenants)}" if arguments else ""))
         if method == "prepare":
+            self.parts.setdefault(node, arguments[0])
+            self.loaded.setdefault(node, set()).update(arguments[0].models)
+        elif method == "apply":
             self.parts[node] = arguments[0]
-            return Address(node, 1, 2)
-        if method in ("pause", "stop"):
+        elif method == "release":
+            self.loaded[node].intersection_update(arguments[0].models)
+        elif method in ("pause", "stop"):
             self.parts.pop(node, None)
-        return None
+            self.loaded.pop(node, None)
+        if (node, method) in self.after:
+            raise self.after[node, method]
+        return Address(node, 1, 2) if method == "prepare" else None
 
     def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
         self.table = table
@@ -89,6 +104,11 @@ class World:
             raise ClusterError("the gateway did not start")
         suspects, self.suspects = self.suspects, ()
         return GatewayReport(dict(self.counts), self.under_way.pop(0) if self.under_way else {}, suspects, 0)
+
+    @property
+    def runs(self) -> dict[str, tuple[tuple[str, ...], frozenset[str]]]:
+        """Tenants that each server really serves, and the models it has loaded."""
+        return {node: (part.tenants, frozenset(self.loaded[node])) for node, part in self.parts.items()}
 
     def take_log(self) -> list[str]:
         found, self.log = self.log, []
@@ -251,6 +271,104 @@ def test_a_model_that_cannot_be_loaded_leaves_the_plan_as_it_is() -> None:
     rig.controller.plan_once()
     assert len(rig.world.table.addresses) == 2
     assert rig.controller.status()["changes"][-1]["reason"] == "rates grew"
+
+
+GROWING = tuple(Load(name, name, rate, 200 * MS) for name, rate in (("a", 40.0), ("b", 30.0)))
+PROBLEMS = (ClusterError("it says no"), TimeoutError("too slow"))
+
+
+def shown(rig: Rig) -> dict[str, list[str]]:
+    """Who is served where, as the controller tells."""
+    return {
+        node["node"]: [slot["tenant"] for partition in node["partitions"] for slot in partition["slots"]]
+        for node in rig.controller.status()["nodes"]
+        if node["state"] != "idle"
+    }
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("step", ["prepare", "apply"])
+@pytest.mark.parametrize("when", ["fails", "after"])
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_a_change_that_fails_on_one_node_is_taken_back_on_all(
+    node: str, when: str, step: str, problem: Exception
+) -> None:
+    rig = Rig("n0", "n1", "n2", loads=GROWING)
+    rig.begin()
+    before, table, version = rig.world.runs, shown(rig), rig.world.table.version
+    assert list(before) == ["n0"]
+    getattr(rig.world, when)[node, step] = problem
+    rig.rates(a=90.0, b=60.0)
+    rig.controller.plan_once()
+    held = {name: runs for name, runs in rig.world.runs.items() if (name, "apply") != (node, step)}
+    assert {**before, **held} == before  # a node that does not take anything does not take it back either
+    assert rig.world.table.version == version
+    assert rig.controller.status()["breaks"] == str(problem)
+    rig.controller.watch_once()
+    assert shown(rig) == {name: list(tenants) for name, (tenants, _) in rig.world.runs.items() if name in table}
+
+    getattr(rig.world, when).clear()
+    rig.controller.plan_once()
+    rig.controller.watch_once()
+    assert len(rig.world.table.addresses) == 2
+    assert {name: set(tenants) for name, (tenants, _) in rig.world.runs.items()} == {
+        name: set(tenants) for name, tenants in shown(rig).items()
+    }
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_a_node_that_took_the_plan_though_it_said_no_is_brought_back_later(problem: Exception) -> None:
+    rig = Rig("n0", "n1", loads=GROWING)
+    rig.begin()
+    before = rig.world.runs
+    rig.rates(a=90.0, b=60.0)
+    rig.world.after["n0", "apply"] = problem
+    rig.world.fails["n1", "pause"] = problem
+    real = rig.world.call
+
+    def once(node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        try:
+            return real(node, method, *arguments, timeout_s=timeout_s)
+        finally:
+            if (node, method) == ("n0", "apply"):  # the server takes nothing back, for now
+                rig.world.fails["n0", "apply"] = problem
+
+    rig.world.call = once  # type: ignore[method-assign]
+    rig.controller.plan_once()
+    assert rig.world.runs != before
+    rig.world.take_log()
+    rig.rates(a=40.0, b=30.0)  # nothing asks for another plan any more, yet what runs is not what was planned
+    assert shown(rig)["n0"] == list(rig.world.runs["n0"][0])
+    rig.world.fails.clear()
+    rig.world.after.clear()
+    rig.world.call = real  # type: ignore[method-assign]
+    rig.controller.plan_once()
+    assert rig.world.runs == before
+    assert rig.world.take_log() == ["apply n0 a,b", "release n0 a,b", "pause n1"]
+    rig.controller.watch_once()
+    rig.controller.plan_once()
+    assert rig.world.take_log() == []
+    assert shown(rig) == {"n0": ["a", "b"]} or shown(rig) == {"n0": ["b", "a"]}
+
+
+@pytest.mark.parametrize("step", ["apply", "release", "pause"])
+def test_what_a_node_misses_after_the_table_is_switched_is_made_up_for(step: str) -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    rig.world.fails = {(node, step): ClusterError("it says no") for node in ("n0", "n1")}
+    rig.rates(**({"a": 60.0, "b": 55.0} if step == "apply" else {"a": 20.0, "b": 10.0}))  # both lose, or one goes
+    rig.controller.plan_once()
+    assert rig.world.table.version == 2
+    rig.world.fails.clear()
+    rig.rates()
+    rig.controller.plan_once()
+    assert rig.world.runs.keys() == rig.world.table.addresses.keys()
+    assert {route.tenant: route.shares for route in rig.world.table.routes} == {
+        slot.tenant: ((node, slot.rate_per_s),)
+        for node, part in rig.world.parts.items()
+        for partition in part.plan.partitions
+        for slot in partition.slots
+    }
 
 
 def test_scaling_down_drains_before_it_lets_go() -> None:

@@ -11,15 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
-from cotenant.cluster.node_server import NodeServer
-from cotenant.cluster.types import ClusterError, Part, Served
+from cotenant.cluster.node_server import PLAN_FILE, NodeServer
+from cotenant.cluster.types import Address, ClusterError, Part, Served
 from cotenant.load.errors import LoadError
 from cotenant.load.infer import infer_once
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Slot
+from cotenant.serve.plan_lanes import Cores, open_plan
 from repositories import SLO_MS, write_good
 
 CORE = DeviceType("core", ((1,),), 1 << 40)
@@ -65,6 +67,7 @@ def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> No
     with pytest.raises(LoadError, match="is unknown"):
         infer_once(url, "chooser", INDEX)
     report = node.report()
+    assert report.plan == part("Owner of two").plan
     assert (report.address, report.problem, report.agent_pid) == (address, "", os.getpid())
     assert report.served == {"two": Served(rows=3, queries=1)}
 
@@ -73,6 +76,7 @@ def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> No
     assert infer_once(url, "chooser", INDEX)["y"].tolist() == [[2.0, 3.0]]  # loaded, before the plan has it
     node.apply(both)
     node.apply(both)  # nothing to wait for
+    assert node.report().plan == both.plan
 
     other = part("chooser")
     node.prepare(other)
@@ -108,6 +112,108 @@ def test_a_server_that_cannot_start_says_why(node: NodeServer) -> None:
     one = part("chooser")
     with pytest.raises(ClusterError, match=r"the server did not start: .*partitions of 1 \+ 1 cores"):
         node.prepare(Part(DevicePlan("core", one.plan.partitions * 2), CORE, one.loads, one.models))
+
+
+class Stub(NodeServer):
+    """A node whose server is this object: it takes the plan of its file at a signal, and answers when it likes."""
+
+    def __init__(self, root: Path, plan: DevicePlan) -> None:
+        super().__init__(root, [0], "127.0.0.1")
+        self.plan = plan
+        self.taken: list[DevicePlan] = []
+        self.silent_for = 0
+        """Probes that are not answered in time, once a signal has come."""
+        self.deaf = False
+        self._process = cast(subprocess.Popen[bytes], self)
+        self._address = Address("127.0.0.1", 1, 2)
+
+    def send_signal(self, number: int) -> None:
+        if number == signal.SIGHUP and not self.deaf:
+            self.plan = open_plan(self._home / PLAN_FILE, 0, Cores((0,))).plan
+            self.taken.append(self.plan)
+        self._silent = self.silent_for
+
+    _silent = 0
+    pid = 7
+
+    def poll(self) -> int | None:
+        return 1 if self.deaf else None
+
+    def _get(self, path: str, timeout_s: float) -> bytes:
+        if self._silent:
+            self._silent -= 1
+            raise TimeoutError("timed out")
+        if path == "/v2/models/stats":
+            return b'{"model_stats": []}'
+        slots = [[vars_of(slot) for slot in each.slots] for each in self.plan.partitions]
+        partitions = [
+            {"size": each.size, "duty_ms": each.duty_ns / 1e6, "slots": own}
+            for each, own in zip(self.plan.partitions, slots, strict=True)
+        ]
+        return json.dumps({"version": 1, "plan": {"device": self.plan.device, "partitions": partitions}}).encode()
+
+
+def vars_of(slot: Slot) -> dict[str, object]:
+    return {"tenant": slot.tenant, "batch": slot.batch, "rate": slot.rate_per_s}
+
+
+@pytest.fixture
+def stub(root: Path) -> Iterator[Stub]:
+    made = Stub(root, part("chooser").plan)
+    yield made
+    made.deaf = True
+    made.stop()
+
+
+@pytest.mark.parametrize("silent_for", [0, 1, 5])
+def test_a_server_that_is_slow_to_tell_its_plan_has_taken_it(stub: Stub, silent_for: int) -> None:
+    first, second = part("chooser"), part("Owner of two", "chooser")
+    stub.silent_for = silent_for
+    stub.apply(second)
+    assert stub.taken == [second.plan]
+    assert stub.report().plan == second.plan
+    stub.apply(second)
+    stub.apply(first)
+    assert stub.taken == [second.plan, first.plan]
+    assert stub.report().plan == first.plan
+
+
+def test_what_counts_is_what_the_server_runs_and_not_what_it_was_told(stub: Stub) -> None:
+    first, second = part("chooser"), part("Owner of two", "chooser")
+    stub.apply(second)
+    stub.plan = first.plan  # whoever did that
+    assert stub.report().plan == first.plan
+    stub.apply(second)
+    assert stub.report().plan == second.plan
+    stub.deaf = True
+    with pytest.raises(ClusterError, match="did not take its new plan"):
+        stub.apply(first)
+    stub.deaf = False
+    stub.apply(second)
+    stub.apply(first)
+    assert stub.report().plan == first.plan
+
+
+def test_an_unload_that_fails_is_asked_for_again(stub: Stub) -> None:
+    both, one = part("Owner of two", "chooser"), part("chooser")
+    asked: list[str] = []
+    fails = True
+
+    def post(path: str, timeout_s: float) -> None:
+        asked.append(path)
+        if fails and path.endswith("/unload"):
+            raise ClusterError("no")
+
+    stub._post = post  # type: ignore[method-assign]
+    stub.prepare(both)
+    with pytest.raises(ClusterError):
+        stub.release(one)
+    fails = False
+    stub.release(one)
+    stub.release(one)
+    assert [path for path in asked if path.endswith("/unload")] == ["/v2/repository/models/two/unload"] * 2
+    stub.prepare(both)
+    assert asked[-1] == "/v2/repository/models/two/load"
 
 
 AGENT = """

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +15,7 @@ from cotenant.cluster.control import Change, ControllerSettings, Fleet, GatewayL
 from cotenant.cluster.detector import Detector
 from cotenant.cluster.parts import assign, gains, parts_of, place_guests, table_of
 from cotenant.cluster.replan import Held, Reason, Step, asked_loads, inventory_of, next_step
+from cotenant.cluster.state import State
 from cotenant.cluster.types import (
     Address,
     ClusterError,
@@ -24,7 +24,6 @@ from cotenant.cluster.types import (
     NodeLostError,
     NodeReport,
     Part,
-    Table,
 )
 from cotenant.errors import CotenantError
 from cotenant.plan.types import Load
@@ -33,22 +32,6 @@ _log = logging.getLogger("cotenant.cluster")
 _CHANGES_KEPT = 50
 _JOIN_PAUSE_NS = 5_000_000_000
 _POLL_S = 0.02
-
-
-@dataclass(slots=True)
-class _State:
-    """What runs. Guarded by the controller's lock; `parts` and `addresses` are those of the nodes in the table."""
-
-    members: dict[str, Node] = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
-    addresses: dict[str, Address] = field(default_factory=dict)
-    reports: dict[str, NodeReport] = field(default_factory=dict)
-    gone: dict[str, str] = field(default_factory=dict)
-    table: Table = field(default_factory=lambda: Table(0, (), {}))
-    held: Held | None = None
-    lost: bool = False
-    breaks: str = ""
-    changes: tuple[Change, ...] = ()
 
 
 class Controller:
@@ -71,7 +54,7 @@ class Controller:
         self._settings = settings or ControllerSettings()
         self._now_ns = now_ns
         self._lock = threading.RLock()
-        self._state = _State()
+        self._state = State()
         self._detector = Detector(self._settings.detector)
         self._account = Account(work.loads, work.models, self._settings.tracking)
         self._pending: dict[str, Future[NodeReport]] = {}
@@ -173,14 +156,9 @@ class Controller:
                 return
             names = tuple(lost)
             state.table = state.table.without(names)
-            state.lost = state.lost or any(name in state.parts for name in names)
             for name, reason in lost.items():
                 _log.error("node %r is lost: %s", name, reason)
-                state.members.pop(name, None)
-                state.parts.pop(name, None)
-                state.addresses.pop(name, None)
-                state.reports.pop(name, None)
-                state.gone[name] = reason
+                state.lose(name, reason)
                 self._detector.forget(name)
                 self._pending.pop(name, None)
                 self._join_after[name] = self._now_ns() + _JOIN_PAUSE_NS
@@ -250,10 +228,12 @@ class Controller:
         step = next_step(work.planner, loads, inventory, work.costs, held, settings.tracking, settings.scaling, lost)
         if step.held is not None and step.reason is Reason.KEEP:
             self._state.held = step.held
+            self._repair()
         elif step.held is None:
             why = step.breaks.detail if step.breaks else "there is no node"
             _log.error("no plan serves any share of the rates: %s", why)
             self._state.breaks = why
+            self._repair()
         else:
             self._run(step, step.held, loads, nodes)
         self._publish()
@@ -283,17 +263,27 @@ class Controller:
         with self._lock:
             self._state.breaks = detail
             self._state.changes = (*self._state.changes, change)[-_CHANGES_KEPT:]
+        self._repair()
 
     def _change(self, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
-        """Make before break: load everywhere, then send by the new table, then let go."""
+        """Make before break: load everywhere, then send by the new table, then let go.
+
+        What fails before the table is switched leaves no node with a part of the new plan, as far as nodes answer.
+        """
         work = self._work
         with self._lock:
-            old = dict(self._state.parts)
-        placed = assign(held.plan, nodes, {node: part.plan for node, part in old.items()})
+            old, runs = dict(self._state.parts), self._state.running()
+        placed = assign(held.plan, nodes, {node: part.plan for node, part in runs.items()})
         new = parts_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
-        addresses: dict[str, Address] = self._all("prepare", new)
-        early = {node: part for node, part in new.items() if gains(part, old.get(node))}
-        self._all("apply", early)
+        early = {node: part for node, part in new.items() if gains(part, runs.get(node))}
+        try:
+            addresses: dict[str, Address] = self._all("prepare", new)
+            self._all("apply", early)
+        except NodeLostError:
+            raise  # the nodes that are left are planned for at once, from what they run
+        except (CotenantError, TimeoutError):
+            self._bring({node: old.get(node) for node in new})
+            raise
         with self._lock:
             gone = [node for node in new if node not in self._state.members]
             if gone:
@@ -309,8 +299,23 @@ class Controller:
         self._all("release", {node: part for node, part in new.items() if node in old}, careful=False)
         self._all("pause", {node: None for node in left if node not in new}, careful=False)
 
+    def _repair(self) -> None:
+        """Have the nodes that run something else than they are to run brought to it."""
+        with self._lock:
+            astray = self._state.astray()
+        for node in astray:
+            _log.warning("node %r does not run its part of the plan: bringing it there", node)
+        self._bring(astray)
+
+    def _bring(self, parts: Mapping[str, Part | None]) -> None:
+        """Let nodes run these parts alone, whatever they have taken of others; None stops the server."""
+        served = {node: part for node, part in parts.items() if part is not None}
+        self._all("apply", served, careful=False)
+        self._all("release", served, careful=False)
+        self._all("pause", {node: None for node, part in parts.items() if part is None}, careful=False)
+
     def _all(self, method: str, parts: Mapping[str, Part | None], *, careful: bool = True) -> dict[str, Any]:
-        """Call a method of several agents at once. Raises the first error where `careful`, else logs it."""
+        """Call a method of several agents at once. Raises an error where `careful`, that of a lost node first."""
         calls = {
             node: self._pool.submit(
                 self._fleet.call, node, method, *([part] if part else []), timeout_s=self._settings.change_s
@@ -319,18 +324,22 @@ class Controller:
         }
         wait(list(calls.values()))
         found: dict[str, Any] = {}
+        failure: BaseException | None = None
         for node, call in calls.items():
             error = call.exception()
             if error is None:
-                found[node] = call.result()
-            elif isinstance(error, NodeLostError):
+                found[node], part = call.result(), parts[node]
+                if method in ("apply", "pause"):
+                    with self._lock:
+                        self._state.took(node, part.plan if part else None)
+                continue
+            if isinstance(error, NodeLostError):
                 self._detector.died(node, str(error))
-                if careful:
-                    raise error
-            elif careful:
-                raise error
-            else:
-                _log.warning("node %r: %s failed: %s", node, method, error)
+                failure = error
+            failure = failure or error
+            _log.warning("node %r: %s failed: %s", node, method, error)
+        if failure is not None and careful:
+            raise failure
         return found
 
     def _drain(self, leaving: Mapping[str, tuple[str, ...]]) -> None:
@@ -338,7 +347,10 @@ class Controller:
         pairs = [(node, model) for node, models in leaving.items() for model in models]
         deadline_ns = self._now_ns() + round(self._settings.drain_s * 1e9)
         while pairs and self._now_ns() < deadline_ns:
-            report = self._gateway.report()
+            try:
+                report = self._gateway.report()
+            except ClusterError:
+                return  # what was in it has ended with it, and the next one begins with the new table
             self._look_at(report)
             pairs = [
                 (node, model)
@@ -357,20 +369,7 @@ class Controller:
         from cotenant.cluster.status import status_of
 
         with self._lock:
-            state = self._state
-            return status_of(
-                self._work.loads,
-                state.members,
-                state.parts,
-                state.reports,
-                state.gone,
-                state.held,
-                state.breaks,
-                state.changes,
-                state.table,
-                self._account,
-                self._work.planner.name,
-            )
+            return status_of(self._work.loads, self._state, self._account, self._work.planner.name)
 
     def _publish(self) -> None:
         import msgspec

@@ -25,16 +25,18 @@ from typing import Any
 from urllib.parse import quote
 
 from cotenant.cluster.types import Address, ClusterError, NodeReport, Part, Served
+from cotenant.config import load_server_config
 from cotenant.files import write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.types import Plan
+from cotenant.plan.types import NS_PER_MS, DevicePlan, PartitionPlan, Plan, Slot
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
 
 START_LIMIT_S = 120.0
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0
 _PROBE_S = 2.0
-_STOP_S = 15.0
+STOP_MARGIN_S = 15.0
+"""A server may take so much longer to stop than its `drain_s`."""
 _POLL_S = 0.05
 PLAN_FILE = "plan.toml"
 _LEASH = (
@@ -47,7 +49,7 @@ _LEASH = (
 
 
 class NodeServer:
-    """Starts, changes and stops the server of a node. One call at a time, but for `report`.
+    """Starts, changes and stops the server of a node. Changes wait for one another; `report` and `stop` do not.
 
     `repository` is the whole model repository, which must be there on every node. `cores` are those of the node.
     """
@@ -61,8 +63,9 @@ class NodeServer:
         self._models.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
         self._address: Address | None = None
-        self._running: Part | None = None
         self._loaded: tuple[str, ...] = ()
+        self._stop_s = STOP_MARGIN_S
+        self._changing = threading.Lock()
         self._starter = _Starter()
 
     def prepare(self, part: Part) -> Address:
@@ -70,39 +73,43 @@ class NodeServer:
 
         Raises ClusterError with the reason when the server does not start or a model cannot be loaded.
         """
-        if self._process is None:
-            self._start(part)
-        else:
+        with self._changing:
+            if self._address is None:
+                return self._start(part)
             for model in part.models:
                 if model not in self._loaded:
                     self._link(model)
                     self._post(f"/v2/repository/models/{quote(model, safe='')}/load", LOAD_LIMIT_S)
                     self._loaded = (*self._loaded, model)
-        assert self._address is not None
-        return self._address
+            return self._address
 
     def apply(self, part: Part) -> None:
-        """Serve by the plan of a part whose models have been prepared. Returns when it is in force."""
-        if self._running is not None and part.plan == self._running.plan:
-            return
-        version = self._plan_version()
-        self._write(part)
-        assert self._process is not None
-        self._process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + _CHANGE_LIMIT_S
-        while self._plan_version() <= version:
-            if time.monotonic() > deadline or self._process.poll() is not None:
-                raise ClusterError(f"the server did not take its new plan; its log is {self._log}")
-            time.sleep(_POLL_S)
-        self._running = part
+        """Serve by the plan of a part whose models have been prepared. Returns when the server says that it does.
+
+        Raises ClusterError when it does not come to that.
+        """
+        with self._changing:
+            if self._runs(part):
+                return
+            process = self._process
+            if process is None:
+                raise ClusterError("the server is not running")
+            self._write(part)
+            process.send_signal(signal.SIGHUP)
+            deadline = time.monotonic() + _CHANGE_LIMIT_S
+            while not self._runs(part):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise ClusterError(f"the server did not take its new plan; its log is {self._log}")
+                time.sleep(_POLL_S)
 
     def release(self, part: Part) -> None:
         """Let go of the models that are not in the part. No query for them may be on its way any more."""
-        for model in self._loaded:
-            if model not in part.models:
-                self._post(f"/v2/repository/models/{quote(model, safe='')}/unload", LOAD_LIMIT_S)
-                (self._models / model).unlink(missing_ok=True)
-        self._loaded = tuple(model for model in self._loaded if model in part.models)
+        with self._changing:
+            self._loaded = tuple(model for model in self._loaded if model in part.models)
+            for link in sorted(self._models.iterdir()):  # what is linked may be loaded, whatever was heard of it
+                if link.is_symlink() and link.name not in part.models:
+                    self._post(f"/v2/repository/models/{quote(link.name, safe='')}/unload", LOAD_LIMIT_S)
+                    link.unlink()
 
     def report(self) -> NodeReport:
         """How the server is, and what it did so far."""
@@ -114,6 +121,7 @@ class NodeServer:
             return NodeReport(None, f"its server ended with status {status}; the log is {self._log}", ended=True)
         try:
             statistics = json.loads(self._get("/v2/models/stats", _PROBE_S))
+            plan = self._plan()
         except OSError as error:
             return NodeReport(None, f"its server does not answer: {error}")
         served: dict[str, Served] = {}
@@ -121,22 +129,26 @@ class NodeServer:
             known = served.get(entry["name"], Served(0, 0))
             queries = entry["inference_stats"]["success"]["count"]
             served[entry["name"]] = Served(known.rows + entry["inference_count"], known.queries + queries)
-        return NodeReport(address, "", False, served, process.pid, os.getpid())
+        return NodeReport(address, "", False, served, process.pid, os.getpid(), plan)
 
     def stop(self) -> None:
-        """Drain and stop the server, and remove what was written. Safe to repeat."""
-        self.pause()
+        """Drain and stop the server, whatever else is under way, and remove what was written. Safe to repeat."""
+        self._end()
         self._starter.end()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def pause(self) -> None:
         """Drain and stop the server; `prepare` starts one again."""
+        with self._changing:
+            self._end()
+
+    def _end(self) -> None:
         process, self._process = self._process, None
-        self._address, self._running, self._loaded = None, None, ()
+        self._address, self._loaded = None, ()
         if process is not None and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(_STOP_S)
+                process.wait(self._stop_s)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -148,12 +160,13 @@ class NodeServer:
     def _log(self) -> Path:
         return self._home / "server.log"
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: Part) -> Address:
         state = self._models / STATE_FOLDER
         state.mkdir(exist_ok=True)
         if (self._repository / SERVER_FILE).exists():
             text = node_config((self._repository / SERVER_FILE).read_text(encoding="utf-8"))
             (self._models / SERVER_FILE).write_text(text, encoding="utf-8")
+        self._stop_s = load_server_config(self._models / SERVER_FILE).server.drain_s + STOP_MARGIN_S
         for source, link in (
             (profile_path(self._repository), profile_path(self._models)),
             (self._repository / STATE_FOLDER / "graphs", state / "graphs"),
@@ -184,11 +197,12 @@ class NodeServer:
         failed = sorted(name for name, state in ready["models"].items() if state != "READY")
         if failed:
             process.terminate()
-            process.wait(_STOP_S)
+            process.wait(self._stop_s)
             raise ClusterError(f"model {failed[0]!r} cannot be served; the log is {self._log}")
         self._process = process
         self._address = Address(self._host, ready["http_port"], ready["grpc_port"])
-        self._loaded, self._running = part.models, part
+        self._loaded = part.models
+        return self._address
 
     def _link(self, model: str) -> None:
         link = self._models / model
@@ -200,8 +214,26 @@ class NodeServer:
         file = PlanFile(Request(part.loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
         write_whole(self._home / PLAN_FILE, plan_text(file).encode())
 
-    def _plan_version(self) -> int:
-        return int(json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["version"])
+    def _plan(self) -> DevicePlan:
+        """The plan that the server runs, as it says. Raises OSError when it does not answer in time."""
+        found = json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["plan"]
+        return DevicePlan(
+            found["device"],
+            tuple(
+                PartitionPlan(
+                    each["size"],
+                    round(each["duty_ms"] * NS_PER_MS),
+                    tuple(Slot(slot["tenant"], slot["batch"], slot["rate"]) for slot in each["slots"]),
+                )
+                for each in found["partitions"]
+            ),
+        )
+
+    def _runs(self, part: Part) -> bool:
+        try:
+            return self._plan() == part.plan
+        except OSError:  # slow, as a server may be while it changes: not known, so ask again
+            return False
 
     def _get(self, path: str, timeout_s: float) -> bytes:
         return self._ask(path, None, timeout_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,39 +12,27 @@ from cotenant.plan.types import Load
 
 if TYPE_CHECKING:
     from cotenant.cluster.account import Account
-    from cotenant.cluster.control import Change
-    from cotenant.cluster.replan import Held
+    from cotenant.cluster.state import State
 
 
-def status_of(
-    loads: Sequence[Load],
-    members: Mapping[str, Node],
-    parts: Mapping[str, Part],
-    reports: Mapping[str, NodeReport],
-    gone: Mapping[str, str],
-    held: Held | None,
-    breaks: str,
-    changes: Sequence[Change],
-    table: Table,
-    account: Account,
-    planner: str,
-) -> dict[str, Any]:
+def status_of(loads: Sequence[Load], state: State, account: Account, planner: str) -> dict[str, Any]:
     """Nodes with what they serve, tenants with rates and attainment, applications, and the changes so far."""
+    held, table, running = state.held, state.table, state.running()
     served = served_rates(held.plan) if held else {}
     return {
         "planner": planner,
         "table": table.version,
         "share": held.share if held else 0.0,
         "left_out": list(held.left_out) if held else [],
-        "breaks": breaks,
+        "breaks": state.breaks,
         "nodes": [
-            _node(node, parts.get(name), reports.get(name), table.addresses.get(name))
-            for name, node in sorted(members.items())
+            _node(node, running.get(name), state.reports.get(name), table.addresses.get(name))
+            for name, node in sorted(state.members.items())
         ]
-        + [{"node": name, "state": "lost", "reason": reason} for name, reason in sorted(gone.items())],
+        + [{"node": name, "state": "lost", "reason": reason} for name, reason in sorted(state.gone.items())],
         "tenants": [_tenant(load, served.get(load.tenant, 0.0), table, account) for load in loads],
         "applications": [_application(each, table, account) for each in table.applications],
-        "changes": [asdict(change) for change in changes],
+        "changes": [asdict(change) for change in state.changes],
     }
 
 

@@ -1,0 +1,59 @@
+"""What the controller believes: what nodes were asked to run, and what they report that they run. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cotenant.cluster.control import Change
+from cotenant.cluster.replan import Held
+from cotenant.cluster.types import Address, Node, NodeReport, Part, Table
+from cotenant.plan.types import DevicePlan
+
+
+@dataclass(slots=True)
+class State:
+    """Guarded by the controller's lock. `parts` and `addresses` are those of the nodes in the table."""
+
+    members: dict[str, Node] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    addresses: dict[str, Address] = field(default_factory=dict)
+    reports: dict[str, NodeReport] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
+    table: Table = field(default_factory=lambda: Table(0, (), {}))
+    held: Held | None = None
+    lost: bool = False
+    breaks: str = ""
+    changes: tuple[Change, ...] = ()
+
+    def lose(self, node: str, reason: str) -> None:
+        """Forget what a node had."""
+        self.lost = self.lost or node in self.parts
+        for known in (self.members, self.parts, self.addresses, self.reports):
+            known.pop(node, None)
+        self.gone[node] = reason
+
+    def running(self) -> dict[str, Part]:
+        """The parts, each with the plan that its node reports where it has reported one."""
+        plans = {node: self._reported(node) for node in self.parts}
+        return {node: replace(part, plan=plans[node] or part.plan) for node, part in self.parts.items()}
+
+    def astray(self) -> dict[str, Part | None]:
+        """The nodes that do not run what they are to run, with that: a part, or None for a server without one."""
+        wrong: dict[str, Part | None] = {
+            node: part for node, part in self.parts.items() if self._reported(node) not in (None, part.plan)
+        }
+        for node, report in self.reports.items():
+            if node not in self.parts and report.address is not None:
+                wrong[node] = None
+        return wrong
+
+    def took(self, node: str, plan: DevicePlan | None) -> None:
+        """A node has said that it runs this now; None when its server has stopped."""
+        if plan is None:
+            self.reports.pop(node, None)
+        elif node in self.reports:
+            self.reports[node] = replace(self.reports[node], plan=plan)
+
+    def _reported(self, node: str) -> DevicePlan | None:
+        report = self.reports.get(node)
+        return report.plan if report else None
