@@ -13,10 +13,10 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.serve.oip import MESSAGES, OUTCOME_KEY, SERVICE
 
-Answer = tuple[int, str]
-"""200 for a result; else the HTTP status, or the number of the gRPC status code, and the text."""
+Answer = tuple[int, str] | tuple[int, str, str]
+"""200 for a result; else the HTTP status, or the number of the gRPC status code, the text, and how it is marked."""
 
 
 @dataclass
@@ -35,16 +35,18 @@ class FakeServer:
         self.bodies.append(b"")
         self.headers.append(dict(request.headers))
         self.bodies[number] = await request.read()
-        status, text = await self.answer(number)
+        status, text, *marks = await self.answer(number)
         if status == 200:
             return web.json_response({"model_name": request.match_info["model"], "outputs": []})
-        return web.json_response({"error": text}, status=status)
+        return web.json_response({"error": text}, status=status, headers={OUTCOME_KEY: marks[0]} if marks else None)
 
     async def infer_grpc(self, body: bytes, context: Any) -> bytes:
         number = len(self.bodies)
         self.bodies.append(body)
-        status, text = await self.answer(number)
+        self.headers.append({key: str(value) for key, value in context.invocation_metadata() or ()})
+        status, text, *marks = await self.answer(number)
         if status != 200:
+            context.set_trailing_metadata(tuple((OUTCOME_KEY, mark) for mark in marks))
             code = next(code for code in grpc.StatusCode if code.value[0] == status)
             await context.abort(code, text)
         return bytes(MESSAGES["ModelInferResponse"](model_name="m").SerializeToString())

@@ -7,7 +7,7 @@ import json
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -229,14 +229,14 @@ class FakeNode:
     script: list[str] = field(default_factory=list)
     asked: list[dict[str, int]] = field(default_factory=list)
 
-    async def http(self, method: str, raw_path: str, headers: Any, body: bytes) -> HttpReply:
+    async def http(self, method: str, raw_path: str, headers: Any, body: bytes, spent_ns: int = 0) -> HttpReply:
         model = raw_path.split("/")[3]
         told = (
             CONFIG if raw_path.endswith("/config") else {"name": model, **METADATA, **(JOIN if model == "join" else {})}
         )
         return HttpReply(200, [], json.dumps(told).encode(), "in_time", self.name)
 
-    async def grpc(self, method: str, data: bytes, timeout_s: float | None) -> GrpcReply:
+    async def grpc(self, method: str, data: bytes, timeout_s: float | None, spent_ns: int = 0) -> GrpcReply:
         message = MESSAGES["ModelInferRequest"].FromString(data)
         self.asked.append({key: each.int64_param for key, each in message.parameters.items()})
         await asyncio.sleep(0)
@@ -334,6 +334,52 @@ def test_the_first_stage_without_an_answer_ends_the_whole(tmp_path: Path) -> Non
     asyncio.run(cases())
 
 
+def test_a_query_that_is_refused_before_it_runs_has_its_outcome_too(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, CHAIN)
+    wrong = spec_of(tmp_path, CHAIN.replace("first.y", "first.zzz"), "wrong")
+
+    async def refused(rig: Rig, counts: Counts, **options: Any) -> None:
+        with pytest.raises(ServeError):
+            await rig.infer(**options)
+        assert rig.counts == counts
+
+    async def run() -> None:
+        rig = Rig(Planned(spec))
+        rig.forwarder.set_table(Table(2, (route("twice", "n0"), route("thrice")), {"n0": Address("fake", 1, 1)}, ()))
+        rig.forwarder.applications = {"app": Planned(spec)}
+        await refused(rig, Counts(offered=1, refused=1))  # no node has a stage's model
+        with pytest.raises(ServeError):
+            await rig.applications.prepare("app")  # as for metadata: that is no query
+        assert rig.counts.offered == 1
+        await refused(
+            Rig(Planned(replace(wrong, name="app"))), Counts(offered=1, failed=1)
+        )  # it does not fit its models
+        await refused(Rig(Planned(spec)), Counts(offered=1, failed=1), version="7")
+        await refused(Rig(Planned(spec)), Counts(offered=1, failed=1), outputs=("nothing",))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_gateway_counts_what_it_refuses_of_an_application(protocol: str, tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, CHAIN)
+    gateway = Gateway()
+    routes = (route("twice"), route("thrice"))
+    address = gateway.start("127.0.0.1", 0, 0, Table(1, routes, {}, (Planned(spec),)))
+    triton = triton_http if protocol == "http" else triton_grpc
+    port = address.http_port if protocol == "http" else address.grpc_port
+    try:
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            for _ in range(3):
+                with pytest.raises(InferenceServerException, match="no node serves"):
+                    client.infer("app", tensors(triton, {"x": x_of()}))
+            with pytest.raises(InferenceServerException, match="no node serves"):
+                client.get_model_metadata("app")
+        assert gateway.report().counts["app"] == Counts(offered=3, refused=3)
+    finally:
+        gateway.stop()
+
+
 def test_a_query_that_is_given_up_is_withdrawn_from_its_nodes(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, CHAIN)
 
@@ -342,7 +388,7 @@ def test_a_query_that_is_given_up_is_withdrawn_from_its_nodes(tmp_path: Path) ->
         stopped = asyncio.Event()
         begun = asyncio.Event()
 
-        async def never(method: str, data: bytes, timeout_s: float | None) -> GrpcReply:
+        async def never(method: str, data: bytes, timeout_s: float | None, spent_ns: int = 0) -> GrpcReply:
             begun.set()
             try:
                 await asyncio.Event().wait()
@@ -386,7 +432,7 @@ def test_whatever_nodes_do_every_query_has_one_outcome(
             if isinstance(result, InferResult):
                 assert (result.outcome is Outcome.ANSWERED) == bool(result.outputs) == (not result.reason)
         counts = rig.counts
-        assert counts.offered == sum(isinstance(result, InferResult) for result in results)
+        assert counts.offered == len(results)
         assert counts.in_time + counts.refused + counts.failed == counts.offered
         await rig.applications.close()
         for each in rig.forwarder.counts.values():

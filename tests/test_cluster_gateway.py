@@ -5,6 +5,7 @@ end; and real clients of the protocol through it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gzip
 import json
 import socket
@@ -17,15 +18,21 @@ from typing import Any
 import grpc
 import pytest
 
+from cotenant.cluster import links
 from cotenant.cluster.forward import BrokenError, Forwarder, NotRunError
 from cotenant.cluster.gateway import Gateway, metrics_page
+from cotenant.cluster.gateway_grpc import GrpcGateway
+from cotenant.cluster.links import GrpcReply
 from cotenant.cluster.types import Address, ClusterError, Counts, Route, Table
 from cotenant.load.http import HttpPool
-from cotenant.serve.api import ServeError
-from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.serve.api import UNSERVED, ServeError
+from cotenant.serve.codec import Limits
+from cotenant.serve.oip import MESSAGES, SERVICE, SPENT_KEY
 from load_fakes import Answer, FakeServer, in_loop, ok, serving
 
 SLO_NS = 1_000_000_000
+UNAVAILABLE = 14
+"""Of gRPC."""
 A, B = Address("a", 1, 1), Address("b", 2, 2)
 
 
@@ -68,7 +75,7 @@ class Rig:
         self.forwarder = Forwarder(lambda node, _: self.links[node], lambda: self.now_ns)
 
     async def infer(self) -> Reply:
-        return await self.forwarder.infer("m", lambda link: link.send())
+        return await self.forwarder.infer("m", lambda link, _: link.send())
 
     @property
     def counts(self) -> Counts:
@@ -100,7 +107,7 @@ async def test_a_broken_connection_is_tried_once_more_within_the_slo() -> None:
     rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(Reply()))
     rig.forwarder.set_table(table(a=9.0, b=1.0))
     assert (await rig.infer()).outcome == "in_time"
-    assert rig.counts == Counts(offered=1, in_time=1, retried=1)
+    assert rig.counts == Counts(offered=1, in_time=1, retried=1, repeated=1)
 
 
 @in_loop
@@ -109,7 +116,7 @@ async def test_twice_broken_is_a_failure() -> None:
     rig.forwarder.set_table(table(a=1.0, b=1.0))
     with pytest.raises(ServeError, match="failed: the node was lost while the query ran"):
         await rig.infer()
-    assert rig.counts == Counts(offered=1, failed=1, retried=1)
+    assert rig.counts == Counts(offered=1, failed=1, retried=1, repeated=1)
 
 
 @in_loop
@@ -117,7 +124,7 @@ async def test_what_broke_after_the_slo_is_not_run_again() -> None:
     rig = Rig(a=FakeLink(BrokenError("reset")), b=FakeLink(Reply()))
     rig.forwarder.set_table(table(slo_ns=5, a=9.0, b=1.0))
 
-    async def slow(link: FakeLink) -> Reply:
+    async def slow(link: FakeLink, _: int) -> Reply:
         rig.now_ns += 6
         return await link.send()
 
@@ -139,7 +146,7 @@ async def test_without_a_node_a_query_is_rejected_and_an_unknown_model_is_not_fo
     with pytest.raises(ServeError, match=r"rejected: no node serves model 'm' now$"):
         await rig.infer()
     with pytest.raises(ServeError, match="'other' is not in the plan"):
-        await rig.forwarder.infer("other", lambda link: link.send())
+        await rig.forwarder.infer("other", lambda link, _: link.send())
     assert rig.counts == Counts(offered=2, refused=2)
 
 
@@ -158,7 +165,7 @@ async def test_a_withdrawn_query_is_counted_as_that() -> None:
     rig.forwarder.set_table(table(a=1.0))
     started = asyncio.Event()
 
-    async def never(link: FakeLink) -> Reply:
+    async def never(link: FakeLink, _: int) -> Reply:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -179,7 +186,7 @@ async def test_a_node_that_leaves_answers_what_it_has_and_a_lost_one_is_cut() ->
     rig.forwarder.set_table(table(a=1.0, b=1.0))
     go, started = asyncio.Event(), asyncio.Event()
 
-    async def wait(link: FakeLink) -> Reply:
+    async def wait(link: FakeLink, _: int) -> Reply:
         started.set()
         await go.wait()
         return await link.send()
@@ -267,10 +274,10 @@ async def test_http_bytes_and_headers_pass_and_nodes_take_turns() -> None:
 @in_loop
 async def test_overload_is_final_but_a_server_that_stops_is_not() -> None:
     async def stopping(number: int) -> Answer:
-        return 503, "model 'm': the server is starting or shutting down"
+        return 503, "model 'm': the server is starting or shutting down", UNSERVED
 
     async def full(number: int) -> Answer:
-        return 503, "rejected: the queue of 't' is full (256 waiting)"
+        return 503, "rejected: the queue of 't' is full (256 waiting)", "rejected"
 
     async with gateway_over(stopping, full) as (gateway, address, fakes):
         for _ in range(2):
@@ -298,7 +305,7 @@ async def test_a_lost_node_breaks_what_it_has_and_the_other_one_answers() -> Non
         status, _, answered = await over_http
         assert (status, answered["x-cotenant-node"]) == (200, "n1")
         report = await asyncio.to_thread(gateway.report)
-        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1)
+        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1, repeated=1)
         end.set()
 
 
@@ -328,14 +335,114 @@ async def test_grpc_passes_bytes_and_breaks_as_http_does() -> None:
                     await infer(data)
                 assert refused.value.code() is code
         report = await asyncio.to_thread(gateway.report)
-        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1)
+        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1, repeated=1)
         end.set()
+
+
+def asked(protocol: str, address: Address, timeout_s: float | None = 30) -> Any:
+    """A query of model 'm' as (status, sentence); status 200 or OK for an answer."""
+
+    async def over_grpc() -> tuple[Any, str]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
+            try:
+                await channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\x0a\x01m", timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                return error.code(), error.details() or ""
+            return grpc.StatusCode.OK, ""
+
+    async def over_http() -> tuple[Any, str]:
+        status, content, _ = await post(address, "/v2/models/m/infer", b"{}")
+        return status, json.loads(content).get("error", "")
+
+    return over_grpc() if protocol == "grpc" else over_http()
+
+
+WORDS = ("", "model 'm': the server is shutting down", "rejected: tenant 'm' is not served", "failed to connect to all")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@in_loop
+async def test_a_query_has_not_run_only_where_the_node_says_so(protocol: str) -> None:
+    """Whatever the words: without the mark nobody knows, and what may have run is not run as if it had not."""
+    said: list[Answer] = []
+
+    async def says(number: int) -> Answer:
+        return said[0]
+
+    async with gateway_over(says, says, says, says) as (gateway, address, fakes):
+
+        async def sent(answer: Answer) -> tuple[Any, Counts]:
+            said[:] = [answer]
+            before = sum(len(fake.bodies) for fake in fakes)
+            counts = (await asyncio.to_thread(gateway.report)).counts["t"]
+            await asked(protocol, address)
+            after = (await asyncio.to_thread(gateway.report)).counts["t"]
+            assert after.offered - counts.offered == 1
+            assert after.refused + after.failed - counts.refused - counts.failed == 1
+            assert sum(len(fake.bodies) for fake in fakes) - before == after.retried - counts.retried + 1
+            return after.retried - counts.retried, after.repeated - counts.repeated
+
+        code = 503 if protocol == "http" else UNAVAILABLE
+        for words in WORDS:
+            for mark in ("rejected", "dropped", "failed"):
+                assert await sent((code, words, mark)) == (0, 0)
+            assert await sent((code, words, UNSERVED)) == (3, 0)
+            # over gRPC an UNAVAILABLE of nobody's is a connection that broke: once more, and that is counted
+            assert await sent((code, words)) == ((0, 0) if protocol == "http" else (1, 1))
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@in_loop
+async def test_a_query_that_is_sent_again_keeps_its_time_out(protocol: str) -> None:
+    went = asyncio.Event()
+
+    async def late(number: int) -> Answer:
+        await went.wait()
+        return 503 if protocol == "http" else UNAVAILABLE, "no", UNSERVED
+
+    async with gateway_over(late, ok) as (gateway, address, fakes):
+        now_ns = [0]
+        gateway._forwarder._now_ns = lambda: now_ns[0]
+        query = asyncio.create_task(asked(protocol, address))
+        while not fakes[0].bodies:
+            await asyncio.sleep(0)
+        now_ns[0] = 7_000_000
+        went.set()
+        assert (await query)[0] in (200, grpc.StatusCode.OK)
+        spent = [{key.lower(): value for key, value in fake.headers[0].items()}.get(SPENT_KEY) for fake in fakes]
+        assert spent == [None, "7000"]
+
+
+@in_loop
+async def test_a_node_that_does_not_speak_has_not_run_a_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_CONNECT_LIMIT_S", 0.05)
+    mute = await asyncio.start_server(lambda *_: asyncio.sleep(0), "127.0.0.1", 0)
+    port = mute.sockets[0].getsockname()[1]
+    async with gateway_over(ok) as (gateway, address, fakes):
+        route = Route("t", "m", 60 * SLO_NS, (("mute", 1.0), ("n0", 1.0)))
+        nodes = {"mute": Address("127.0.0.1", port, port), "n0": node_address(fakes[0])}
+        await asyncio.to_thread(gateway.set_table, Table(2, (route,), nodes))
+        assert await asked("grpc", address) == (grpc.StatusCode.OK, "")
+        report = await asyncio.to_thread(gateway.report)
+        assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1)
+        # and one that is lost while it is connected to
+        monkeypatch.setattr(links, "_CONNECT_LIMIT_S", 60.0)
+        await asyncio.to_thread(gateway.set_table, Table(3, (Route("t", "m", 60 * SLO_NS, ()),), {}))
+        only = Route("t", "m", 60 * SLO_NS, (("mute", 1.0),))
+        await asyncio.to_thread(gateway.set_table, Table(4, (only,), {"mute": nodes["mute"]}))
+        query = asyncio.create_task(asked("grpc", address))
+        while not (await asyncio.to_thread(gateway.report)).outstanding:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(gateway.set_table, Table(5, (Route("t", "m", 60 * SLO_NS, ()),), {}), ("mute",))
+        status, sentence = await query
+        assert status is grpc.StatusCode.UNAVAILABLE, sentence
+    mute.close()
 
 
 @in_loop
 async def test_grpc_connections_that_are_refused_go_elsewhere_and_refusals_are_passed_on() -> None:
     async def full(number: int) -> Answer:
-        return int(grpc.StatusCode.UNAVAILABLE.value[0]), "rejected: the queue of 't' is full (256 waiting)"
+        return UNAVAILABLE, "rejected: the queue of 't' is full (256 waiting)", "rejected"
 
     async with gateway_over(full) as (gateway, address, fakes):
         dead = Address("127.0.0.1", await closed_port(), await closed_port())
@@ -373,6 +480,117 @@ async def test_a_stream_is_many_queries() -> None:
         assert {a.infer_response.id for a in answers if a.error_message} >= {"x"}
         report = await asyncio.to_thread(gateway.report)
         assert report.counts["t"] == Counts(offered=6, in_time=3, failed=3)
+
+
+class BytesLink:
+    """A node that answers every query with so many bytes."""
+
+    def __init__(self, size: int = 0) -> None:
+        self.reply = GrpcReply(bytes(size), grpc.StatusCode.OK, "", (), "in_time", "n")
+        self.sent = 0
+
+    async def grpc(self, method: str, data: bytes, timeout_s: float | None, spent_ns: int) -> GrpcReply:
+        self.sent += 1
+        await asyncio.sleep(0)
+        return self.reply
+
+    async def close(self) -> None:
+        pass
+
+
+class EndedCall:
+    """The context of a call; once it has `ended`, no status can be sent any more."""
+
+    def __init__(self, *, ended: bool = False) -> None:
+        self.ended = ended
+        self.aborts: list[Any] = []
+
+    def time_remaining(self) -> float | None:
+        return -0.01 if self.ended else None
+
+    def set_trailing_metadata(self, trailing: Any) -> None:
+        pass
+
+    async def abort(self, code: Any, details: str) -> None:
+        self.aborts.append(code)
+        if len(self.aborts) > 1:
+            raise grpc.aio.UsageError("Abort already called!")
+        if self.ended:
+            raise RuntimeError("execute_batch failed")
+        raise grpc.aio.AbortError
+
+
+async def settle() -> None:
+    """Let everything on this loop go as far as it gets."""
+    for _ in range(1000):
+        await asyncio.sleep(0)
+
+
+@in_loop
+async def test_a_client_that_does_not_read_its_stream_holds_back_that_stream_alone() -> None:
+    limit = 5
+    link = BytesLink(1000)
+    forwarder = Forwarder(lambda node, _: link)
+    forwarder.set_table(table(a=1.0))
+    front = GrpcGateway(forwarder, {}, Limits(max_stream_in_flight=limit))  # type: ignore[arg-type]
+    taken = 0
+
+    async def requests() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(50):
+            taken += 1
+            yield b"\x0a\x01m"
+
+    slow = front._stream(requests(), EndedCall())
+    await anext(slow)
+    await settle()
+    assert link.sent == limit  # the one that is being written holds its place
+    assert taken == limit + 1
+    async for _ in front._stream(requests(), EndedCall()):
+        pass
+    assert link.sent == limit + 50
+    assert len([answer async for answer in slow]) == 49
+    assert link.sent == 100
+
+
+CODES = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+
+
+@pytest.mark.parametrize("code", CODES)
+@in_loop
+async def test_a_call_that_has_ended_meanwhile_is_no_fault(code: Any, caplog: pytest.LogCaptureFixture) -> None:
+    link = BytesLink()
+    link.reply = GrpcReply(b"", code, "no", (), "failed", "n")
+    forwarder = Forwarder(lambda node, _: link)
+    forwarder.set_table(table(a=1.0))
+    front = GrpcGateway(forwarder, {}, Limits())  # type: ignore[arg-type]
+    call = EndedCall(ended=True)
+    for method in (front._infer, functools.partial(front._ask, "ModelMetadata")):
+        call.aborts.clear()
+        with pytest.raises(grpc.aio.AbortError):
+            await front._guarded(method)(b"\x0a\x01m", call)
+        assert call.aborts == [code]
+    assert not caplog.records
+
+
+@in_loop
+async def test_deadlines_that_pass_are_withdrawn_queries(caplog: pytest.LogCaptureFixture) -> None:
+    end = asyncio.Event()
+
+    async def never(number: int) -> Answer:
+        await end.wait()
+        return 13, "too late"
+
+    limits_s = (0.02, 0.01, 0.005, 0.002)
+    async with gateway_over(never, never) as (gateway, address, _):
+        for limit_s in limits_s * 5:
+            assert (await asked("grpc", address, limit_s))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+        while (await asyncio.to_thread(gateway.report)).outstanding:
+            await asyncio.sleep(0)
+        counts = (await asyncio.to_thread(gateway.report)).counts["t"]
+        assert counts == Counts(offered=counts.offered, cancelled=counts.offered)
+        end.set()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @in_loop

@@ -20,9 +20,6 @@ from cotenant.cluster.replan import Held, Reason, asked_loads, inventory_of, nex
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeReport, Part, Served
 from cotenant.cluster.wire import (
     WireError,
-    connection_broke,
-    connection_refused,
-    has_not_run,
     length_field,
     string_field,
 )
@@ -329,19 +326,6 @@ def test_no_bytes_make_the_reader_fail_otherwise(data: bytes) -> None:
 def test_a_field_holds_its_content(content: bytes) -> None:
     found = MESSAGES["ModelStreamInferResponse"].FromString(length_field(1, b"e" * len(content)))
     assert len(found.error_message) == len(content)
-
-
-def test_refusals_of_the_server_are_told_from_those_of_the_query() -> None:
-    assert has_not_run("model 'm': the server is starting or shutting down")
-    assert has_not_run("rejected: the server is shutting down")
-    assert has_not_run("rejected: tenant 'a' is not served")
-    assert not has_not_run("rejected: the queue of 'a' is full (256 waiting)")
-    assert not has_not_run("dropped: its deadline has passed")
-    assert not has_not_run("failed: the model was unloaded")
-    refused = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: connection refused"
-    assert connection_refused(refused)
-    assert connection_broke("Socket closed")
-    assert not connection_broke("rejected: the queue of 'socket' is full (256 waiting)")
 
 
 # --- odds and ends ----------------------------------------------------------------------------------------------------

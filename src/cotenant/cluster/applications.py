@@ -62,7 +62,7 @@ class _Model(NamedTuple):
 class Applications:
     """The applications of the forwarder's table. Implements Backend for their names.
 
-    `prepare` comes before every other call about an application.
+    `prepare` comes before every other call about an application, `admit` before a query.
     """
 
     def __init__(self, forwarder: Forwarder, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -107,9 +107,17 @@ class Applications:
             raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None
         self._forms[name] = version, form
 
+    async def admit(self, name: str) -> None:
+        """Prepare an application for a query of it. Raises ServeError as `prepare` does: then the query is counted."""
+        try:
+            await self.prepare(name)
+        except ServeError as error:
+            self._refused(name, error)
+            raise
+
     async def infer(self, request: InferRequest) -> InferResult:
-        """Run a query to its end; cancelled, it withdraws it. Raises ServeError as `prepare` and `submit` do."""
-        await self.prepare(request.model)
+        """Run a query to its end; cancelled, it withdraws it. Raises ServeError as `admit` and `submit` do."""
+        await self.admit(request.model)
         result: asyncio.Future[InferResult] = self._loop.create_future()
 
         def done(found: InferResult) -> None:
@@ -174,9 +182,13 @@ class Applications:
         raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
 
     def submit(self, request: InferRequest, done: Done) -> int:
-        """See Backend."""
-        form = self._form(request.model, request.version)
-        form.check(request)
+        """See Backend. What is refused here is counted."""
+        try:
+            form = self._form(request.model, request.version)
+            form.check(request)
+        except ServeError as error:
+            self._refused(request.model, error)
+            raise
         number = next(self._numbers)
         self._loop.call_soon_threadsafe(self._begin, number, form, request, done)
         return number
@@ -197,6 +209,11 @@ class Applications:
         raise ServeError(Status.NOT_FOUND, "the plan of a cluster is at GET /v2/cotenant/cluster")
 
     # --- one query ------------------------------------------------------------------------------------------------
+
+    def _refused(self, name: str, error: ServeError) -> None:
+        """Count a query that ended before it began."""
+        self._forwarder.count(name, "offered")
+        self._forwarder.count(name, "refused" if error.status is Status.UNAVAILABLE else "failed")
 
     def _begin(self, number: int, form: ApplicationForm, request: InferRequest, done: Done) -> None:
         run = self._loop.create_task(self._run(number, form, request, done))
@@ -294,7 +311,7 @@ class Applications:
         )
 
     async def _asked(self, model: str, what: str) -> Any:
-        async def attempt(link: NodeLink) -> HttpReply:
+        async def attempt(link: NodeLink, _: int) -> HttpReply:
             return await link.http("GET", f"{model_path(model)}{what}", [], b"")
 
         reply: HttpReply = await self._forwarder.ask(model, attempt)

@@ -23,7 +23,7 @@ _PAUSE_NS = 500_000_000
 
 
 class NotRunError(Exception):
-    """The node cannot have run the query. `gone`: there was no connection at all; else `reply` is what it said."""
+    """The node has not run the query. `gone`: there was no connection at all; else `reply` is what it said."""
 
     def __init__(self, reason: str, *, gone: bool, reply: Any = None) -> None:
         super().__init__(reason)
@@ -32,7 +32,11 @@ class NotRunError(Exception):
 
 
 class BrokenError(Exception):
-    """The connection broke after the query was sent: it may have run."""
+    """The query was sent and nothing tells how it ended: it may have run."""
+
+
+class LostError(ServeError):
+    """The node was lost while the query ran, or may have run."""
 
 
 class Reply(Protocol):
@@ -53,7 +57,8 @@ class Link(Protocol):
 
 R = TypeVar("R", bound=Reply)
 L = TypeVar("L", bound=Link)
-Attempt = Callable[[L], Awaitable[R]]
+Attempt = Callable[[L, int], Awaitable[R]]
+"""Sends a query over a link. The nanoseconds are those that have passed of its time-out: 0 for the first attempt."""
 
 
 @dataclass(slots=True)
@@ -155,7 +160,7 @@ class Forwarder:
                 outcome = "late"
             return reply
         except ServeError as error:
-            outcome = "refused" if error.message.startswith("rejected:") else "failed"
+            outcome = "failed" if isinstance(error, LostError) else "refused"
             raise
         except Exception:
             outcome = "failed"
@@ -181,42 +186,45 @@ class Forwarder:
         return target
 
     async def _send(self, target: _Target, attempt: Attempt[L, R], began_ns: int) -> R:
-        model, broke, reason = target.route.model, False, ""
+        model, reason = target.route.model, ""
         tried: list[str] = []
+        lost: BrokenError | None = None
         refusal: R | None = None
         while len(tried) < MOST_ATTEMPTS:
             now_ns = self._now_ns()
+            if lost is not None and now_ns - began_ns > target.route.slo_ns:
+                break
             paused = [node for node, until_ns in self._paused.items() if now_ns < until_ns]
             target = self._targets.get(model, target)  # the table may have changed since the last attempt
             node = target.balancer.choose(self._under_way, (*tried, *paused, *self._unlinked(target)))
             if node is None:
                 break
-            tried.append(node)
-            if len(tried) > 1:
+            if tried:
                 self.count(target.route.tenant, "retried")
+            if lost is not None:
+                self.count(target.route.tenant, "repeated")
             self._under_way[node] += 1
             self._by_model[node, model] += 1
             try:
-                return await attempt(self._links[node][1])
+                return await attempt(self._links[node][1], now_ns - began_ns if tried else 0)
             except NotRunError as error:
                 reason, refusal = str(error), error.reply
                 if error.gone:
                     self._paused[node] = self._now_ns() + _PAUSE_NS
                     self._suspects[node] = None
             except BrokenError as error:
-                # Inference changes nothing, so that running it twice is safe; but once is enough, and not when late.
-                reason = str(error)
                 self._suspects[node] = None
-                if broke or self._now_ns() - began_ns > target.route.slo_ns:
-                    broke = True
+                if lost is not None:
                     break
-                broke = True
+                # Inference changes nothing, so that running it twice is safe; but once is enough, and not when late.
+                lost = error
             finally:
+                tried.append(node)
                 self._under_way[node] -= 1
                 self._by_model[node, model] -= 1
                 self._tidy(node)
-        if broke:
-            raise ServeError(Status.UNAVAILABLE, f"failed: the node was lost while the query ran ({reason})")
+        if lost is not None:
+            raise LostError(Status.UNAVAILABLE, f"failed: the node was lost while the query ran ({lost})")
         if refusal is not None:
             return refusal  # every node said so
         why = f" ({reason})" if reason else ""

@@ -149,9 +149,16 @@ def metrics_page(counts: dict[str, Counts]) -> bytes:
     retries = Counter(
         "cotenant_gateway_retries", "Attempts after the first.", labelnames=("tenant",), registry=registry
     )
+    repeats = Counter(
+        "cotenant_gateway_repeats",
+        "Attempts after one that may have run.",
+        labelnames=("tenant",),
+        registry=registry,
+    )
     for tenant, each in sorted(counts.items()):
         for outcome in ("in_time", "late", "refused", "failed", "cancelled"):
             queries.labels(tenant, outcome).inc(getattr(each, outcome))
         retries.labels(tenant).inc(each.retried)
+        repeats.labels(tenant).inc(each.repeated)
     page: bytes = generate_latest(registry)
     return page

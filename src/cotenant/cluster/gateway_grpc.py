@@ -29,9 +29,17 @@ _NAME, _ID = 1, 3
 """Fields of the requests: `name` or `model_name` is always the first one, `id` of ModelInferRequest the third."""
 _ERROR, _RESPONSE = 1, 2
 """Fields of ModelStreamInferResponse."""
-_STREAM_IN_FLIGHT = 256
 _OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
 _MAX_DETAIL_CHARS = 1000
+
+
+class _StatusError(Exception):
+    """A call ends with this status, as a node said."""
+
+    def __init__(self, code: Any, details: str) -> None:
+        super().__init__(details)
+        self.code = code
+        self.details = details
 
 
 class GrpcGateway:
@@ -64,7 +72,7 @@ class GrpcGateway:
         if name in self._applications:
             return await self._whole(data, remaining_s)
         reply = await self._forwarder.infer(name, self._call("ModelInfer", data, remaining_s))
-        return await self._passed(reply, context)
+        return self._passed(reply, context)
 
     async def _ask(self, method: str, data: bytes, context: Any) -> bytes:
         name = _name(data)
@@ -73,7 +81,7 @@ class GrpcGateway:
             answer: bytes = CONTROL[method](self._applications, _parsed(f"{method}Request", data)).SerializeToString()
             return answer
         reply = await self._forwarder.ask(name, self._call(method, data, context.time_remaining()))
-        return await self._passed(reply, context)
+        return self._passed(reply, context)
 
     async def _whole(self, data: bytes, remaining_s: float | None) -> bytes:
         """A query of an application, which is decoded here."""
@@ -82,30 +90,31 @@ class GrpcGateway:
         answer: bytes = encode_answer(self._applications, wire, result).SerializeToString()
         return answer
 
-    def _call(self, method: str, data: bytes, remaining_s: float | None) -> Callable[[NodeLink], Any]:
-        async def attempt(link: NodeLink) -> GrpcReply:
-            return await link.grpc(f"/{SERVICE}/{method}", data, remaining_s)
+    def _call(self, method: str, data: bytes, remaining_s: float | None) -> Callable[[NodeLink, int], Any]:
+        async def attempt(link: NodeLink, spent_ns: int) -> GrpcReply:
+            return await link.grpc(f"/{SERVICE}/{method}", data, remaining_s, spent_ns)
 
         return attempt
 
-    async def _passed(self, reply: GrpcReply, context: Any) -> bytes:
+    def _passed(self, reply: GrpcReply, context: Any) -> bytes:
         trailing = tuple((key, value) for key, value in reply.trailing if not key.startswith("grpc-"))
         context.set_trailing_metadata((*trailing, (NODE_HEADER, reply.node)))
         if reply.code is not grpc.StatusCode.OK:
-            await context.abort(reply.code, reply.details[:_MAX_DETAIL_CHARS])
+            raise _StatusError(reply.code, reply.details)
         return reply.data
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Each request of a stream is a query of its own, and may go to another node than the one before."""
+        """Each request of a stream is a query of its own, and may go to another node than the one before.
+
+        A request holds its place until its answer has been written, so that no more is read for a client that does not
+        read its answers.
+        """
         answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-        places = asyncio.Semaphore(_STREAM_IN_FLIGHT)
+        places = asyncio.Semaphore(self._limits.max_stream_in_flight)
         tasks: set[asyncio.Task[None]] = set()
 
         async def one(data: bytes) -> None:
-            try:
-                answers.put_nowait(await self._streamed(data, context.time_remaining()))
-            finally:
-                places.release()
+            answers.put_nowait(await self._streamed(data, context.time_remaining()))
 
         async def read() -> None:
             try:
@@ -123,6 +132,7 @@ class GrpcGateway:
         try:
             while (answer := await answers.get()) is not None:
                 yield answer
+                places.release()
         finally:
             for task in (reader, *tasks):
                 task.cancel()
@@ -196,13 +206,18 @@ class GrpcGateway:
                 return answer
             except ServeError as error:
                 code, sentence = grpc.StatusCode[error.status.value[1]], error.message
-            except (grpc.RpcError, grpc.aio.AbortError):
-                raise
+            except _StatusError as error:
+                code, sentence = error.code, error.details
             except Exception:
                 _log.exception("a gRPC call failed")
                 code, sentence = grpc.StatusCode.INTERNAL, "internal error; the gateway's log has the details"
-            await context.abort(code, sentence[:_MAX_DETAIL_CHARS])
-            raise AssertionError("context.abort always raises")
+            try:
+                await context.abort(code, sentence[:_MAX_DETAIL_CHARS])
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:  # the call has ended, as by its deadline: the client has been told of that
+                _log.debug("nobody hears how a call ended: %s", error)
+            raise grpc.aio.AbortError
 
         return handle
 

@@ -18,13 +18,13 @@ from cotenant.serve.api import ServeError, Status
 from cotenant.serve.codec import Limits
 from cotenant.serve.http_app import HttpApp
 from cotenant.serve.http_routes import Endpoint, Router
-from cotenant.serve.oip import EXTENSIONS, SERVER_NAME, SERVER_VERSION
+from cotenant.serve.oip import EXTENSIONS, SERVER_NAME, SERVER_VERSION, SPENT_KEY
 
 NODE_HEADER = "x-cotenant-node"
 """Names the node that gave an answer: numbers of queries are those of its trace."""
 _HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host"}
-    | {"content-length", "date", "server", "expect"}
+    | {"content-length", "date", "server", "expect", SPENT_KEY}
 )
 _OF_MODEL = (Endpoint.MODEL, Endpoint.MODEL_READY, Endpoint.CONFIG)
 _log = logging.getLogger("cotenant.cluster")
@@ -91,7 +91,8 @@ class _Handlers:
             return _error(405, f"method {request.method!r} is not allowed here, expected {route.method}")
         endpoint = route.endpoint
         if route.model in self._applications and endpoint not in (Endpoint.LOAD, Endpoint.UNLOAD):
-            await self._applications.prepare(route.model)
+            prepare = self._applications.admit if endpoint is Endpoint.INFER else self._applications.prepare
+            await prepare(route.model)
             return await _through(self._front_end, request, raw_path)
         if endpoint is Endpoint.INFER:
             body = await request.read()
@@ -151,8 +152,10 @@ async def _through(front_end: HttpApp, request: web.Request, raw_path: str) -> w
     return web.Response(status=started["status"], body=b"".join(pieces), headers=_kept(headers))
 
 
-async def _exchange(method: str, raw_path: str, headers: Headers, body: bytes, link: NodeLink) -> HttpReply:
-    return await link.http(method, raw_path, headers, body)
+async def _exchange(
+    method: str, raw_path: str, headers: Headers, body: bytes, link: NodeLink, spent_ns: int
+) -> HttpReply:
+    return await link.http(method, raw_path, headers, body, spent_ns)
 
 
 def index_entry(name: str, *, served: bool) -> dict[str, str]:

@@ -13,7 +13,8 @@ from yarl import URL
 
 from cotenant.cluster.forward import BrokenError, NotRunError
 from cotenant.cluster.types import Address
-from cotenant.cluster.wire import connection_broke, connection_refused, has_not_run
+from cotenant.serve.api import UNSERVED
+from cotenant.serve.oip import OUTCOME_KEY, SPENT_KEY
 
 ANSWER_LIMIT_S = 600.0
 """No query takes longer; a node that is alive and silent for so long has lost it."""
@@ -53,8 +54,8 @@ class NodeLink:
         self._channel: Any = None
         self._closed = False
 
-    async def http(self, method: str, raw_path: str, headers: Headers, body: bytes) -> HttpReply:
-        """Send a request as it came. Raises NotRunError, BrokenError."""
+    async def http(self, method: str, raw_path: str, headers: Headers, body: bytes, spent_ns: int = 0) -> HttpReply:
+        """Send a request as it came, `spent_ns` ago. Raises NotRunError, BrokenError."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_POOL),
@@ -65,6 +66,8 @@ class NodeLink:
             )
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         url = URL(f"http://{host}:{self._address.http_port}{raw_path}", encoded=True)
+        if spent_ns:
+            headers = [*headers, (SPENT_KEY, str(spent_ns // 1000))]
         try:
             async with self._session.request(
                 method, url, data=body or None, headers=headers, allow_redirects=False
@@ -77,13 +80,15 @@ class NodeLink:
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise BrokenError(f"node {self.name!r}: {error or type(error).__name__}") from None
         reply = HttpReply(status, found, content, _http_outcome(status), self.name)
-        # 404: the table is ahead of the node, or behind
-        if status == 404 or (status == 503 and has_not_run(_sentence(content))):
+        if answer.headers.get(OUTCOME_KEY) == UNSERVED:  # it stops, or the table is ahead of it, or behind
             raise NotRunError(f"node {self.name!r}: {_sentence(content)}", gone=False, reply=reply)
         return reply
 
-    async def grpc(self, method: str, data: bytes, timeout_s: float | None, metadata: Sequence[Any] = ()) -> GrpcReply:
-        """Call a unary method, named like '/package.Service/Method'. Raises NotRunError, BrokenError."""
+    async def grpc(self, method: str, data: bytes, timeout_s: float | None, spent_ns: int = 0) -> GrpcReply:
+        """Call a unary method, named like '/package.Service/Method', that came `spent_ns` ago with `timeout_s` to go.
+
+        Raises NotRunError, BrokenError.
+        """
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(
                 f"{self._address.host}:{self._address.grpc_port}",
@@ -96,12 +101,14 @@ class NodeLink:
                     ("grpc.max_reconnect_backoff_ms", 1000),
                 ],
             )
-        limit_s = ANSWER_LIMIT_S if timeout_s is None else min(timeout_s, ANSWER_LIMIT_S)
-        call = self._channel.unary_unary(method)(data, timeout=limit_s, metadata=tuple(metadata))
+        limit_s = ANSWER_LIMIT_S if timeout_s is None else min(timeout_s - spent_ns / 1e9, ANSWER_LIMIT_S)
+        metadata = ((SPENT_KEY, str(spent_ns // 1000)),) if spent_ns else ()
         try:
+            await self._connected()
+            call = self._channel.unary_unary(method)(data, timeout=max(0.0, limit_s), metadata=metadata)
             answer = await call
         except grpc.aio.AioRpcError as error:
-            return self._failed(error)
+            return self._failed(error, in_time=timeout_s is None)
         except (asyncio.CancelledError, grpc.aio.UsageError):
             task = asyncio.current_task()
             if self._closed and not (task is not None and task.cancelling()):
@@ -111,21 +118,38 @@ class NodeLink:
             answer, grpc.StatusCode.OK, "", tuple(await call.trailing_metadata() or ()), "in_time", self.name
         )
 
-    def _failed(self, error: Any) -> GrpcReply:
+    async def _connected(self) -> None:
+        """Wait for a connection. Raises NotRunError where there is none: what is sent without one has not run."""
+        ready = grpc.ChannelConnectivity.READY
+        state = self._channel.get_state(try_to_connect=True)
+        if state is ready:
+            return
+        try:
+            async with asyncio.timeout(_CONNECT_LIMIT_S):
+                while state is not ready:
+                    if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                        raise NotRunError(f"node {self.name!r}: it cannot be connected to", gone=True)
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            raise NotRunError(f"node {self.name!r}: no connection within {_CONNECT_LIMIT_S:g} s", gone=True) from None
+
+    def _failed(self, error: Any, *, in_time: bool) -> GrpcReply:
         code, details = error.code(), error.details() or ""
+        trailing = tuple(error.trailing_metadata() or ())
+        mark = dict(trailing).get(OUTCOME_KEY)
         where = f"node {self.name!r}: {details}"
-        unavailable = code is grpc.StatusCode.UNAVAILABLE
-        if unavailable and connection_refused(details):
-            raise NotRunError(where, gone=True) from None
-        if (unavailable and connection_broke(details)) or (code is grpc.StatusCode.CANCELLED and self._closed):
+        if (code is grpc.StatusCode.UNAVAILABLE and mark is None) or (
+            code is grpc.StatusCode.CANCELLED and self._closed
+        ):
             raise BrokenError(where) from None
         outcome = "failed"
-        if unavailable and not details.startswith("failed:"):
+        if code is grpc.StatusCode.UNAVAILABLE:
             outcome = "refused"
-        elif code is grpc.StatusCode.CANCELLED:
+        elif code is grpc.StatusCode.CANCELLED or (code is grpc.StatusCode.DEADLINE_EXCEEDED and not in_time):
             outcome = "cancelled"
-        reply = GrpcReply(b"", code, details, tuple(error.trailing_metadata() or ()), outcome, self.name)
-        if code is grpc.StatusCode.NOT_FOUND or (unavailable and has_not_run(details)):
+        reply = GrpcReply(b"", code, details, trailing, outcome, self.name)
+        if mark == UNSERVED:
             raise NotRunError(where, gone=False, reply=reply) from None
         return reply
 

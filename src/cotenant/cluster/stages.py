@@ -37,8 +37,8 @@ async def ask_stage(
     """Send a query to a node of the model. Whatever happens there, or on the way, is an end."""
     data = grpc_request(model, inputs, parameters)
 
-    async def attempt(link: NodeLink) -> GrpcReply:
-        return await link.grpc(f"/{SERVICE}/ModelInfer", data, None)
+    async def attempt(link: NodeLink, spent_ns: int) -> GrpcReply:
+        return await link.grpc(f"/{SERVICE}/ModelInfer", data, None, spent_ns)
 
     try:
         reply: GrpcReply = await forwarder.infer(model, attempt)

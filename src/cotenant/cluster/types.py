@@ -129,10 +129,11 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Queries of one tenant since the gateway started. Each one that has ended is in one of the last four.
+    """Queries of one tenant since the gateway started. Each one that has ended is in one of the next five.
 
     `in_time` were answered within the SLO as the gateway saw it, `late` after it; `refused` got 503 or UNAVAILABLE,
-    `failed` any other error, `cancelled` were withdrawn by their clients.
+    `failed` any other error or were lost with their node, `cancelled` were withdrawn by their clients. `retried` are
+    attempts after the first, `repeated` those of them where the one before may have run.
     """
 
     offered: int = 0
@@ -142,6 +143,7 @@ class Counts:
     failed: int = 0
     cancelled: int = 0
     retried: int = 0
+    repeated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

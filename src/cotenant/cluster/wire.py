@@ -1,17 +1,10 @@
-"""What the gateway reads of requests and answers: the model's name, and whether a refusal means "has not run".
-
-Tensors are never decoded: a protobuf message is walked over from field to field.
-"""
+"""What the gateway reads of requests. Tensors are never decoded: a protobuf message is walked over field by field."""
 
 from __future__ import annotations
 
 from cotenant.errors import CotenantError
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_OUTCOMES = ("rejected:", "dropped:", "failed:", "cancelled:")
-_UNRUN = ("is not served", "is shutting down")
-_CONNECT = ("connect to all addresses", "connection refused", "failed to connect")
-_TRANSPORT = ("socket", "recvmsg", "sendmsg", "endpoint", "goaway", "transport", "connection reset", "broken pipe")
 
 
 class WireError(CotenantError):
@@ -51,26 +44,6 @@ def string_field(data: bytes, number: int) -> str:
 def length_field(number: int, content: bytes) -> bytes:
     """A length-delimited field of a protobuf message, such as a message inside another one."""
     return _encoded(number << 3 | _LENGTH) + _encoded(len(content)) + content
-
-
-def has_not_run(sentence: str) -> bool:
-    """Whether a server that answered 503 or UNAVAILABLE with this sentence has not let the query in.
-
-    Outcomes of a query start with their name. Of these only two are refusals of the server and not of the query.
-    """
-    if sentence.startswith(_OUTCOMES):
-        return sentence.startswith("rejected:") and sentence.endswith(_UNRUN)
-    return True
-
-
-def connection_refused(details: str) -> bool:
-    """Whether grpc's own words for UNAVAILABLE mean that there was no connection."""
-    return any(word in details.lower() for word in _CONNECT)
-
-
-def connection_broke(details: str) -> bool:
-    """Whether grpc's own words for UNAVAILABLE mean that a connection broke. Ask `connection_refused` first."""
-    return not details.startswith(_OUTCOMES) and any(word in details.lower() for word in _TRANSPORT)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

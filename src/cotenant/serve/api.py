@@ -40,6 +40,11 @@ class ServeError(CotenantError):
         self.status = status
         self.message = message
 
+    @property
+    def unserved(self) -> bool:
+        """Whether the server takes no such query: it is not ready, or has no such model."""
+        return self.status in (Status.UNAVAILABLE, Status.NOT_FOUND)
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
@@ -109,6 +114,15 @@ _STATUS_OF = {
 def unanswered(outcome: Outcome, query: int, version: str, reason: str) -> InferResult:
     """The result of a query that ended without outputs."""
     return InferResult(outcome, query, version, reason=reason, status=_STATUS_OF[outcome])
+
+
+UNSERVED = "unserved"
+"""Said in place of an outcome where the server takes no such query, whatever its load. Nothing of it has run."""
+
+
+def outcome_mark(result: InferResult, *, ready: bool) -> str:
+    """What clients are told of a query without an answer: its outcome, or UNSERVED by a server that is not ready."""
+    return UNSERVED if result.outcome is Outcome.REJECTED and not ready else result.outcome.value
 
 
 @dataclass(frozen=True, slots=True)

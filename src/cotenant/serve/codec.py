@@ -11,7 +11,7 @@ import math
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -83,6 +83,15 @@ class WireRequest:
     def wants_classes(self) -> bool:
         """Whether any output is to be sent as classes."""
         return bool(self.wishes) and any(wish.classes for wish in self.wishes)
+
+
+def less_spent(wire: WireRequest, spent_us: str) -> WireRequest:
+    """Take off the time-out of a query what has passed of it elsewhere; other than digits is no time."""
+    timeout_ns = wire.request.timeout_ns
+    if timeout_ns is None or not spent_us.isdecimal():
+        return wire
+    left_ns = max(1, timeout_ns - int(spent_us[:18]) * 1000)
+    return replace(wire, request=replace(wire.request, timeout_ns=left_ns))
 
 
 def bad(message: str) -> ServeError:

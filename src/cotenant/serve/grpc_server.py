@@ -19,12 +19,13 @@ from google.protobuf.message import DecodeError
 
 from cotenant.errors import CotenantError
 from cotenant.serve import codec_grpc
-from cotenant.serve.api import Backend, InferResult, ServeError, Status
-from cotenant.serve.codec import Limits, WireRequest
+from cotenant.serve.api import UNSERVED, Backend, InferResult, ServeError, Status, outcome_mark
+from cotenant.serve.codec import Limits, WireRequest, less_spent
 from cotenant.serve.grpc_control import CONTROL, health
 from cotenant.serve.grpc_stream import Stream, encode_answer
 from cotenant.serve.grpc_threads import CallThreads, Slots
-from cotenant.serve.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE
+from cotenant.serve.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, OUTCOME_KEY, QUERY_KEY, SERVICE, SPENT_KEY
+from cotenant.types import ANSWERS
 
 _log = logging.getLogger("cotenant.grpc")
 
@@ -165,12 +166,19 @@ class GrpcServer:
             wire = codec_grpc.decode_request(message, self._limits)
             if wire.request.timeout_ns is None:
                 wire = with_deadline(wire, context.time_remaining())
+            else:
+                wire = less_spent(wire, str(dict(context.invocation_metadata()).get(SPENT_KEY, "")))
             result = self._wait(wire, context)
             try:
                 return encode_answer(self._backend, wire, result)
             except ServeError:
                 # Answers carry the number as a parameter; trailing metadata for each would cost much more.
-                context.set_trailing_metadata(((QUERY_KEY, str(result.query)),))
+                number = (QUERY_KEY, str(result.query))
+                if result.outcome in ANSWERS:
+                    context.set_trailing_metadata((number,))
+                else:
+                    mark = outcome_mark(result, ready=self._backend.ready())
+                    context.set_trailing_metadata((number, (OUTCOME_KEY, mark)))
                 raise
         finally:
             self._slots.give_back()
@@ -220,5 +228,7 @@ def _refusing(sentence: str) -> Callable[[bytes, Any], Any]:
 
 def _abort(context: Any, error: ServeError) -> NoReturn:
     message = error.message or "the request failed without a reason"
+    if error.unserved and not context.trailing_metadata():  # with some it says itself how its query ended
+        context.set_trailing_metadata(((OUTCOME_KEY, UNSERVED),))
     context.abort(grpc.StatusCode[error.status.value[1]], message[:_MAX_DETAIL_CHARS])
     raise AssertionError("context.abort always raises")

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from cotenant.serve import codec_http
-from cotenant.serve.api import Backend, InferResult, ServeError, Status
-from cotenant.serve.codec import Limits, WireRequest, shown
+from cotenant.serve.api import UNSERVED, Backend, InferResult, ServeError, Status, outcome_mark
+from cotenant.serve.codec import Limits, WireRequest, less_spent, shown
 from cotenant.serve.http_control import CONTROL, JSON_TYPE, Answer, error_answer
 from cotenant.serve.http_routes import Endpoint, Route, Router
 from cotenant.serve.http_waiting import Receive, Waiting
-from cotenant.serve.oip import QUERY_KEY
+from cotenant.serve.oip import OUTCOME_KEY, QUERY_KEY, SPENT_KEY
 from cotenant.types import ANSWERS
 
 Scope = MutableMapping[str, Any]
@@ -31,6 +31,8 @@ _log = logging.getLogger("cotenant.http")
 
 _OCTETS = b"application/octet-stream"
 _QUERY_HEADER = QUERY_KEY.encode()
+_OUTCOME_HEADER = OUTCOME_KEY.encode()
+_SPENT_HEADER = SPENT_KEY.encode()
 _OFF_LOOP_BYTES = 128 << 10
 """Bodies from this size on are decoded in a thread: 128 KiB of JSON take about a millisecond."""
 _COMPRESS_FROM_BYTES = 1 << 10
@@ -84,6 +86,7 @@ class HttpApp:
                 answer = await self._control(route, scope["headers"], receive)
         except ServeError as error:
             answer = error_answer(error.status.value[0], error.message)
+            extra = [(_OUTCOME_HEADER, UNSERVED.encode())] if error.unserved else []
             close = error.status is Status.TOO_LARGE
         except _DisconnectedError:
             return
@@ -145,6 +148,7 @@ class HttpApp:
     async def _infer(self, route: Route, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
         header_length: int | None = None
         content_encoding = accept = b""
+        spent_us = ""
         for name, value in headers:
             if name == b"content-length":
                 self._check_length(value)
@@ -154,6 +158,8 @@ class HttpApp:
                 content_encoding = value.strip().lower()
             elif name == b"accept-encoding":
                 accept = _single_encoding(value)
+            elif name == _SPENT_HEADER:
+                spent_us = value.decode("latin-1")
         body = await self._read(receive)
         loop = asyncio.get_running_loop()
         compressed = content_encoding not in (b"", b"identity")
@@ -167,17 +173,24 @@ class HttpApp:
             wire = await loop.run_in_executor(self._codec_threads, self._decode, route, body, header_length, encoding)
         else:
             wire = self._decode(route, body, header_length, b"")
+        if spent_us:
+            wire = less_spent(wire, spent_us)
         result = await self._waiting_on(loop).result(partial(self._backend.submit, wire.request), receive)
         number = (_QUERY_HEADER, b"%d" % result.query)
         if result.outcome not in ANSWERS:
             status = result.status or Status.INTERNAL
-            return error_answer(status.value[0], result.reason or f"the query was {result.outcome}"), [number]
+            mark = (_OUTCOME_HEADER, outcome_mark(result, ready=self._backend.ready()).encode())
+            return error_answer(status.value[0], result.reason or f"the query was {result.outcome}"), [number, mark]
         self._backend.replied(result)
-        batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
-        if accept or _is_costly(wire, result):
-            answer, described = await loop.run_in_executor(self._codec_threads, _encode, wire, result, batched, accept)
-        else:
-            answer, described = _encode(wire, result, batched, b"")
+        try:
+            batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
+            if accept or _is_costly(wire, result):
+                arguments = (wire, result, batched, accept)
+                answer, described = await loop.run_in_executor(self._codec_threads, _encode, *arguments)
+            else:
+                answer, described = _encode(wire, result, batched, b"")
+        except ServeError as error:  # it has run: it is not for a gateway to send it again
+            return error_answer(error.status.value[0], error.message), [number]
         return answer, [number, *described]
 
     def _decode(self, route: Route, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:

@@ -32,6 +32,16 @@ QUERY_KEY = "x-cotenant-query"
 """Name of the header (HTTP), response parameter and trailing metadata (gRPC) with the number of the query, as
 `cotenant explain` takes it."""
 
+OUTCOME_KEY = "x-cotenant-outcome"
+"""Name of the header (HTTP) and trailing metadata (gRPC) that says how a query without an answer ended.
+
+An `Outcome`, or `cotenant.serve.api.UNSERVED`. What ends without it may have run.
+"""
+
+SPENT_KEY = "x-cotenant-spent-us"
+"""Name of the header (HTTP) and metadata (gRPC) by which a gateway that sends a query again says how many microseconds
+of its time-out have passed."""
+
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
