@@ -287,9 +287,24 @@ def test_rates_count_rows_and_refused_queries() -> None:
     assert account.asked() == {"a": 60.0}  # half a second after a loss says nothing
     look(Counts(offered=51, in_time=41, refused=10), 12.5)
     assert account.attainment == {"a": 1.0}
-    look(Counts(offered=20, in_time=15, late=5), 22.5)
-    assert account.asked() == {"a": 6.0}  # another gateway counts from 0
-    assert account.attainment == {"a": 0.75}
+
+
+@pytest.mark.parametrize("first", [5, 100, 400])
+def test_a_gateway_that_is_started_anew_goes_on_where_the_old_one_ended(first: int) -> None:
+    """However much it has counted by the first look at it: less than the old one, as much, or more."""
+    account = Account(loads(a=1.0, b=1.0), {"a": "A", "b": "B"}, TrackingSettings(alpha=1.0, windows=1))
+    account.look(GatewayReport({"a": Counts(offered=90, in_time=90), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
+    account.close_window(0)
+    account.look(GatewayReport({"a": Counts(offered=100, in_time=98), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
+    account.look(GatewayReport({"a": Counts(offered=first, in_time=first)}, {}, (), 1, "new"), {})
+    account.close_window(10_000_000_000)
+    assert account.asked() == {"a": (10 + first) / 10, "b": 0.0}
+    assert account.counts == {"a": Counts(offered=100 + first, in_time=98 + first, failed=2), "b": Counts(4, 4)}
+    assert account.attainment == {"a": (8 + first) / (10 + first), "b": None}
+    account.look(GatewayReport({"a": Counts(offered=first + 10, in_time=first, refused=10)}, {}, (), 1, "new"), {})
+    account.close_window(20_000_000_000)
+    assert account.asked() == {"a": 1.0, "b": 0.0}
+    assert account.attainment == {"a": 0.0, "b": None}
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

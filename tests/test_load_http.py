@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
+import numpy as np
 import pytest
 
-from cotenant.load import LoadError
+from cotenant.load import LoadError, run_load
 from cotenant.load.http import HttpPool
+from cotenant.workload import TenantLoad, Trace, Workload
 from load_fakes import in_loop
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -92,12 +95,64 @@ async def test_a_connection_that_the_server_will_close_is_not_kept(answer: bytes
     assert len(script.heard) == 2
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
 @in_loop
-async def test_a_kept_connection_that_breaks_before_the_answer_is_replaced_once() -> None:
+async def test_what_was_sent_is_never_sent_again(method: str) -> None:
+    """A kept connection closes without an answer: the server has the request, whatever it did with it."""
     async with scripted([OK, MUTE, CLOSE], [OK]) as (pool, script):
-        await pool.request(pool.prepare("GET", "/"), 10)
-        assert (await pool.request(pool.prepare("GET", "/"), 10)).status == 200
+        message = pool.prepare(method, "/", body=b"body" if method == "POST" else b"")
+        await pool.request(message, 10)
+        with pytest.raises(ConnectionError):
+            await pool.request(message, 10)
+        assert [len(heard) for heard in script.heard] == [2]
+        assert (await pool.request(message, 10)).status == 200
     assert [len(heard) for heard in script.heard] == [2, 1]
+
+
+@in_loop
+async def test_a_kept_connection_that_the_server_has_closed_meanwhile_is_not_used() -> None:
+    async with scripted([OK, CLOSE], [OK]) as (pool, script):
+        message = pool.prepare("POST", "/", body=b"body")
+        await pool.request(message, 10)
+        [connection] = pool._idle
+        poll = select.poll()
+        poll.register(connection._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        connection._transport.pause_reading()  # the loop has not looked yet
+        while not poll.poll(0):
+            await asyncio.sleep(0)
+        assert (await pool.request(message, 10)).status == 200
+    assert [len(heard) for heard in script.heard] == [1, 1]
+
+
+@pytest.mark.parametrize("every", [2, 3])
+@in_loop
+async def test_a_server_that_drops_queries_is_seen_to(every: int) -> None:
+    """It takes every so-manieth query and closes the connection without a word."""
+    taken = 0
+
+    async def play(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal taken
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+                taken += 1
+                if taken % every == 0:
+                    break
+                writer.write(OK)
+        writer.close()
+
+    server = await asyncio.start_server(play, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    load = TenantLoad("t", "m", Trace(tuple(range(0, 12_000_000, 1_000_000))), slo_ns=60_000_000_000)
+    result = await run_load(
+        Workload((load,), 20_000_000), http_url=url, inputs={"m": [{"x": np.ones((1, 3), np.float32)}]}
+    )
+    server.close()
+    await server.wait_closed()
+    total = result.summary.total
+    assert (taken, total.failed, total.answered) == (12, 12 // every, 12 - 12 // every)
+    assert total.attainment == pytest.approx(1 - 1 / every)
 
 
 @in_loop

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cotenant.cluster.types import Counts, GatewayReport, NodeReport, Served
 from cotenant.plan.tracking import TrackedRate, Tracker, TrackingSettings
 from cotenant.plan.types import Load
-
-_ENDS = ("in_time", "late", "refused", "failed", "cancelled")
 
 
 class Account:
@@ -22,6 +21,9 @@ class Account:
         self._models = {load.tenant: models[load.tenant] for load in loads}
         self._tracker = Tracker(settings)
         self._counts: dict[str, Counts] = {}
+        self._gateway = ""
+        self._before: dict[str, Counts] = {}
+        """Of the gateways before this one."""
         self._window: dict[str, Counts] = {}
         self._began_ns: int | None = None
         self._served: dict[str, Served] = {}
@@ -31,7 +33,7 @@ class Account:
 
     @property
     def counts(self) -> Mapping[str, Counts]:
-        """Of the gateway, by tenant."""
+        """Of this gateway and those before it, by tenant. What was inside one that ended has failed."""
         return self._counts
 
     @property
@@ -45,7 +47,16 @@ class Account:
 
     def look(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
         """Take what gateway and nodes have counted so far."""
-        self._counts = dict(report.counts)
+        if report.gateway != self._gateway:
+            self._gateway = report.gateway
+            self._before = {
+                tenant: replace(counts, failed=counts.failed + counts.offered - counts.ended)
+                for tenant, counts in self._counts.items()
+            }
+        tenants = dict.fromkeys((*self._before, *report.counts))
+        self._counts = {
+            tenant: self._before.get(tenant, Counts()).plus(report.counts.get(tenant, Counts())) for tenant in tenants
+        }
         for node in nodes.values():
             for model, served in node.served.items():
                 if served.queries:
@@ -62,9 +73,7 @@ class Account:
         rows: dict[str, int] = {}
         for tenant, model in self._models.items():
             before, after = last.get(tenant, Counts()), self._counts.get(tenant, Counts())
-            if after.offered < before.offered:  # another gateway took over and counts from 0
-                before = Counts()
             rows[tenant] = round((after.offered - before.offered) * max(1.0, self._rows.get(model, 1.0)))
-            ended = sum(getattr(after, name) - getattr(before, name) for name in _ENDS)
+            ended = after.ended - before.ended
             self.attainment[tenant] = (after.in_time - before.in_time) / ended if ended else None
         self._tracker = self._tracker.after(rows, now_ns - began_ns)

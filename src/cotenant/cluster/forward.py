@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -75,6 +76,7 @@ class Forwarder:
     def __init__(self, connect: Callable[[str, Address], Any], now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._connect = connect
         self._now_ns = now_ns
+        self._name = uuid.uuid4().hex
         self._table = Table(0, (), {})
         self.applications: Mapping[str, Planned] = {}
         """Those of the table, by name. They are none of its models: `Applications` asks for their stages here."""
@@ -137,7 +139,7 @@ class Forwarder:
         suspects = tuple(self._suspects)
         self._suspects.clear()
         under_way = {key: count for key, count in self._by_model.items() if count}
-        return GatewayReport(dict(self._counts), under_way, suspects, self._table.version)
+        return GatewayReport(dict(self._counts), under_way, suspects, self._table.version, self._name)
 
     async def close(self) -> None:
         """Close all links."""

@@ -6,7 +6,7 @@ Everything here is frozen: it crosses processes. Rates are rows a second.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from cotenant.applications import ApplicationSpec
 from cotenant.errors import CotenantError
@@ -129,7 +129,7 @@ class NodeReport:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Queries of one tenant since the gateway started. Each one that has ended is in one of the next five.
+    """Queries of one tenant since somebody began to count. Each one that has ended is in one of the next five.
 
     `in_time` were answered within the SLO as the gateway saw it, `late` after it; `refused` got 503 or UNAVAILABLE,
     `failed` any other error or were lost with their node, `cancelled` were withdrawn by their clients. `retried` are
@@ -145,12 +145,25 @@ class Counts:
     retried: int = 0
     repeated: int = 0
 
+    @property
+    def ended(self) -> int:
+        """Queries that have an outcome."""
+        return self.in_time + self.late + self.refused + self.failed + self.cancelled
+
+    def plus(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """Counts by tenant, queries under way by (node, model), and nodes whose connections were refused or broke."""
+    """Counts by tenant, queries under way by (node, model), and nodes whose connections were refused or broke.
+
+    `gateway` tells gateways apart: each counts from 0.
+    """
 
     counts: Mapping[str, Counts]
     outstanding: Mapping[tuple[str, str], int]
     suspects: tuple[str, ...]
     version: int
+    gateway: str = ""

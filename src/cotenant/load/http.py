@@ -7,6 +7,7 @@ beside it.
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
@@ -53,19 +54,17 @@ class HttpPool:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
     async def request(self, message: bytes, timeout_s: float) -> HttpAnswer:
-        """Send a prepared request and wait for the whole answer.
+        """Send a prepared request, once, and wait for the whole answer.
 
-        A kept connection that turns out to be closed, before any byte of an answer, is replaced once. Raises
-        TimeoutError after `timeout_s`, OSError (ConnectionError) when there is no or a broken connection.
+        A kept connection that the server has closed meanwhile is not used. Raises TimeoutError after `timeout_s`,
+        OSError (ConnectionError) when there is no connection, or it breaks once something has been sent.
         """
         async with asyncio.timeout(timeout_s):
-            if self._idle:
+            while self._idle:
                 connection = self._idle.pop()
-                try:
+                if connection.is_quiet():
                     return await self._exchange(connection, message)
-                except ConnectionError:
-                    if connection.heard:
-                        raise
+                connection.abort()
             return await self._exchange(await self._connect(), message)
 
     async def _connect(self) -> _Connection:
@@ -109,15 +108,19 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[HttpAnswer] | None = None
         self._body: list[bytes] = []
-        self.heard = False
+        self._poll = select.poll()
         self.reusable = False
+
+    def is_quiet(self) -> bool:
+        """Whether it is open and nothing has come since the last answer: neither bytes nor the server's goodbye."""
+        return self._transport is not None and not self._transport.is_closing() and not self._poll.poll(0)
 
     async def exchange(self, message: bytes) -> HttpAnswer:
         if self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("the server closed the connection")
         self._answer = asyncio.get_running_loop().create_future()
         self._body = []
-        self.heard = self.reusable = False
+        self.reusable = False
         self._transport.write(message)
         return await self._answer
 
@@ -127,9 +130,9 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
+        self._poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
