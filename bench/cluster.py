@@ -8,7 +8,7 @@ two cores with the nodes: the times are those of such a machine.
 
 The node that is left cannot plan for all three: whom its plan leaves out is a guest there. Recovery runs from the
 kill to the arrival of the last query that was refused or failed because of it. A query is lost when client and
-gateway do not agree on exactly one outcome of it.
+gateway do not agree on exactly one outcome of it, by the gateway's own counts once they stand still.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import cache_folder
-from bench._tenants import Inputs, clients, prepare, sample_all, warm_up, workload
+from bench._tenants import WARM_UPS, Inputs, clients, prepare, sample_all, warm_up, workload
+from cotenant.cluster.types import Counts
 from cotenant.demo import stop_process
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.load.http import HttpPool
@@ -62,7 +64,15 @@ KILLS, QUICK_KILLS = 6, 1
 WARM_UP_S = 2.0
 SEED = 1
 ECHOES, QUICK_ECHOES = 400, 50
+SETTLE_S = 30.0
+"""Queries that clients have given up may be inside for so long after the load."""
+FIELDS = {
+    f"cotenant_gateway_{name}_total": field
+    for name, field in (("offered", "offered"), ("retries", "retried"), ("repeats", "repeated"))
+}
+"""The field of `Counts` for each counter without outcomes."""
 _STOP_S = 60.0
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,11 @@ class Up:
         with urllib.request.urlopen(f"{self.url}/v2/cotenant/cluster", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
+
+    def counts(self) -> dict[str, Counts]:
+        """What the gateway has counted by now, by tenant; `status` has what the controller heard of it last."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            return read_counts(answer.read().decode())
 
 
 def run(
@@ -108,11 +123,12 @@ def run(
         result = run_load_process(
             load, http_url=up.url, grpc_url=up.grpc, inputs=inputs, on_tick=killer.tick, tick_s=0.05
         )
-        status = _settled(up, result)
+        counts = settled(up.counts, _sent(result), SETTLE_S)
+        status = up.status()
         added_ms = asyncio.run(_added_ms(up, inputs, QUICK_ECHOES if quick else ECHOES))
     rows = _rows(result, killer.at_ns, status, period_s)
     reasons = _reasons(result)
-    summary = _summary(result, rows, status, reasons, added_ms)
+    summary = _summary(rows, lost_queries(_sent(result), counts), counts, reasons, added_ms)
     _show(rows, summary, sent, planned, reasons)
     if quick:
         print(
@@ -182,21 +198,36 @@ def cluster(root: Path, rates: dict[str, float], period_s: float) -> Iterator[Up
                     process.stdout.close()
 
 
-def _settled(up: Up, result: LoadResult) -> dict[str, Any]:
-    """The status once the gateway's counts have got there, or after some heartbeats."""
-    deadline = time.monotonic() + 5.0
-    expected = _sent(result)
+def read_counts(page: str) -> dict[str, Counts]:
+    """The counts of a gateway by tenant, from its page for Prometheus."""
+    found: dict[str, dict[str, int]] = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                field = sample.labels.get("outcome") or FIELDS[sample.name]
+                found.setdefault(sample.labels["tenant"], {})[field] = round(sample.value)
+    return {tenant: Counts(**fields) for tenant, fields in found.items()}
+
+
+def settled(look: Callable[[], Mapping[str, Counts]], sent: Mapping[str, int], limit_s: float) -> Mapping[str, Counts]:
+    """The counts once every query that was sent has come and has ended, or those at the end of `limit_s`."""
+    deadline = time.monotonic() + limit_s
     while True:
-        status = up.status()
-        known = {tenant["tenant"]: tenant["queries"]["offered"] for tenant in status["tenants"]}
-        if known == expected or time.monotonic() > deadline:
-            return status
-        time.sleep(0.1)
+        counts = look()
+        if not lost_queries(sent, counts) or time.monotonic() > deadline:
+            return counts
+        time.sleep(_POLL_S)
+
+
+def lost_queries(sent: Mapping[str, int], counts: Mapping[str, Counts]) -> int:
+    """Queries that were sent and did not come, or came and did not end, and those that did so twice."""
+    found = {tenant: counts.get(tenant, Counts()) for tenant in sent}
+    return sum(abs(sent[name] - each.offered) + abs(each.offered - each.ended) for name, each in found.items())
 
 
 def _sent(result: LoadResult) -> dict[str, int]:
-    """Queries by tenant, with the three of the warming up."""
-    return {model: len(result.log.columns(model).outcome) + 3 for model in MODELS}
+    """Queries by tenant, with those of the warming up."""
+    return {model: len(result.log.columns(model).outcome) + WARM_UPS for model in MODELS}
 
 
 async def _added_ms(up: Up, inputs: Inputs, echoes: int) -> float:
@@ -270,16 +301,8 @@ def _in_time_pct(queries: Sequence[Any]) -> float:
 
 
 def _summary(
-    result: LoadResult, rows: list[dict[str, Any]], status: dict[str, Any], reasons: dict[str, int], added_ms: float
+    rows: list[dict[str, Any]], lost: int, counts: Mapping[str, Counts], reasons: dict[str, int], added_ms: float
 ) -> dict[str, float]:
-    sent = _sent(result)
-    lost = 0
-    retried = 0
-    for tenant in status["tenants"]:
-        counts = tenant["queries"]
-        retried += counts["retried"]
-        ended = sum(counts[name] for name in ("in_time", "late", "refused", "failed", "cancelled"))
-        lost += abs(sent[tenant["tenant"]] - ended) + abs(counts["offered"] - ended)
     return {
         "lost_queries": lost,
         "recovery_s": statistics.median(row["recovery_s"] for row in rows),
@@ -288,7 +311,8 @@ def _summary(
         "attainment_during_pct": round(statistics.mean(row["during_pct"] for row in rows), 2),
         "attainment_after_pct": round(statistics.mean(row["after_pct"] for row in rows), 2),
         "unanswered": sum(row["unanswered"] for row in rows),
-        "retried": retried,
+        "retried": sum(each.retried for each in counts.values()),
+        "repeated": sum(each.repeated for each in counts.values()),
         "client_errors": sum(
             count
             for reason, count in reasons.items()

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cotenant.cluster import ray_fleet
+from cotenant.cluster import controller, ray_fleet
+from cotenant.cluster.control import ControllerSettings, Work
+from cotenant.cluster.head import Head, HeadSettings
+from cotenant.cluster.node_server import STOP_MARGIN_S
 from cotenant.cluster.ray_fleet import RayGateway
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, Table
+from cotenant.plan.elastic import Elastic
+from cotenant.plan.tables import TableCosts
 
 TABLE = Table(3, (), {})
 
@@ -173,3 +179,30 @@ def test_a_gateway_that_is_gone_can_be_stopped(ray: FakeRay) -> None:
     gateway.stop()
     gateway.stop()
     assert len(ray.actors) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "limit_mib", "drain_s"), [("max_body_mib = 2.5\ndrain_s = 70.0\n", 2.5, 70.0), ("", 64, 10)]
+)
+def test_the_repository_s_settings_reach_the_gateway_and_the_controller(
+    text: str, limit_mib: float, drain_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cotenant.toml").write_text(f"[server]\n{text}")
+    seen: dict[str, Any] = {}
+
+    class Seen:
+        address = Address("127.0.0.1", 1, 2)
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            seen.update(options, last=arguments[-1])
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_: None
+
+    for name in ("RaySession", "RayFleet", "RayGateway"):
+        monkeypatch.setattr(ray_fleet, name, Seen)
+    monkeypatch.setattr(controller, "Controller", Seen)
+    work = Work((), {}, {}, TableCosts({}, {}), Elastic())
+    Head(work, tmp_path, HeadSettings(), ControllerSettings()).close()
+    assert seen["max_body_bytes"] == limit_mib * (1 << 20)
+    assert seen["last"].stop_s > drain_s + STOP_MARGIN_S

@@ -687,6 +687,8 @@ def test_a_taken_port_is_one_sentence() -> None:
 
 
 def test_the_metrics_page_counts_outcomes() -> None:
-    page = metrics_page({"t": Counts(offered=3, in_time=2, refused=1, retried=4)}).decode()
+    page = metrics_page({"t": Counts(offered=3, in_time=2, refused=1, retried=4, repeated=2)}).decode()
+    assert 'cotenant_gateway_offered_total{tenant="t"} 3.0' in page
+    assert 'cotenant_gateway_repeats_total{tenant="t"} 2.0' in page
     assert 'cotenant_gateway_queries_total{outcome="refused",tenant="t"} 1.0' in page
     assert 'cotenant_gateway_retries_total{tenant="t"} 4.0' in page

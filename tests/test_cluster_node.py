@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from cotenant.cluster.node_server import PLAN_FILE, NodeServer
+from cotenant.cluster.node_server import PLAN_FILE, STOP_MARGIN_S, NodeServer
 from cotenant.cluster.types import Address, ClusterError, Part, Served
 from cotenant.load.errors import LoadError
 from cotenant.load.infer import infer_once
@@ -97,6 +97,25 @@ def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> No
     os.kill(report.agent_pid, 0)
     with pytest.raises(ProcessLookupError):
         os.kill(report.pid, 0)
+
+
+def test_a_server_has_the_time_to_drain_that_its_settings_give_it(
+    root: Path, node: NodeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "cotenant.toml").write_text("[server]\ndrain_s = 41.0\n")
+    node.prepare(part("chooser"))
+    limits_s: list[float] = []
+    process = node._process
+    assert process is not None
+    wait = process.wait
+
+    def waits(limit_s: float) -> int:
+        limits_s.append(limit_s)
+        return wait(limit_s)
+
+    monkeypatch.setattr(process, "wait", waits)
+    node.pause()
+    assert limits_s == [41.0 + STOP_MARGIN_S]
 
 
 def test_a_server_that_ended_is_told(node: NodeServer) -> None:

@@ -61,13 +61,14 @@ class Work:
 class ControllerSettings:
     """Rates are looked at every `period_s`; `drain_s` is the longest wait for queries before a model is let go.
 
-    A change of the plan on one node may take `change_s`. No tenant is planned for less than `floor` of its declared
-    rate: 1.0 never goes below what was declared.
+    A change of the plan on one node may take `change_s`, its end `stop_s`. No tenant is planned for less than `floor`
+    of its declared rate: 1.0 never goes below what was declared.
     """
 
     period_s: float = 20.0
     drain_s: float = 30.0
     change_s: float = 300.0
+    stop_s: float = 30.0
     floor: float = FLOOR
     detector: DetectorSettings = field(default_factory=DetectorSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)

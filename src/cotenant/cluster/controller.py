@@ -94,7 +94,7 @@ class Controller:
 
     def _end(self, node: str) -> None:
         try:
-            self._fleet.call(node, "stop", timeout_s=30.0)
+            self._fleet.call(node, "stop", timeout_s=self._settings.stop_s)
         except (CotenantError, TimeoutError) as error:
             _log.warning("node %r did not stop: %s", node, error)
         self._fleet.drop(node)

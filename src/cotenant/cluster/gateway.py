@@ -143,6 +143,7 @@ def metrics_page(counts: dict[str, Counts]) -> bytes:
     from prometheus_client import CollectorRegistry, Counter, generate_latest
 
     registry = CollectorRegistry()
+    offered = Counter("cotenant_gateway_offered", "Queries that came.", labelnames=("tenant",), registry=registry)
     queries = Counter(
         "cotenant_gateway_queries", "Queries by outcome.", labelnames=("tenant", "outcome"), registry=registry
     )
@@ -158,6 +159,7 @@ def metrics_page(counts: dict[str, Counts]) -> bytes:
     for tenant, each in sorted(counts.items()):
         for outcome in ("in_time", "late", "refused", "failed", "cancelled"):
             queries.labels(tenant, outcome).inc(getattr(each, outcome))
+        offered.labels(tenant).inc(each.offered)
         retries.labels(tenant).inc(each.retried)
         repeats.labels(tenant).inc(each.repeated)
     page: bytes = generate_latest(registry)

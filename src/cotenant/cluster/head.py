@@ -14,8 +14,9 @@ from typing import Any
 from cotenant.applications import readable_applications
 from cotenant.cluster.control import ControllerSettings, Work
 from cotenant.cluster.types import Address, ClusterError, Planned
+from cotenant.config import load_server_config
 from cotenant.plan.types import DeviceType, Load, PlanError
-from cotenant.repository import readable_versions
+from cotenant.repository import SERVER_FILE, readable_versions
 
 _log = logging.getLogger("cotenant.cluster")
 
@@ -32,7 +33,6 @@ class HeadSettings:
     grpc_port: int = 8001
     address: str = ""
     local_cores: tuple[tuple[int, ...], ...] = ()
-    max_body_bytes: int = 64 << 20
 
 
 def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
@@ -93,19 +93,26 @@ def planned_applications(
 
 
 class Head:
-    """A cluster that runs; `close` ends all of it. Raises ClusterError when it cannot be started."""
+    """A cluster that runs; `close` ends all of it. Raises ClusterError when it cannot be started.
+
+    What the repository's `cotenant.toml` says of the server holds for the gateway as for the nodes. Raises ConfigError.
+    """
 
     def __init__(self, work: Work, root: Path, settings: HeadSettings, control: ControllerSettings) -> None:
         from cotenant.cluster.controller import Controller
+        from cotenant.cluster.node_server import STOP_MARGIN_S
         from cotenant.cluster.ray_fleet import RayFleet, RayGateway, RaySession
 
+        server = load_server_config(root / SERVER_FILE).server
+        control = replace(control, stop_s=server.drain_s + 2 * STOP_MARGIN_S)
         self._session = RaySession(settings.address, settings.local_cores)
         self._gateway: RayGateway | None = None
         self._controller: Controller | None = None
         try:
             fleet = RayFleet(self._session, root, work.kinds)
             self._gateway = RayGateway(
-                self._session, settings.host, settings.http_port, settings.grpc_port, settings.max_body_bytes
+                *(self._session, settings.host, settings.http_port, settings.grpc_port),
+                max_body_bytes=int(server.max_body_mib * (1 << 20)),
             )
             self._controller = Controller(fleet, self._gateway, work, control)
             self._controller.start()
