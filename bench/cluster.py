@@ -67,8 +67,9 @@ ECHOES, QUICK_ECHOES = 400, 50
 SETTLE_S = 30.0
 """Queries that clients have given up may be inside for so long after the load."""
 FIELDS = {
-    f"cotenant_gateway_{name}_total": field
-    for name, field in (("offered", "offered"), ("retries", "retried"), ("repeats", "repeated"))
+    "cotenant_gateway_offered_total": "offered",
+    "cotenant_gateway_retries_total": "retried",
+    "cotenant_gateway_repeats_total": "repeated",
 }
 """The field of `Counts` for each counter without outcomes."""
 _STOP_S = 60.0

@@ -42,7 +42,7 @@ from cotenant.config import ServerConfig
 from cotenant.plan.types import Load, PlanError
 from cotenant.serve.api import InferRequest, InferResult, ServeError
 from cotenant.serve.codec import decode_raw, encode_raw
-from cotenant.serve.oip import MESSAGES
+from cotenant.serve.oip import MESSAGES, OUTCOME_KEY
 from cotenant.serve.server import Server
 from cotenant.types import Outcome
 from fake_backend import CountingBackend, serving
@@ -247,7 +247,8 @@ class FakeNode:
             raise BrokenError("reset")
         if what != "ok":
             code = grpc.StatusCode.INTERNAL if what.startswith("failed") else grpc.StatusCode.UNAVAILABLE
-            return GrpcReply(b"", code, what, (), "refused", self.name)
+            marked = ((OUTCOME_KEY, what.partition(":")[0]),)
+            return GrpcReply(b"", code, what, marked, "refused", self.name)
         arrays = [
             decode_raw(each.name, each.datatype, tuple(each.shape), raw)
             for each, raw in zip(message.inputs, message.raw_input_contents, strict=True)
@@ -323,6 +324,7 @@ def test_the_first_stage_without_an_answer_ends_the_whole(tmp_path: Path) -> Non
                 "dropped: stage 'left' was rejected: full",
                 Counts(1, refused=1),
             ),
+            (("unserved",), Outcome.REJECTED, "rejected: stage 'start': unserved", Counts(1, refused=1)),
             (("ok", "ok", "failed: no"), Outcome.FAILED, "failed: stage 'right': no", Counts(1, failed=1)),
             (("gone",), Outcome.REJECTED, "rejected: stage 'start': no node serves model 'twice' now (refused)", None),
             (("broken",), Outcome.FAILED, "failed: stage 'start': the node was lost while the query ran (reset)", None),

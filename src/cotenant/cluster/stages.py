@@ -7,20 +7,22 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from cotenant.cluster.forward import Forwarder
+from cotenant.cluster.forward import Forwarder, LostError
 from cotenant.cluster.links import GrpcReply, NodeLink
-from cotenant.load.clients import refusal
 from cotenant.load.encode import grpc_request
-from cotenant.serve.api import Array, ServeError, Status
+from cotenant.serve.api import UNSERVED, Array, ServeError, Status
 from cotenant.serve.codec import decode_raw
-from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.serve.oip import MESSAGES, OUTCOME_KEY, SERVICE
 from cotenant.types import Outcome
 
 _UNNAMED = {
     grpc.StatusCode.UNAVAILABLE: Outcome.REJECTED,
     grpc.StatusCode.CANCELLED: Outcome.CANCELLED,
 }
-"""What a status of gRPC is where its text does not name an outcome; all others are failures."""
+"""What a status of gRPC is where the node does not name an outcome; all others are failures."""
+
+_MARKS = {**{outcome.value: outcome for outcome in Outcome}, UNSERVED: Outcome.REJECTED}
+"""The outcome that a node's mark names."""
 
 
 class StageEnd(NamedTuple):
@@ -42,17 +44,21 @@ async def ask_stage(
 
     try:
         reply: GrpcReply = await forwarder.infer(model, attempt)
+    except LostError as error:
+        return StageEnd(Outcome.FAILED, error.message, {})
     except ServeError as error:
-        unnamed = Outcome.REJECTED if error.status is Status.UNAVAILABLE else Outcome.FAILED
-        return _ended(error.message, unnamed)
+        outcome = Outcome.REJECTED if error.status is Status.UNAVAILABLE else Outcome.FAILED
+        return StageEnd(outcome, error.message, {})
     if reply.code is not grpc.StatusCode.OK:
-        return _ended(reply.details or reply.code.name, _UNNAMED.get(reply.code, Outcome.FAILED))
+        return StageEnd(_outcome(reply), reply.details or reply.code.name, {})
     return StageEnd(Outcome.ANSWERED, "", _outputs(MESSAGES["ModelInferResponse"].FromString(reply.data)))
 
 
-def _ended(text: str, unnamed: Outcome) -> StageEnd:
-    found = refusal(text, unnamed)
-    return StageEnd(found.outcome or unnamed, found.reason, {})
+def _outcome(reply: GrpcReply) -> Outcome:
+    mark = dict(reply.trailing).get(OUTCOME_KEY)
+    if mark is None:
+        return _UNNAMED.get(reply.code, Outcome.FAILED)
+    return _MARKS.get(str(mark), Outcome.FAILED)
 
 
 def _outputs(message: Any) -> dict[str, Array]:
