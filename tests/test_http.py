@@ -6,6 +6,7 @@ import gzip
 import http.client
 import json
 import logging
+import re
 import socket
 import threading
 import zlib
@@ -384,6 +385,139 @@ def test_pipelined_requests_are_answered_in_order(port: int) -> None:
     answer = exchange(port, request("identity_fp32", False) + request("drop", False) + request("inline", True))
     assert answer.count(b"HTTP/1.1 ") == 3
     assert answer.index(b"identity_fp32") < answer.index(b"deadline passed") < answer.index(b'"inline"')
+
+
+def posted(
+    model: str, body: bytes | None = None, *fields: bytes, chunked: bool = False, version: bytes = b"1.1"
+) -> bytes:
+    body = json.dumps(infer_body()).encode() if body is None else body
+    framing = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)
+    if chunked:
+        body = b"".join(b"%x\r\n%b\r\n" % (len(body[i : i + 40]), body[i : i + 40]) for i in range(0, len(body), 40))
+        body += b"0\r\n\r\n"
+    head = b"\r\n".join([b"POST /v2/models/%b/infer HTTP/%b" % (model.encode(), version), b"Host: a", framing, *fields])
+    return head + b"\r\n\r\n" + body
+
+
+UPGRADES = [
+    [
+        b"Connection: Upgrade, HTTP2-Settings",
+        b"Upgrade: h2c",
+        b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA",
+    ],
+    [
+        b"connection: UPGRADE",
+        b"uPGRADE: WebSocket",
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        b"Sec-WebSocket-Version: 13",
+    ],
+    [b"Upgrade: something/7, h2c", b"Connection: keep-alive", b"Connection: upgrade"],
+    [b"Upgrade: a", b"Upgrade: b", b"Connection: Upgrade"],
+    [b"Upgrade:", b"Connection: Upgrade"],
+]
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("fields", UPGRADES)
+def test_the_body_of_a_request_for_another_protocol_is_its_body(port: int, fields: list[bytes], chunked: bool) -> None:
+    smuggled = b"POST /v2/models/drop/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
+    body = json.dumps(infer_body()).encode()
+    both = posted("identity_fp32", None, *fields, chunked=chunked) + posted(
+        "inline", smuggled, *fields, chunked=chunked
+    )
+    last = posted("inline", body, *fields, b"Connection: close", chunked=chunked)
+    sent = both + last
+    for at in (0, 1, 4, len(sent) // 7, len(sent) // 3, both.index(b"\r\n\r\n") + 4, len(both), len(sent) - 1):
+        pieces = [sent[:at], sent[at:]] if at else [sent]
+        if at == 1:
+            pieces = [sent[i : i + 17] for i in range(0, len(sent), 17)]
+        answer = exchange(port, *pieces)
+        assert statuses(answer) == [200, 400, 200]
+        assert b"drop" not in answer
+        assert answer.index(b'"identity_fp32"') < answer.index(b"request JSON") < answer.index(b'"inline"')
+
+
+def statuses(answer: bytes) -> list[int]:
+    return [int(number) for number in re.findall(rb"HTTP/1\.1 (\d+) ", answer)]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n",
+        b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"POST http://[ HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        b"POST /v2 HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+@pytest.mark.parametrize("first", [b"", posted("identity_fp32")])
+def test_what_is_refused_ends_the_connection_after_what_was_asked_before(port: int, first: bytes, wish: bytes) -> None:
+    answer = exchange(port, first + wish + posted("inline"))
+    assert statuses(answer)[:-1] == [200] * bool(first)
+    assert statuses(answer)[-1] in (400, 405)
+    assert b'"inline"' not in answer
+
+
+@pytest.mark.parametrize("fields", UPGRADES)
+def test_requests_without_a_body_may_ask_for_another_protocol(port: int, fields: list[bytes]) -> None:
+    head = b"\r\n".join([b"GET /v2/health/live HTTP/1.1", b"Host: a", *fields])
+    answer = exchange(port, head + b"\r\n\r\n" + head + b"\r\nConnection: close\r\n\r\n")
+    assert statuses(answer) == [200, 200]
+    assert answer.count(b'{"live":true}') == 2
+
+
+MALFORMED = {
+    "head": b"no HTTP at all\r\n\r\n",
+    "length": b"POST /v2/models/inline/infer HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+    "chunk": b"POST /v2/models/inline/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    "unknown path, chunk": b"POST /v9 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+    "long": b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("how", MALFORMED)
+def test_a_malformed_request_is_answered_after_those_in_progress(backend: CountingBackend, port: int, how: str) -> None:
+    inner = backend._backend
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(posted("slow") + posted("slow"))
+        inner.slow_arrived.get(timeout=10)  # type: ignore[attr-defined]
+        connection.sendall(MALFORMED[how])
+        connection.setblocking(False)
+        assert Client(port)("POST", "/v2/models/identity_fp32/infer", infer_body())[0] == 200  # the loop goes on
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)
+        connection.settimeout(20)
+        inner.release()  # type: ignore[attr-defined]
+        received += connection.recv(65536)
+        inner.slow_arrived.get(timeout=10)  # type: ignore[attr-defined]
+        inner.release()  # type: ignore[attr-defined]
+        while piece := connection.recv(65536):
+            received += piece
+    assert statuses(received) == [200, 200, 431 if how == "long" else 400]
+    assert backend.settled()
+
+
+def test_a_request_whose_body_turns_out_malformed_gets_one_answer(port: int) -> None:
+    head = b"POST /v2/models/inline/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+    for pieces in ([head, b"xyz\r\n"], [head + b"xyz\r\n"], [posted("inline") + head, b"xyz\r\n"]):
+        answer = exchange(port, *pieces)
+        assert statuses(answer)[-1] == 400
+        assert len(statuses(answer)) == len(pieces[0].split(b"POST")) - 1
+
+
+def test_a_client_that_leaves_withdraws_all_that_it_asked_for(backend: CountingBackend, port: int) -> None:
+    inner = backend._backend
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(posted("slow"))
+        query = inner.slow_arrived.get(timeout=10)  # type: ignore[attr-defined]
+        for _ in range(8):
+            connection.sendall(posted("slow"))
+            assert Client(port)("GET", "/v2/health/live")[0] == 200
+    assert inner.cancelled.get(timeout=10) == query  # type: ignore[attr-defined]
+    assert inner.slow_arrived.empty()  # type: ignore[attr-defined]
+    assert backend.settled()
 
 
 def test_timeout_parameter_ends_a_waiting_query(client: Client) -> None:
