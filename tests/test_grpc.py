@@ -18,10 +18,13 @@ from google.protobuf import descriptor_pool
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from cotenant.errors import CotenantError
+from cotenant.serve.api import InferRequest, InferResult
 from cotenant.serve.codec import Limits
 from cotenant.serve.grpc_server import GrpcServer
+from cotenant.serve.grpc_stream import Stream
 from cotenant.serve.grpc_threads import CallThreads
 from cotenant.serve.oip import MESSAGES
+from cotenant.types import Outcome
 from fake_backend import CountingBackend, FakeBackend, sample, serving
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -327,6 +330,128 @@ def test_a_cancelled_stream_cancels_its_queries(backend: CountingBackend, stub: 
         found.add(inner.cancelled.get(timeout=10))
     assert backend.settled()
     assert stub.ModelInfer(infer_request("inline")).model_name == "inline"
+
+
+class Reader:
+    """Reads an answer of a stream when it is told to, and is the backend that answers when it is told to."""
+
+    def __init__(self, limits: Limits, requests: list[Any]) -> None:
+        self._held: list[tuple[int, Any, Any]] = []
+        self.holds = False
+        self.unread = self.most_unread = self.submitted = 0
+        self._entered = threading.Semaphore(0)
+        self.cancel: Any = None
+        self._answers = Stream(self, limits).answers((each.SerializeToString() for each in requests), self)  # type: ignore[arg-type]
+
+    def add_callback(self, end: Any) -> bool:
+        return True
+
+    def replied(self, result: InferResult) -> None:
+        pass
+
+    def submit(self, request: InferRequest, done: Any) -> int:
+        self.submitted += 1
+        self.unread += 1
+        self.most_unread = max(self.most_unread, self.unread)
+        self._held.append((self.submitted, request, done))
+        if not self.holds:
+            self.release()
+        self._entered.release()
+        return self.submitted
+
+    def release(self) -> None:
+        held, self._held = self._held, []
+        for number, request, done in held:
+            done(InferResult(Outcome.ANSWERED, number, "1", {"y": request.inputs["x"]}))
+
+    def wait_entered(self, count: int) -> None:
+        for _ in range(count):
+            assert self._entered.acquire(timeout=10)
+
+    def read(self) -> None:
+        """Read an answer; the stream learns that the one before it is read."""
+        answer = service_pb2.ModelStreamInferResponse.FromString(next(self._answers))
+        assert answer.error_message == ""
+
+    def rest(self) -> int:
+        return sum(1 for _ in self._answers)
+
+
+ROOM = 10
+BIG = np.zeros((64, 256), np.float32)
+BIG_LIMITS = Limits(max_stream_in_flight=64, max_stream_bytes=ROOM * 2 * (BIG.nbytes + 200))
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_stream_that_is_not_read_keeps_a_bounded_number_of_bytes(holds: bool) -> None:
+    reader = Reader(BIG_LIMITS, [infer_request("identity_fp32", BIG)] * 100)
+    reader.read()
+    reader.holds = holds  # what is computed counts as what it will be
+    reader.wait_entered(ROOM)
+    for _ in range(20):
+        reader.release()
+        reader.unread -= 1
+        reader.read()
+        reader.wait_entered(1)
+    assert (reader.submitted, reader.most_unread) == (20 + ROOM, ROOM)
+    reader.holds = False
+    reader.release()
+    assert reader.rest() == 100 - 21
+
+
+def test_a_stream_takes_few_requests_before_it_knows_how_large_answers_are() -> None:
+    reader = Reader(BIG_LIMITS, [infer_request("identity_fp32", BIG)] * 40)
+    reader.holds = True
+    reading = threading.Thread(target=reader.read)
+    reading.start()
+    reader.wait_entered(16)
+    reader.holds = False
+    assert reader.submitted == 16
+    reader.release()
+    reading.join(10)
+    assert reader.rest() == 39
+
+
+def test_small_answers_wait_in_a_bounded_number() -> None:
+    reader = Reader(BIG_LIMITS, [infer_request("identity_fp32")] * 200)
+    reader.read()
+    reader.wait_entered(64)
+    assert (reader.submitted, reader.most_unread) == (64, 64)
+    assert reader.rest() == 199
+
+
+def test_a_stream_that_is_not_read_holds_no_other_one_up(backend: CountingBackend, stub: Any) -> None:
+    big = np.zeros((100, 600), np.float32)
+    lazy = stub.ModelStreamInfer(iter([infer_request("identity_fp32", big)] * 100))
+    for _ in range(3):
+        assert len(list(stub.ModelStreamInfer(iter([infer_request("inline")] * 20)))) == 20
+    assert sum(len(answer.infer_response.raw_output_contents[0]) for answer in lazy) == 100 * big.nbytes
+    assert backend.settled()
+
+
+def test_a_stop_ends_streams_when_what_they_have_taken_is_answered() -> None:
+    inner = FakeBackend()
+    server = GrpcServer(inner, port=0)
+    with grpc.insecure_channel(f"127.0.0.1:{server.start()}") as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        idle, busy = Requests(), Requests()
+        idle_answers, busy_answers = stub.ModelStreamInfer(iter(idle)), stub.ModelStreamInfer(iter(busy))
+        idle.put(infer_request("inline"))
+        next(idle_answers)
+        busy.put(infer_request("slow"))
+        inner.slow_arrived.get(timeout=10)
+        stopping = threading.Thread(target=server.stop, args=[1000])
+        stopping.start()
+        refused(lambda: next(idle_answers), Code.UNAVAILABLE, "the server is stopping")
+        assert stopping.is_alive()
+        inner.release()
+        assert next(busy_answers).error_message == ""
+        refused(lambda: next(busy_answers), Code.UNAVAILABLE, "the server is stopping")
+        stopping.join(20)
+        assert not stopping.is_alive()
+        idle.close()
+        busy.close()
+    inner.close()
 
 
 def test_garbage_on_a_stream_is_an_error_of_that_request_alone(channel: grpc.Channel) -> None:

@@ -448,7 +448,8 @@ def statuses(answer: bytes) -> list[int]:
         b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"POST http://[ HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
-        b"POST /v2 HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST /v2 HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\n",
     ],
 )
 @pytest.mark.parametrize("first", [b"", posted("identity_fp32")])
@@ -588,6 +589,31 @@ def test_stop_cancels_what_still_waits_and_frees_the_port() -> None:
     again = HttpServer(backend, port=port)
     assert again.start() == port
     again.stop(0)
+    inner.close()
+
+
+def test_a_large_answer_that_is_being_read_ends_before_the_server_does() -> None:
+    inner = FakeBackend()
+    server = HttpServer(inner, port=0)
+    port = server.start()
+    array = np.zeros((4, 1 << 20), np.float32)
+    tensor = {"name": "x", "datatype": "FP32", "shape": list(array.shape)}
+    tensor |= {"parameters": {"binary_data_size": array.nbytes}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    client.request("POST", "/v2/models/identity_fp32/infer", head + array.tobytes(), {HEADER: str(len(head))})
+    response = client.getresponse()
+    stopping = threading.Thread(target=server.stop, args=[1000])
+    stopping.start()
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        except ConnectionError:
+            break
+    assert len(response.read()) > array.nbytes
+    client.close()
+    stopping.join(20)
+    assert not stopping.is_alive()
     inner.close()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cotenant.cli import serve as serve_module
 from cotenant.load.errors import LoadError
 from cotenant.load.infer import infer_once
 from cotenant.repository import trace_path
@@ -101,6 +102,40 @@ def test_serve_answers_drains_and_leaves_a_trace_that_replays(tmp_path: Path) ->
     missing = cotenant("explain", "999", str(root))
     assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr.startswith("cotenant: query 999 is not in this trace")
+
+
+class Part:
+    """A server or a front-end whose stop takes as long as it is told, by a clock of the test."""
+
+    now_s = 100.0
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s = takes_s
+        self.graces_s: list[float] = []
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        self.graces_s.append(grace_s)
+        Part.now_s += self.takes_s
+
+
+@pytest.mark.parametrize(
+    ("drain_s", "takes_s", "graces_s"),
+    [
+        (10.0, (0.0, 0.0, 0.0), [10.0, 10.0]),
+        (10.0, (4.0, 5.0, 0.0), [6.0, 1.0]),
+        (60.0, (4.0, 50.0, 0.0), [56.0, 6.0]),
+        (10.0, (20.0, 1.0, 0.0), [1.0, 1.0]),
+        (0.0, (0.0, 1.0, 0.0), [1.0, 1.0]),
+    ],
+)
+def test_readers_of_answers_have_the_drain_time_too(
+    monkeypatch: pytest.MonkeyPatch, drain_s: float, takes_s: tuple[float, ...], graces_s: list[float]
+) -> None:
+    monkeypatch.setattr(serve_module.time, "monotonic", lambda: Part.now_s)
+    server, http, grpc = map(Part, takes_s)
+    serve_module.stop_serving(server, (http, grpc), drain_s)  # type: ignore[arg-type]
+    assert server.graces_s == [0.0]
+    assert [*http.graces_s, *grpc.graces_s] == graces_s
 
 
 def test_queries_in_flight_are_answered_while_it_drains(tmp_path: Path) -> None:

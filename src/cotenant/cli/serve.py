@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,9 +33,13 @@ from cotenant.cli.options import (
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
+    from cotenant.serve.grpc_server import GrpcServer
+    from cotenant.serve.http_server import HttpServer
     from cotenant.serve.plan_lanes import ServedPlan
+    from cotenant.serve.server import Server
 
 _TRACE_LIMIT_BYTES = 1 << 30
+_LEAST_GRACE_S = 1.0
 
 
 def serve(
@@ -128,13 +134,21 @@ def serve(
     finally:
         if replanner is not None:
             replanner.stop()
-        server.stop()
-        http.stop(1.0)
-        grpc.stop(1.0)
+        stop_serving(server, (http, grpc), section.drain_s)
         if recorder:
             recorder.close()
         if awake:
             awake.close()
+
+
+def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], drain_s: float) -> None:
+    """Drain the server, then let the front-ends' readers have their answers until `drain_s` seconds from now have
+    passed, and a second at least.
+    """
+    until_s = time.monotonic() + drain_s
+    server.stop()
+    for each in front_ends:
+        each.stop(max(_LEAST_GRACE_S, until_s - time.monotonic()))
 
 
 def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:

@@ -55,7 +55,9 @@ class Limits:
     max_concurrent_rpcs: int = 512
     """gRPC calls in progress at once; each holds a thread while it waits. Further ones get RESOURCE_EXHAUSTED."""
     max_stream_in_flight: int = 256
-    """Unanswered requests of one gRPC stream; reading pauses there."""
+    """Requests of one gRPC stream whose answers are not written yet; reading pauses there."""
+    max_stream_bytes: int = 64 << 20
+    """Tensors of such requests, and of their answers as they are or are believed to become; reading pauses there."""
 
 
 @quick_init
@@ -199,6 +201,13 @@ def raw_view(array: Array) -> bytes | memoryview:
     if array.nbytes < _COPY_BELOW_BYTES or array.dtype.kind in "OSU" or not _LITTLE_ENDIAN:
         return encode_raw(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def size_bytes(array: Array) -> int:
+    """What a tensor holds, in bytes; that of BYTES is counted in its elements."""
+    if array.dtype.kind != "O":
+        return array.nbytes
+    return array.nbytes + sum(map(len, array.ravel().tolist()))
 
 
 def datatype_of(name: str, array: Array) -> str:

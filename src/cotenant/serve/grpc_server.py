@@ -61,6 +61,7 @@ class GrpcServer:
         self._server: Any = None
         self._threads: CallThreads | None = None
         self._slots = Slots(self._limits.max_concurrent_rpcs)
+        self._streams: dict[Stream, None] = {}
 
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
@@ -107,9 +108,15 @@ class GrpcServer:
         return int(port)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Refuse new calls, let those in progress end for `grace_s` seconds, then cancel them. Safe to repeat."""
+        """Refuse new calls, let those in progress end for `grace_s` seconds, then cancel them. Safe to repeat.
+
+        Streams take no further request and end with what they have taken.
+        """
         if self._server is not None:
-            self._server.stop(grace_s).wait(grace_s + 5.0)
+            stopped = self._server.stop(grace_s)
+            for stream in list(self._streams):
+                stream.close()
+            stopped.wait(grace_s + 5.0)
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -205,9 +212,14 @@ class GrpcServer:
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         if not self._slots.take():
             _abort(context, self._overload())
+        stream = Stream(self._backend, self._limits)
+        self._streams[stream] = None
         try:
-            yield from Stream(self._backend, self._limits).answers(requests, context)
+            yield from stream.answers(requests, context)
+        except ServeError as error:
+            _abort(context, error)
         finally:
+            del self._streams[stream]
             self._slots.give_back()
 
 

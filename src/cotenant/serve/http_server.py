@@ -54,8 +54,8 @@ def listen(host: str, port: int, what: str) -> socket.socket:
 def bounded_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
     """Make uvicorn's protocol with a limit on request line and headers, and with errors in the form of ours.
 
-    `Upgrade` is ignored, as HTTP allows. Requests of a connection are answered in order, malformed ones too, after which
-    it is closed; a client that goes away has gone from all of them.
+    `Upgrade` is ignored, as HTTP allows. Requests of a connection are answered in order, malformed ones too, which end
+    it; a client that goes away has gone from all of them.
     """
 
     class BoundedProtocol(HttpToolsProtocol):
