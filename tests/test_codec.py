@@ -10,6 +10,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cotenant.serve import codec, codec_grpc, codec_http
 from cotenant.serve.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec
@@ -394,6 +396,41 @@ def test_validate_accepts_what_the_model_declares() -> None:
     ones = np.ones((8, 4), np.int32)
     codec.validate(InferRequest("add_sub", {"b": ones, "a": ones}, outputs=("sum",)), MODELS["add_sub"])
     codec.validate(request_for("identity_bf16", x=np.ones((0, 3), ml_dtypes.bfloat16)), MODELS["identity_bf16"])
+
+
+NUMBERS = [name for name in codec.DTYPES if name not in ("BOOL", "BYTES")]
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_classification_is_that_of_a_whole_sort(data: st.DataObject) -> None:
+    dtype = codec.DTYPES[data.draw(st.sampled_from(NUMBERS))]
+    size, classes = data.draw(st.integers(0, 40)), data.draw(st.integers(1, 50))
+    few = [0, 1, 2, 100] if dtype.kind == "u" else [0, 1, -1, -100]
+    bounds = [np.iinfo(dtype).min, np.iinfo(dtype).max] if dtype.kind in "iu" else [-0.0, np.inf, -np.inf, np.nan]
+    row = np.array(data.draw(st.lists(st.sampled_from(few + bounds), min_size=size, max_size=size)), dtype)
+    values = row.astype(np.float32).tolist() if dtype.kind in "fV" and dtype.itemsize == 2 else row.tolist()
+    is_nan = [value != value for value in values]
+    whole = sorted(range(size), key=lambda at: (is_nan[at], 0 if is_nan[at] else -values[at], at))
+    pattern = "%d:%d" if dtype.kind in "iu" else "%f:%d"
+    expected = [(pattern % (values[at], at)).encode() for at in whole[:classes]]
+    assert codec.classify("y", row, classes, batched=False).tolist() == expected
+    rows = codec.classify("y", np.stack([row, row]), classes, batched=True)
+    assert rows.tolist() == [expected, expected]
+
+
+@pytest.mark.parametrize("datatype", ["BOOL", "INT64", "FP32", "BYTES"])
+def test_many_values_are_the_same_json_as_few(datatype: str) -> None:
+    array = sample(datatype, (3, 20_000))
+    wire = decode_json(one_input())
+    [body], _ = codec_http.encode_response(wire, InferResult(Outcome.ANSWERED, 1, "1", {"y": array}), False)
+    found = json.loads(body)["outputs"][0]["data"]
+    expected = [item.decode() for item in array.ravel()] if datatype == "BYTES" else array.ravel().tolist()
+    assert found == expected
+    if datatype == "BYTES":
+        array[2, 19_999] = b"\xff"
+        result = InferResult(Outcome.ANSWERED, 1, "1", {"y": array})
+        refused(lambda: codec_http.encode_response(wire, result, False), "'y'", "UTF-8", "binary_data")
 
 
 def test_classification_sorts_the_best_first() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from cotenant.errors import CotenantError
+from cotenant.serve import codec_http
 from cotenant.serve.codec import Limits
 from cotenant.serve.http_routes import Endpoint, Router
 from cotenant.serve.http_server import HttpServer
@@ -255,6 +256,56 @@ def test_compression_both_ways(client: Client, encoding: str, pack: Any, unpack:
     bomb = pack(bytes(30 << 20))
     status, answer, _ = client("POST", "/v2/models/identity_fp32/infer", bomb, Content_Encoding=encoding)
     assert (status, str(LIMITS.max_body_bytes) in answer["error"]) == (413, True)
+
+
+def wishes(**parameters: Any) -> list[dict[str, Any]]:
+    return [{"name": "y", "parameters": parameters}]
+
+
+MANY = np.zeros((1, 100_000), np.float32)
+WRITING = {
+    "classes of many values": (MANY, {"outputs": wishes(classification=3, binary_data=True)}, {}, True),
+    "many classes": (MANY[:, :9000], {"outputs": wishes(classification=9000, binary_data=True)}, {}, True),
+    "many values as text": (MANY, {}, {}, True),
+    "many values compressed": (MANY, {"outputs": wishes(binary_data=True)}, {"Accept_Encoding": "gzip"}, True),
+    "many raw values": (MANY, {"outputs": wishes(binary_data=True)}, {}, False),
+    "few of all": (VECTOR, {"outputs": wishes(classification=3)}, {"Accept_Encoding": "deflate"}, False),
+}
+
+
+@pytest.mark.parametrize("what", WRITING)
+def test_what_takes_long_to_write_holds_no_other_request_up(
+    port: int, client: Client, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, wanted, headers, is_long = WRITING[what]
+    others_answered = threading.Event()
+    threads: list[str] = []
+    encode = codec_http.encode_response
+
+    def encode_long(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        assert others_answered.wait(10 if is_long else 0) == is_long
+        return encode(*arguments)
+
+    head = {"name": "x", "datatype": "FP32", "shape": list(values.shape)}
+    head |= {"parameters": {"binary_data_size": values.nbytes}}
+    text = json.dumps({"inputs": [head], **wanted}).encode()
+    statuses: list[int] = []
+
+    def ask() -> None:
+        body = text + values.tobytes()
+        answer = Client(port)("POST", "/v2/models/identity_fp32/infer", body, **{HEADER: str(len(text))}, **headers)
+        statuses.append(answer[0])
+
+    monkeypatch.setattr(codec_http, "encode_response", encode_long)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    if is_long:
+        assert client("GET", "/v2/health/live")[0] == 200
+        others_answered.set()
+    asking.join(20)
+    assert statuses == [200]
+    assert [name == "cotenant-http" for name in threads] == [not is_long]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from cotenant.serve.oip import NO_SHARED_MEMORY
 Piece = bytes | memoryview
 """A part of a body; large tensors are views of their arrays."""
 
+_PIECE_ELEMENTS = 16 << 10
 _NESTED = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\[")
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 
@@ -287,20 +288,28 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tu
     return [head, *raw], len(head)
 
 
-def _json_values(name: str, datatype: str, array: Array) -> list[Any]:
+def _json_values(name: str, datatype: str, array: Array) -> list[Any] | msgspec.Raw:
+    """The elements of an output for JSON. Many become text in pieces: each one holds the interpreter for itself alone,
+    and other threads run in between."""
     advice = "ask for it with the output parameter 'binary_data': true"
     if datatype in ("FP16", "BF16"):
         raise bad(f"output {shown(name)}: {datatype} has no JSON form, {advice}")
     flat = array.ravel()
-    if datatype == "BYTES":
-        try:
-            return [item if isinstance(item, str) else bytes(item).decode() for item in flat]
-        except UnicodeDecodeError:
-            raise bad(f"output {shown(name)} has bytes that are not UTF-8 text, {advice}") from None
     if datatype in ("FP32", "FP64") and not np.isfinite(flat).all():
         raise bad(f"output {shown(name)} has NaN or infinite values, which JSON cannot carry, {advice}")
-    values: list[Any] = flat.tolist()
-    return values
+    values = _texts if datatype == "BYTES" else np.ndarray.tolist
+    try:
+        if flat.size <= _PIECE_ELEMENTS:
+            return values(flat)
+        starts = range(0, flat.size, _PIECE_ELEMENTS)
+        pieces = [_encode_json(values(flat[at : at + _PIECE_ELEMENTS]))[1:-1] for at in starts]
+    except UnicodeDecodeError:
+        raise bad(f"output {shown(name)} has bytes that are not UTF-8 text, {advice}") from None
+    return msgspec.Raw(b"[%b]" % b",".join(pieces))
+
+
+def _texts(items: Array) -> list[Any]:
+    return [item if isinstance(item, str) else bytes(item).decode() for item in items]
 
 
 def decompress(encoding: bytes, body: bytes, limits: Limits) -> bytes:
