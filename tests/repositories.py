@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -105,7 +106,7 @@ GOOD: dict[str, tuple[str, dict[int, Callable[[], onnx.ModelProto]]]] = {
 }
 """Configuration and versions by model."""
 
-BAD: dict[str, tuple[str, dict[int, Callable[[], onnx.ModelProto] | bytes], tuple[str, ...]]] = {
+BAD: dict[str, tuple[str, Mapping[Any, Callable[[], onnx.ModelProto] | bytes], tuple[str, ...]]] = {
     "bad_config": ("[tenant]\nslo_ms = 5\nslow_ms = 6\n", {1: fixed}, ("config.toml", "slow_ms")),
     "bad_toml": ("[tenant\n", {1: fixed}, ("config.toml", "not valid TOML")),
     "broken_file": (config(), {1: b"this is no model"}, ("no readable ONNX model", "export it again")),
@@ -117,6 +118,11 @@ BAD: dict[str, tuple[str, dict[int, Callable[[], onnx.ModelProto] | bytes], tupl
     "no_slo": ("[model]\nmax_batch = 1\n", {1: fixed}, ("tenant.slo_ms is missing", "slo_ms = 100")),
     "no_version": (config(), {}, ("has no version", "expected a directory '1'")),
     "outside": (config(), {1: lambda: external("../../secret.bin")}, ("outside the model's directory",)),
+    "two_folders": (
+        config(),
+        {"1": fixed, "2": fixed, "002": fixed},
+        ("two_folders: the directories '002' and '2' are both version 2", "remove the other"),
+    ),
     "twin": (config("chooser"), {1: chooser}, ("tenant 'chooser' owns model 'chooser' already", "tenant.name")),
     "unsupported": (config(), {1: unsupported}, ("NoSuchOperator",)),
     "wrong_shape": (
@@ -128,7 +134,9 @@ BAD: dict[str, tuple[str, dict[int, Callable[[], onnx.ModelProto] | bytes], tupl
 """Configuration, versions, and what the index has to say of them."""
 
 
-def write_model(root: Path, name: str, text: str, versions: dict[int, Callable[[], onnx.ModelProto] | bytes]) -> None:
+def write_model(
+    root: Path, name: str, text: str, versions: Mapping[Any, Callable[[], onnx.ModelProto] | bytes]
+) -> None:
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(text, encoding="utf-8")

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from cotenant.errors import ConfigError
-from cotenant.repository import UnknownModelError, find_versions, model_names, profile_path, trace_path
+from cotenant.repository import (
+    UnknownModelError,
+    find_versions,
+    model_names,
+    profile_path,
+    readable_versions,
+    trace_path,
+    within,
+)
 from repositories import config, fixed, write_model
 
 
@@ -36,6 +44,22 @@ def test_versions_are_ordered_by_number_and_the_highest_is_the_default(root: Pat
     assert found[2].path == root / "b" / "10" / "model.onnx"
     [only] = find_versions(root, "a")
     assert (only.version, only.is_default, only.tenant) == (3, True, "owner")
+
+
+def test_a_version_is_its_number_and_has_one_directory(root: Path) -> None:
+    write_model(root, "c", config(), {"007": fixed, "12": fixed})
+    assert [(each.version, each.path.parent.name) for each in find_versions(root, "c")] == [(7, "007"), (12, "12")]
+    write_model(root, "c", config(), {"7": fixed})
+    with pytest.raises(ConfigError, match=r"c: the directories '007' and '7' are both version 7, expected one of them"):
+        find_versions(root, "c")
+    write_model(root, "d", config(), {1: fixed, "9" * 200: fixed})
+    with pytest.raises(ConfigError, match=r"9: is no version, expected a number of at most 18 digits"):
+        find_versions(root, "d")
+    assert {each.model for each in readable_versions(root)} == {"a", "b"}
+
+
+def test_clients_are_told_paths_from_the_repository_on(root: Path) -> None:
+    assert within(root, f"{root / 'a' / '1'}: or {root}/b; {root}: is bad") == "a/1: or b; models: is bad"
 
 
 @pytest.mark.parametrize(

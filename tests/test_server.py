@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -167,7 +168,10 @@ def test_the_index_says_what_is_wrong_and_how_to_mend_it(server: Server, model: 
     for text in BAD[model][2]:
         assert text in entry.reason
     assert "Traceback" not in entry.reason
+    assert str(server.root.parent) not in entry.reason
     assert server.model_ready(model, "") is False
+    with pytest.raises(ServeError, match=re.escape(entry.reason)):
+        server.load(model)
     with pytest.raises(ServeError, match="is not served") as caught:
         server.submit(InferRequest(model, {}), lambda _: None)
     assert caught.value.status is Status.UNAVAILABLE
@@ -298,10 +302,24 @@ def test_a_model_that_raises_fails_its_query_alone(client: Client, server: Serve
     np.testing.assert_array_equal(answered.outputs["y"], [[8.0, 9.0]])
 
 
-def test_text_that_is_none_fails_with_a_reason(client: Client) -> None:
-    result = client.ask("words", {"words": np.array([b"\xff\xfe", b"", b""], np.object_)})
-    assert result.outcome is Outcome.FAILED
-    assert "not UTF-8" in result.reason
+@pytest.mark.parametrize(
+    ("items", "at"),
+    [
+        ([b"\xff\xfe", b"", b""], 0),
+        ([b"\0\0", "\u20ac".encode()[:2], "\u20ac".encode()[2:]], 1),
+        ([b"", b"", b"\x80"], 2),
+    ],
+)
+def test_text_that_is_none_is_refused_before_it_is_merged(
+    client: Client, server: Server, items: list[bytes], at: int
+) -> None:
+    arrived = server.accounts.by_tenant["words"].arrived
+    with pytest.raises(ServeError, match=f"input 'words' has .* as element {at}, expected UTF-8 text") as caught:
+        client.submit("words", {"words": np.array(items, np.object_)})
+    assert caught.value.status is Status.INVALID_ARGUMENT
+    assert server.accounts.by_tenant["words"].arrived == arrived
+    texts = ["\u20ac\0".encode(), b"\0", b""]
+    assert client.ask("words", {"words": np.array(texts, np.object_)}).outcome is Outcome.ANSWERED
 
 
 def test_priority_and_time_out_reach_the_core(client: Client, server: Server, watch: Watch) -> None:

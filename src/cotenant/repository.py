@@ -7,6 +7,7 @@ Finds models, opens none.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ CONFIG_FILE = "config.toml"
 STATE_FOLDER = ".cotenant"
 """Beside the models: the profile, optimised graphs and the trace. May be removed at any time."""
 SERVER_FILE = "cotenant.toml"
+_MOST_DIGITS = 18
+"""Of a version's number, which is a 64-bit integer on the wire."""
 
 
 class UnknownModelError(ConfigError):
@@ -43,6 +46,11 @@ def profile_path(root: Path) -> Path:
 def trace_path(root: Path) -> Path:
     """Where the server that serves a repository writes its trace."""
     return root / STATE_FOLDER / "trace.jsonl"
+
+
+def within(root: Path, text: object) -> str:
+    """A sentence for clients, whom the place of the repository on this machine is none of: paths from there on."""
+    return str(text).replace(f"{root}{os.sep}", "").replace(str(root), root.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +112,35 @@ def readable_versions(root: Path) -> Iterator[ModelVersion]:
 
 
 def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
-    """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError."""
+    """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError.
+
+    The number is what counts: `1` and `01` would be one version, of which a model has one.
+    """
     if model not in _folders(root):  # a path from a client, '..' say, must not lead out of the repository
         raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
     if _declares_one(root / model):
         raise ConfigError(f"{root / model}: is an application, expected a model; its stages have models of their own")
     folder = root / model
     config = load_model_config(folder / CONFIG_FILE)
-    numbers = sorted(
-        int(entry.name)
-        for entry in folder.iterdir()
-        if entry.is_dir() and entry.name.isascii() and entry.name.isdigit()
-    )
-    if not numbers:
+    found: dict[int, Path] = {}
+    for entry in sorted(folder.iterdir()):
+        name = entry.name
+        if not (entry.is_dir() and name.isascii() and name.isdigit()):
+            continue
+        if len(name) > _MOST_DIGITS:
+            raise ConfigError(f"{entry}: is no version, expected a number of at most {_MOST_DIGITS} digits")
+        other = found.setdefault(int(name), entry)
+        if other is not entry:
+            raise ConfigError(
+                f"{folder}: the directories {other.name!r} and {name!r} are both version {int(name)}, expected one of "
+                "them; remove the other"
+            )
+    if not found:
         raise ConfigError(f"{folder}: has no version, expected a directory '1' with {MODEL_FILE} in it")
-    versions = []
-    for number in numbers:
-        path = _model_file(folder / str(number))
-        versions.append(ModelVersion(model, number, number == numbers[-1], path, config))
-    return tuple(versions)
+    latest = max(found)
+    return tuple(
+        ModelVersion(model, number, number == latest, _model_file(found[number]), config) for number in sorted(found)
+    )
 
 
 def _model_file(folder: Path) -> Path:

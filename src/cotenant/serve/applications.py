@@ -9,6 +9,7 @@ from pathlib import Path
 from cotenant.applications import ApplicationSpec, read_application
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
+from cotenant.repository import within
 from cotenant.serve.accounts import Accounts
 from cotenant.serve.api import IndexEntry, ServeError, Status
 from cotenant.serve.application import FindModel, ServedApplication, fit
@@ -64,11 +65,12 @@ class Applications:
             spec = read_application(self._root, name)
             self._check_name(spec)
         except CotenantError as error:
+            told = within(self._root, error)
             if name not in self.served:
                 self._specs.pop(name, None)
-                self.failed[name] = str(error)
+                self.failed[name] = told
             _log.error("application %r is not loaded: %s", name, error)
-            raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None
+            raise ServeError(Status.INVALID_ARGUMENT, told) from None
         old = self._specs.get(name)
         self._specs[name] = spec
         if name not in self._accounts.by_tenant or old is None or old.slo_ns != spec.slo_ns:
@@ -140,7 +142,7 @@ class Applications:
             made = fit(spec, self._find_model, self._shares_ns.get(name))
         except CotenantError as error:
             reason = self.failed.get(name)
-            self.failed[name] = str(error)
+            self.failed[name] = within(self._root, error)
             self.served.pop(name, None)
             if self.failed[name] != reason:
                 _log.warning("application %r is not served: %s", name, error)

@@ -21,7 +21,7 @@ from cotenant.profile.inputs import DeclaredShape
 from cotenant.profile.opening import OpenedModel
 from cotenant.profile.table import ModelProfile
 from cotenant.serve.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
-from cotenant.serve.codec import DATATYPE_OF, validate
+from cotenant.serve.codec import DATATYPE_OF, shown, validate
 from cotenant.serve.config_keys import config_tensor
 from cotenant.types import Tenant
 
@@ -49,6 +49,8 @@ class ServedModel:
     metadata: ModelMetadata
     loaded: Loaded
     _by_elements: tuple[tuple[int, int], ...]
+    _texts: tuple[str, ...]
+    """Inputs that the engine takes as text."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
     _next_key: Iterator[int] = field(default_factory=itertools.count)
 
@@ -81,6 +83,8 @@ class ServedModel:
                 Status.INVALID_ARGUMENT,
                 f"model {self.metadata.name!r}: inputs differ in their number of rows: {rows}; expected one batch",
             )
+        for name in self._texts:
+            _check_text(self.metadata.name, name, request.inputs[name])
         row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
         key = self._merge_keys.get(row_shapes)
         if key is None:
@@ -160,7 +164,29 @@ def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str,
         (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
         for index, shape in enumerate(opened.shapes)
     )
-    return ServedModel(opened, profile, tenant, metadata, opened.runner, tuple(by_elements))
+    texts = tuple(spec.name for spec in metadata.inputs if spec.datatype == "BYTES")
+    return ServedModel(opened, profile, tenant, metadata, opened.runner, tuple(by_elements), texts)
+
+
+def _check_text(model: str, name: str, array: Array) -> None:
+    """See to it that each element is UTF-8, before others' queries depend on it. Raises ServeError."""
+    items = array.ravel().tolist()
+    try:
+        b"\0".join(items).decode()  # all at once: no text goes on behind a zero byte
+    except UnicodeDecodeError:
+        at = next(at for at, item in enumerate(items) if not _is_text(item))
+        raise ServeError(
+            Status.INVALID_ARGUMENT,
+            f"model {model!r}: input {name!r} has {shown(items[at])} as element {at}, expected UTF-8 text",
+        ) from None
+
+
+def _is_text(item: bytes) -> bool:
+    try:
+        item.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _spec(model: str, tensor: Tensor) -> TensorSpec:

@@ -28,6 +28,7 @@ from cotenant.repository import (
     find_versions,
     is_application,
     model_names,
+    within,
 )
 from cotenant.serve.accounts import Accounts
 from cotenant.serve.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
@@ -186,7 +187,7 @@ class Server:
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         """See Backend."""
         entries = [
-            IndexEntry(name, version, "READY", self._executor.problem(served.tenant.name))
+            IndexEntry(name, version, "READY", within(self.root, self._executor.problem(served.tenant.name)))
             for name, versions in list(self._models.items())
             for version, served in versions.items()
             if version
@@ -207,13 +208,11 @@ class Server:
             except UnknownModelError as error:
                 raise ServeError(Status.NOT_FOUND, str(error)) from None
             except CotenantError as error:
-                self._refuse(model, str(error))
-                raise ServeError(Status.INVALID_ARGUMENT, str(error)) from None
+                raise ServeError(Status.INVALID_ARGUMENT, self._refuse(model, str(error))) from None
             except Exception as error:  # whatever a library makes of a strange file, the other models are served
                 _log.exception("loading model %r failed", model)
                 sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
-                self._refuse(model, sentence)
-                raise ServeError(Status.INTERNAL, sentence) from None
+                raise ServeError(Status.INTERNAL, self._refuse(model, sentence)) from None
             if model in self._models:
                 self._failed[model] = "it is being reloaded"
                 self._remove(model, "the model was reloaded")
@@ -277,11 +276,13 @@ class Server:
 
     # --- models ---------------------------------------------------------------------------------------------------
 
-    def _refuse(self, model: str, reason: str) -> None:
-        """A model cannot be loaded; what is served of it stays."""
-        if model not in self._models:
-            self._failed[model] = reason
+    def _refuse(self, model: str, reason: str) -> str:
+        """A model cannot be loaded; what is served of it stays. Gives the reason as clients are told it."""
         _log.error("model %r is not loaded: %s", model, reason)
+        told = within(self.root, reason)
+        if model not in self._models:
+            self._failed[model] = told
+        return told
 
     def _front(self, model: str, version: str) -> ServedModel | ServedApplication:
         """What clients call a model."""
