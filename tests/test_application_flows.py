@@ -21,8 +21,10 @@ from cotenant.core.events import (
     ApplicationEnded,
     DrainStarted,
     Event,
+    PredictorChanged,
     QueryArrived,
     QueryWithdrawn,
+    TenantAdded,
     TenantRemoved,
 )
 from cotenant.core.flow import StageGraph
@@ -41,6 +43,7 @@ from cotenant.serve.flows import Flows
 from cotenant.serve.models import QueryForm
 from cotenant.trace import TraceWriter, decode_event, header, read, replay
 from cotenant.types import ANSWERS, Outcome, Partition, StageQuery, Tenant
+from intruder import Intruder
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, make_policy, tables
 
 X = {"x": np.zeros((1, 2), np.float32)}
@@ -393,6 +396,34 @@ def test_beliefs_that_refuse_everything_fade() -> None:
     outcomes = [outcome for _, outcome, _ in world.story]
     assert outcomes[0] is Outcome.REJECTED
     assert outcomes[-1] is Outcome.ANSWERED
+
+
+def load_while_a_belief_fades(moment: int) -> bool:
+    """Load a model, as the server does it, at some moment of a query that is refused; say whether it came."""
+    world = World(application(100, CHAIN[:2]), [10, 20])
+    world.beliefs._adapt = True
+    for _ in range(20):
+        world.beliefs._calibration.observe("m1", 20 * MS, 160 * MS)
+    world.beliefs._use(world.beliefs._calibration.scales)
+    world.driver.post(PredictorChanged(world.beliefs.predictor))
+
+    def load() -> None:
+        with intruder.inner:
+            world.beliefs.add("new", tables({"new": MS}).tables["new"])
+            world.driver._handle(PredictorChanged(world.beliefs.predictor), world.clock.now_ns())
+            world.driver._handle(TenantAdded(Tenant("new", 10_000 * MS)), world.clock.now_ns())
+
+    intruder = Intruder(world.driver, moment, load)
+    world.ask()
+    world.run()
+    assert [outcome for _, outcome, _ in world.story] == [Outcome.REJECTED]
+    assert world.engine.predictor is world.beliefs.predictor
+    assert not intruder.came or world.engine.predictor.unit_count("new") == 1
+    return intruder.came
+
+
+def test_a_model_that_is_loaded_while_a_belief_fades_is_predicted() -> None:
+    assert sum(map(load_while_a_belief_fades, range(40))) in range(5, 39)
 
 
 # --- the trace --------------------------------------------------------------------------------------------------------

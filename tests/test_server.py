@@ -38,6 +38,7 @@ from cotenant.serve import server as server_module
 from cotenant.serve.api import InferRequest, InferResult, ServeError, Status
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, Outcome, Partition, priority_rank
+from intruder import Intruder
 from onnx_samples import encoder_feeds, residual_cnn
 from repositories import BAD, GOOD, SLO_MS, chooser, config, scaled, write_bad, write_good, write_model
 
@@ -707,6 +708,27 @@ def test_belief_follows_what_is_observed(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert [event for event in watch.events(PredictorChanged) if event.predictor.scales]
+
+
+def test_a_belief_that_changes_while_a_model_is_loaded_is_that_of_the_core(tmp_path: Path) -> None:
+    server = started(write_good(tmp_path / "models", "two", "add_sub"))
+
+    def believe() -> None:
+        """As an observer does it, when another thread brings it an event."""
+        with intruder.inner:
+            server.beliefs._use({"Owner of two": 2.0 - server.beliefs._calibration.factor("Owner of two")})
+            server.driver._handle(PredictorChanged(server.beliefs.predictor), server.clock.now_ns())
+
+    for moment in range(100):
+        intruder = Intruder(server.driver, moment, believe)
+        server.load("add_sub")
+        intruder.leave()
+        assert server.driver.read(lambda engine: engine.predictor) is server.beliefs.predictor
+        if not intruder.came:
+            break
+    assert 4 < moment < 99
+    assert Client(server).ask("add_sub", feeds("add_sub")).outcome is Outcome.ANSWERED
+    server.stop()
 
 
 def test_a_belief_that_refuses_everything_relaxes(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ class Driver:
             answers = self._handle(event, self._now(), timing)
         _deliver(answers)
 
+    def follow(self, look: Callable[[Engine], Event | None]) -> None:
+        """Look at the engine, and let what comes of it happen before anything else does."""
+        with self._lock:
+            event = look(self._engine)
+            answers = [] if event is None else self._handle(event, self._now())
+        _deliver(answers)
+
     def read(self, look: Callable[[Engine], T]) -> T:
         """Look at the engine between two events."""
         with self._lock:

@@ -309,9 +309,7 @@ class Flows:
                 is_slow = is_slow or times[stage] > application.ends_ns[stage] - start_ns
             return self._beliefs.doubt(application.tenants) if is_slow else None
 
-        changed = self._driver().read(look)
-        if changed is not None:
-            self._driver().post(changed)
+        self._driver().follow(look)
 
 
 def _takers(graph: StageGraph, needed: Sequence[bool], wanted: dict[str, tuple[int, str]]) -> list[int]:

@@ -347,12 +347,11 @@ class Server:
         )
 
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
-        for served in {id(served): served for served in versions.values()}.values():
-            name = served.tenant.name
-            self._executor.add_model(name, served.loaded, urgent=served.tenant.priority > 0)
-            self.driver.read(partial(self._open_books, name, served))
-        self.driver.post(PredictorChanged(self.beliefs.predictor))
-        for served in {id(served): served for served in versions.values()}.values():
+        new = list({id(served): served for served in versions.values()}.values())
+        for served in new:
+            self._executor.add_model(served.tenant.name, served.loaded, urgent=served.tenant.priority > 0)
+        self.driver.follow(partial(self._open_books, new))
+        for served in new:
             self.driver.post(TenantAdded(served.tenant))
             self._executor.announce(served.tenant.name)
         self._models[model] = versions
@@ -365,13 +364,16 @@ class Server:
             )
         _log.info("model %r is served: slo %g ms, %d segments", model, tenant.slo_ns / NS_PER_MS, len(tenant.cuts) - 1)
 
-    def _open_books(self, name: str, served: ServedModel, _: Engine) -> None:
-        """Start to count and to predict for a tenant; between two events, since observers write there too."""
-        self.accounts.add(name, served.tenant.slo_ns)
-        self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
-        if self._groups is not None:
-            self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))
-            self.beliefs.believe_groups(self._groups)
+    def _open_books(self, new: Sequence[ServedModel], _: Engine) -> PredictorChanged:
+        """Start to count and to predict for tenants; between two events, since observers write there too."""
+        for served in new:
+            name = served.tenant.name
+            self.accounts.add(name, served.tenant.slo_ns)
+            self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
+            if self._groups is not None:
+                self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))
+                self.beliefs.believe_groups(self._groups)
+        return PredictorChanged(self.beliefs.predictor)
 
     def _remove(self, model: str, reason: str) -> None:
         versions = self._models.pop(model)
