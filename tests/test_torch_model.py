@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -22,6 +23,7 @@ from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.runner import open_model, to_numpy
 from cotenant.execute.torch import model as torch_model
 from cotenant.execute.torch import threads as torch_threads
+from cotenant.execute.torch.arrays import tensor_of
 from cotenant.execute.torch.model import TorchModel
 from cotenant.graph.errors import GraphError
 from cotenant.repository import find_versions
@@ -128,9 +130,15 @@ def test_numpy_goes_in_and_comes_out(models: dict[str, TorchModel]) -> None:
         np.testing.assert_array_equal(array, again[name])
 
 
-def test_brain_floats_become_floats() -> None:
-    found = to_numpy({"x": torch.ones(2, dtype=torch.bfloat16)})
-    assert found["x"].dtype == np.float32
+@pytest.mark.parametrize("shape", [(2, 3), (), (0, 4)])
+def test_brain_floats_go_in_and_come_out_by_their_bits(shape: tuple[int, ...]) -> None:
+    numbers = np.random.default_rng(0).standard_normal(shape).astype(ml_dtypes.bfloat16)
+    tensor = tensor_of(numbers)
+    assert tensor.dtype is torch.bfloat16
+    assert tensor.tolist() == numbers.astype(np.float32).tolist()
+    found = to_numpy({"x": tensor.T})["x"]
+    assert (found.dtype, found.shape) == (numbers.dtype, shape[::-1])
+    np.testing.assert_array_equal(found.T, numbers)
 
 
 def test_inputs_and_outputs_are_described(models: dict[str, TorchModel]) -> None:

@@ -50,7 +50,7 @@ def make_inputs(inputs: Sequence[Tensor], shape: DeclaredShape, items: int, batc
         dims = tuple(shape[tensor.name])
         dims = (items, *dims[1:]) if batched and dims else dims
         dtype = numpy_type(tensor.dtype) or np.dtype(np.float32)
-        if dtype.kind == "f":
+        if tensor.dtype == "tensor(bfloat16)" or dtype.kind == "f":
             made[tensor.name] = rng.standard_normal(dims).astype(dtype)
         elif dtype.kind == "U":
             made[tensor.name] = np.full(dims, "text", dtype=np.object_)

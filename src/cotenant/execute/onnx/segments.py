@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from onnx import TypeProto, numpy_helper
@@ -64,6 +65,10 @@ class SegmentedModel:
     """
 
     def __init__(self, path: Path, stored: Stored, name: str, owned: Path | None = None) -> None:
+        for tensor in (*stored.inputs, *stored.outputs):
+            if _has_ort_value(tensor) and tensor.dtype not in _NUMPY_TYPES:
+                reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime neither takes from Python nor gives"
+                raise ModelError(path, reason, "Cast it to a float within the model")
         self.path = path
         self.name = name
         self.inputs: tuple[Tensor, ...] = stored.inputs
@@ -322,12 +327,14 @@ _NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     "tensor(bool)": np.dtype(np.bool_),
     **{f"tensor({k}{b})": np.dtype(f"{k}{b}") for k in ("int", "uint") for b in (8, 16, 32, 64)},
 }
+_OTHER_TYPES = {"tensor(string)": np.dtype(np.str_), "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
+"""Not arrays of onnxruntime: text is in objects there, and BF16 goes in and out of torch alone."""
 _ORT_TYPES = {dtype: name for name, dtype in _NUMPY_TYPES.items()}
 
 
 def numpy_type(dtype: str) -> np.dtype[Any] | None:
-    """The numpy type of onnxruntime's `dtype`, for example `tensor(float)`; None when there is none."""
-    return np.dtype(np.str_) if dtype == "tensor(string)" else _NUMPY_TYPES.get(dtype)
+    """The numpy type of `dtype` in onnxruntime's words, for example `tensor(float)`; None when there is none."""
+    return _OTHER_TYPES.get(dtype, _NUMPY_TYPES.get(dtype))
 
 
 def _has_ort_value(tensor: Tensor) -> bool:

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from cotenant.execute.gpu.stream_threads import StreamThreads, Waiting
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
+from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.types import Partition
 
 _log = logging.getLogger("cotenant.torch")
@@ -216,7 +217,7 @@ class TorchExecutor:
             results = resident.model.run(launch.start, launch.end, values, lane.threads)
         ran = lane.record()
         if launch.last:
-            results = {name: lane.download(_plain(value)) for name, value in results.items()}
+            results = {name: lane.download(value) for name, value in results.items()}
         flight.results = results
         flight.events = (began, filled, ran, lane.record())
 
@@ -267,7 +268,7 @@ class TorchExecutor:
         assert isinstance(batch, Batch)
         assert results is not None
         if launch.last:
-            outputs = {name: lane.to_numpy(value) for name, value in results.items()}
+            outputs = {name: array_of(value, lane.to_numpy) for name, value in results.items()}
             self._batches.finish(batch, outputs)
         else:
             self._batches.pause(launch, batch, results)
@@ -297,22 +298,17 @@ def _gathered(lane: StreamLane, batch: Batch[Named]) -> Named:
     for name, arrays in batch.gather().items():
         first = arrays[0]
         try:
-            dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
+            dtype = tensor_of(np.empty(0, first.dtype)).dtype
         except TypeError:
             raise TensorError(f"input {name!r} is {first.dtype}, which torch has no tensors of") from None
         shape = first.shape if len(arrays) == 1 else (sum(map(len, arrays)), *first.shape[1:])
         tensors[name] = lane.host(shape, dtype)
-        view: Any = tensors[name].numpy()
+        view = array_of(tensors[name])
         if len(arrays) == 1:
             np.copyto(view, first)
         else:
             np.concatenate(arrays, out=view)
     return tensors
-
-
-def _plain(output: torch.Tensor) -> torch.Tensor:
-    """BF16, which numpy lacks, becomes FP32, as `torch_model.to_numpy` has it."""
-    return output.float() if output.dtype is torch.bfloat16 else output
 
 
 def _need(flight: _Flight) -> str:

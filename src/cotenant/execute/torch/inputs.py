@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -13,10 +14,14 @@ from cotenant.graph.dfg import Tensor
 from cotenant.graph.torch import TYPES
 from cotenant.graph.torch_sizes import Ranges, expression_of
 
-_NUMPY = {
-    np.dtype(text): f"tensor({name})"
-    for text, name in (("f4", "float"), ("f8", "double"), ("f2", "float16"), ("?", "bool"))
-} | {np.dtype(f"{kind}{bits}"): f"tensor({kind}{bits})" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+_NUMPY = (
+    {
+        np.dtype(text): f"tensor({name})"
+        for text, name in (("f4", "float"), ("f8", "double"), ("f2", "float16"), ("?", "bool"))
+    }
+    | {np.dtype(ml_dtypes.bfloat16): "tensor(bfloat16)"}
+    | {np.dtype(f"{kind}{bits}"): f"tensor({kind}{bits})" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+)
 
 
 class InputCheck:

@@ -23,6 +23,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.threads import Threads
 from cotenant.execute.torch.archive import read_archive
+from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold
 from cotenant.execute.torch.inputs import InputCheck
 from cotenant.execute.torch.segment import Cutter, Segment
@@ -273,7 +274,7 @@ class TorchModel:
     def _tensor(self, value: Any, device: torch.device) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             try:
-                value = torch.from_numpy(np.ascontiguousarray(value))
+                value = tensor_of(np.ascontiguousarray(value))
             except (TypeError, ValueError) as error:
                 raise TensorError(f"model {self.name!r}: a tensor is no numeric array ({error})") from error
         tensor: torch.Tensor = value
@@ -281,13 +282,11 @@ class TorchModel:
 
 
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the results of `TorchModel.run` into numpy arrays; waits for a GPU. BF16 becomes FP32."""
-    return {name: _array(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
-
-
-def _array(value: torch.Tensor) -> Any:
-    value = value.detach().cpu()
-    return (value.float() if value.dtype is torch.bfloat16 else value).contiguous().numpy()
+    """Turn the results of `TorchModel.run` into numpy arrays; waits for a GPU."""
+    return {
+        name: array_of(value.detach().cpu().contiguous()) if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
 
 
 def _opened(tensor: Tensor) -> Tensor:

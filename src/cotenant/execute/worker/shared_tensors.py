@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import ml_dtypes
 import msgspec
 import numpy as np
 
@@ -25,6 +26,8 @@ _LEAST_BYTES = 64 << 10
 _ALIGNMENT = 64
 _PLAIN_KINDS = "biufc"
 _OBJECTS = "O"
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+"""An extension of numpy, which calls it two bytes of anything."""
 _KEPT_FORMS = 32
 """Numbers of rows and shapes that a buffer remembers; beyond, it starts anew."""
 _Key = TypeVar("_Key")
@@ -36,7 +39,7 @@ class SharedMemoryError(CotenantError):
 
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies in a buffer. `dtype` is numpy's name with the byte order; "O" stands for BYTES.
+    """Where a tensor lies in a buffer. `dtype` is numpy's name with the byte order, "bfloat16", or "O" for BYTES.
 
     BYTES are the lengths of the elements as int64, in row-major order, and then the elements.
     """
@@ -82,10 +85,10 @@ class SharedBuffer:
         at = 0
         for name, pieces in tensors.items():
             first = pieces[0]
-            if first.dtype.kind in _PLAIN_KINDS:
+            if first.dtype.kind in _PLAIN_KINDS or first.dtype == _BFLOAT16:
                 shape = _form(pieces)[1]
                 size = math.prod(shape) * first.dtype.itemsize
-                layouts.append(Layout(name, first.dtype.str, shape, at, size))
+                layouts.append(Layout(name, _name(first.dtype), shape, at, size))
                 contents.append(pieces)
             else:
                 whole = joined(pieces)
@@ -99,7 +102,7 @@ class SharedBuffer:
             if layout.dtype == _OBJECTS:
                 memory[layout.offset : layout.offset + layout.nbytes] = content
                 continue
-            target: Any = np.ndarray(layout.shape, layout.dtype, memory, layout.offset)
+            target: Any = np.ndarray(layout.shape, _dtype(layout.dtype), memory, layout.offset)
             _fill(target, content)
             targets.append(target)
         if len(targets) == len(form):
@@ -173,9 +176,18 @@ def _read(memory: mmap.mmap, layout: Layout) -> Any:
     """A view of numbers, an array of BYTES."""
     if layout.dtype == _OBJECTS:
         return _unpack(memory[layout.offset : layout.offset + layout.nbytes], layout.shape)
-    if math.prod(layout.shape) * np.dtype(layout.dtype).itemsize != layout.nbytes:
+    dtype = _dtype(layout.dtype)
+    if math.prod(layout.shape) * dtype.itemsize != layout.nbytes:
         raise SharedMemoryError(f"tensor {layout.name!r} of shape {layout.shape} does not take {layout.nbytes} bytes")
-    return np.ndarray(layout.shape, layout.dtype, memory, layout.offset)
+    return np.ndarray(layout.shape, dtype, memory, layout.offset)
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name if dtype == _BFLOAT16 else dtype.str
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return _BFLOAT16 if name == _BFLOAT16.name else np.dtype(name)
 
 
 def _pack(array: Any) -> bytes:

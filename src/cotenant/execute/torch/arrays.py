@@ -1,0 +1,26 @@
+"""Arrays of numpy as tensors of torch and back, without a copy; BF16, which numpy lacks, goes by its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """The tensor over an array's memory. Raises TypeError for a type of elements that torch lacks."""
+    if array.dtype == _BFLOAT16:
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def array_of(tensor: torch.Tensor, numpy: Callable[[torch.Tensor], Any] = torch.Tensor.numpy) -> Any:
+    """The array over the memory of a tensor on the CPU, by way of `numpy` for what numpy knows."""
+    if tensor.dtype is torch.bfloat16:
+        return numpy(tensor.view(torch.uint16)).view(_BFLOAT16)
+    return numpy(tensor)
