@@ -131,7 +131,10 @@ ODD_HEADERS = [
     (b"Content-Type", b"application/octet-stream"),
     (b"Expect", b"100-continue"),
     (b"Connection", b"close"),
+    (b"Connection", b"Upgrade"),
+    (b"Connection", b"keep-alive, upgrade"),
     (b"Upgrade", b"websocket"),
+    (b"Upgrade", b"h2c"),
 ]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from cotenant.errors import CotenantError
 from cotenant.serve import codec_http
-from cotenant.serve.codec import Limits
+from cotenant.serve.codec import Limits, encode_raw
 from cotenant.serve.http_routes import Endpoint, Router
 from cotenant.serve.http_server import HttpServer
 from fake_backend import CountingBackend, FakeBackend, sample, serving
@@ -298,6 +298,39 @@ def test_what_takes_long_to_write_holds_no_other_request_up(
         statuses.append(answer[0])
 
     monkeypatch.setattr(codec_http, "encode_response", encode_long)
+    asking = threading.Thread(target=ask)
+    asking.start()
+    if is_long:
+        assert client("GET", "/v2/health/live")[0] == 200
+        others_answered.set()
+    asking.join(20)
+    assert statuses == [200]
+    assert [name == "cotenant-http" for name in threads] == [not is_long]
+
+
+@pytest.mark.parametrize(("items", "is_long"), [(1, False), (40_000, True)])
+def test_texts_that_take_long_to_check_hold_no_other_request_up(
+    backend: CountingBackend, port: int, client: Client, items: int, is_long: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_answered = threading.Event()
+    threads: list[str] = []
+    submit = backend._backend.submit
+
+    def check_long(*arguments: Any) -> int:
+        threads.append(threading.current_thread().name)
+        assert others_answered.wait(10 if is_long else 0) == is_long
+        return submit(*arguments)
+
+    raw = encode_raw(np.full((1, items), b"text", np.object_))
+    head = {"name": "x", "datatype": "BYTES", "shape": [1, items], "parameters": {"binary_data_size": len(raw)}}
+    text = json.dumps({"inputs": [head], "outputs": wishes(binary_data=True)}).encode()
+    statuses: list[int] = []
+
+    def ask() -> None:
+        headers = {HEADER: str(len(text))}
+        statuses.append(Client(port)("POST", "/v2/models/identity_bytes/infer", text + raw, **headers)[0])
+
+    monkeypatch.setattr(backend._backend, "submit", check_long)
     asking = threading.Thread(target=ask)
     asking.start()
     if is_long:

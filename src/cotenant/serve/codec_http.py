@@ -297,7 +297,7 @@ def _json_values(name: str, datatype: str, array: Array) -> list[Any] | msgspec.
     flat = array.ravel()
     if datatype in ("FP32", "FP64") and not np.isfinite(flat).all():
         raise bad(f"output {shown(name)} has NaN or infinite values, which JSON cannot carry, {advice}")
-    values = _texts if datatype == "BYTES" else np.ndarray.tolist
+    values = _texts if datatype == "BYTES" else _numbers
     try:
         if flat.size <= _PIECE_ELEMENTS:
             return values(flat)
@@ -306,6 +306,11 @@ def _json_values(name: str, datatype: str, array: Array) -> list[Any] | msgspec.
     except UnicodeDecodeError:
         raise bad(f"output {shown(name)} has bytes that are not UTF-8 text, {advice}") from None
     return msgspec.Raw(b"[%b]" % b",".join(pieces))
+
+
+def _numbers(items: Array) -> list[Any]:
+    values: list[Any] = items.tolist()
+    return values
 
 
 def _texts(items: Array) -> list[Any]:

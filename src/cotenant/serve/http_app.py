@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from cotenant.serve import codec_http
@@ -34,7 +33,7 @@ _QUERY_HEADER = QUERY_KEY.encode()
 _OUTCOME_HEADER = OUTCOME_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
 _OFF_LOOP_BYTES = 128 << 10
-"""Bodies from this size on are decoded in a thread: 128 KiB of JSON take about a millisecond."""
+"""Bodies from this size on are decoded and checked in a thread: 128 KiB of JSON take about a millisecond."""
 _OFF_LOOP_NS = 1_000_000
 """Answers that take so long to be written are written in a thread; handing over costs some tenth of it."""
 _NUMBER_NS, _ITEM_NS, _SCAN_NS, _COMPRESS_NS = 80, 400, 10, 40
@@ -169,18 +168,20 @@ class HttpApp:
         loop = asyncio.get_running_loop()
         compressed = content_encoding not in (b"", b"identity")
         json_length = header_length or len(body)
-        if (
+        is_long = (
             compressed
             or json_length >= _OFF_LOOP_BYTES
             or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length))
-        ):
-            encoding = content_encoding if compressed else b""
-            wire = await loop.run_in_executor(self._codec_threads, self._decode, route, body, header_length, encoding)
-        else:
-            wire = self._decode(route, body, header_length, b"")
-        if spent_us:
-            wire = less_spent(wire, spent_us)
-        result = await self._waiting_on(loop).result(partial(self._backend.submit, wire.request), receive)
+        )
+        wires: list[WireRequest] = []
+
+        def submit(done: Callable[[InferResult], None]) -> int:
+            wire = self._decode(route, body, header_length, content_encoding if compressed else b"")
+            wires.append(less_spent(wire, spent_us) if spent_us else wire)
+            return self._backend.submit(wires[0].request, done)
+
+        result = await self._waiting_on(loop).result(submit, receive, self._codec_threads if is_long else None)
+        wire = wires[0]
         number = (_QUERY_HEADER, b"%d" % result.query)
         if result.outcome not in ANSWERS:
             status = result.status or Status.INTERNAL
@@ -224,7 +225,7 @@ def _encode(wire: WireRequest, result: InferResult, batched: bool, accept: bytes
 
 
 def _has_bytes(body: bytes, json_length: int) -> bool:
-    """Return whether a request may hold a BYTES tensor, which is taken apart element by element."""
+    """Return whether a request may hold a BYTES tensor, which is taken apart and checked element by element."""
     return body.find(b"BYTES", 0, json_length) >= 0
 
 

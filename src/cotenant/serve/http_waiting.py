@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import Executor
 from functools import partial
 from typing import Any
 
@@ -37,10 +38,16 @@ class Waiting:
         self._watchers: dict[_Result, asyncio.Task[None]] = {}
         self._is_ticking = False
 
-    async def result(self, submit: Callable[[Callable[[InferResult], None]], int], receive: Receive) -> InferResult:
-        """Submit a query and wait for its end. A client that goes away meanwhile withdraws it."""
+    async def result(
+        self, submit: Callable[[Callable[[InferResult], None]], int], receive: Receive, threads: Executor | None = None
+    ) -> InferResult:
+        """Submit a query, on one of `threads` if they are given, and wait for its end.
+
+        A client that goes away meanwhile withdraws it.
+        """
         future: _Result = self.loop.create_future()
-        query = submit(partial(self._done, future))
+        done = partial(self._done, future)
+        query = submit(done) if threads is None else await self.loop.run_in_executor(threads, submit, done)
         if future.done():
             return future.result()
         self._new[future] = query, receive
