@@ -34,15 +34,22 @@ class Line:
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
         if not others:
             return 1.0
-        l2_other, dram_self, constant = self._terms
-        whole = GPU.whole if device == GPU.name else CPU.whole
-        pressure = sum(MODELS[name][3] * min(1.0, rows / 8) * part / whole for name, rows, part in others)
-        return max(1.0, constant + l2_other * pressure + dram_self * MODELS[model][4] * size / whole)
+        _, dram_self, constant = self._terms
+        added = sum(self.adds(model, batch, size, other, device) for other in others)
+        return max(1.0, constant + added + dram_self * MODELS[model][4] * size / _whole(device))
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        name, rows, part = other
+        return self._terms[0] * MODELS[name][3] * min(1.0, rows / 8) * part / _whole(device)
 
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
     ) -> float:
         return self.factor(model, batch, size, others, device)
+
+
+def _whole(device: str) -> int:
+    return GPU.whole if device == GPU.name else CPU.whole
 
 
 def latencies(sizes: tuple[int, ...], whole: int) -> dict[str, dict[int, dict[int, int]]]:

@@ -9,7 +9,7 @@ import pytest
 from cotenant.errors import InvalidValueError
 from cotenant.plan.check import BATCH, INVENTORY, MEMORY, RATE, ROUND, SLO, SPLIT, UNKNOWN, check_plan
 from cotenant.plan.tables import WithoutInterference
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot, checked
+from cotenant.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot, checked
 from plan_samples import CPU, GIB, GPU, MS, costs, load
 
 COSTS = WithoutInterference(costs())
@@ -96,6 +96,9 @@ class PairCosts(WithoutInterference):
     def factor(self, model: str, batch: int, size: int, others: object, device: str) -> float:
         assert isinstance(others, list | tuple)
         return 1 + sum(rows for _, rows, _ in others) / 100
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        return other[1] / 100
 
 
 def test_the_worst_slot_of_each_neighbour_counts() -> None:

@@ -64,6 +64,9 @@ class Few:
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
         return self._inner.factor(model, batch, size, others, device)
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        return self._inner.adds(model, batch, size, other, device)
+
 
 def brute_force(loads: Sequence[Load], devices: Sequence[DeviceType], costs: Few) -> float:
     """The least price by trying all batches in all partitions of all devices; infinite where none serves the loads.
@@ -90,7 +93,10 @@ def brute_force(loads: Sequence[Load], devices: Sequence[DeviceType], costs: Few
         for kinds in dict.fromkeys(combinations_of(devices, count)):
             price = sum(kind.price for kind in kinds)
             if price < best and any(
-                all(sum(rates) >= its.rate_per_s for its, rates in zip(loads, zip(*chosen, strict=True), strict=True))
+                all(
+                    sum(rates) >= its.rate_per_s * (1 - 1e-9)
+                    for its, rates in zip(loads, zip(*chosen, strict=True), strict=True)
+                )
                 for chosen in product(*(served[kind.name] for kind in kinds))
             ):
                 best = price
@@ -109,7 +115,9 @@ def combinations_of(devices: Sequence[DeviceType], count: int) -> list[tuple[Dev
 def device_rates(
     loads: Sequence[Load], kind: DeviceType, parts: list[tuple[int, tuple[tuple[Load, int], ...]]], costs: Few
 ) -> tuple[float, ...] | None:
-    memory = sum(kind.partition_bytes + sum(costs.memory_bytes(its.model) for its, _ in slots) for _, slots in parts)
+    memory = sum(
+        kind.partition_bytes + sum(map(costs.memory_bytes, {its.model for its, _ in slots})) for _, slots in parts
+    )
     if memory > kind.memory_bytes:
         return None
     rates = dict.fromkeys((its.tenant for its in loads), 0.0)
@@ -313,7 +321,7 @@ def test_devices_keep_their_places_and_movers_are_named() -> None:
 def test_a_filling_is_what_the_checker_sees() -> None:
     loads = [load("small", 1, 100), load("middle", 1, 100)]
     shelf = Shelf(Book(COSTS), loads, GPU)
-    filling = shelf.filling((Column(20, ((0, 4),)), Column(80, ((0, 2), (1, 8)))), exact=True)
+    filling = shelf.filling((Column(20, ((0, 4),)), Column(80, ((0, 2), (1, 8)))))
     assert filling is not None
     small = 4 * NS_PER_S / filling.duty_ns[0] + 2 * NS_PER_S / filling.duty_ns[1]
     assert filling.served == pytest.approx((small, 8 * NS_PER_S / filling.duty_ns[1]))
@@ -326,6 +334,9 @@ class OnlyTogether:
 
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
         return 1.5 if sum(name == "heavy" for name, _, _ in others) > 1 else 1.0
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        return float(other[0] == "heavy")
 
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""

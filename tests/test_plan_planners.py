@@ -113,6 +113,9 @@ class UnitCosts:
     def factor(self, model: str, batch: int, size: int, others: Sequence[object], device: str) -> float:
         return 1.0
 
+    def adds(self, model: str, batch: int, size: int, other: object, device: str) -> float:
+        return 0.0
+
 
 TINY = DeviceType("tiny", ((2,), (1, 1)), 100)
 

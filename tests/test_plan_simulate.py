@@ -22,6 +22,7 @@ from cotenant.plan.simulate import PlanChange, simulate_plan
 from cotenant.plan.tables import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
+    CoRunner,
     DevicePlan,
     DeviceType,
     Infeasible,
@@ -58,6 +59,9 @@ class Flat:
 
     def factor(self, model: str, batch: int, size: int, others: object, device: str) -> float:
         return self._slowdown if others else 1.0
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        return 0.0
 
 
 def plan_of(*devices: tuple[tuple[Slot, ...], ...], size: int = 1, duty_ms: float = 10.0) -> Plan:

@@ -64,6 +64,9 @@ class Scaled:
         beside = [(_base(other), rows, part) for other, rows, part in others]
         return self._costs.factor(_base(model), batch, size, beside, device)
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        return self._costs.adds(_base(model), batch, size, (_base(other[0]), *other[1:]), device)
+
 
 def contenders() -> tuple[Planner, ...]:
     """The planners that are timed, in the order of the table."""

@@ -89,6 +89,10 @@ class Renamed:
             self._known[key] = found
         return found
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        name, rows, part = other
+        return self._base.adds(AS_TARGET.get(model, model), batch, size, (AS_OTHER.get(name, name), rows, part))
+
 
 class Drawn:
     """What really happens: the model's word times a residual that belongs to the co-run and to the seed."""
@@ -114,6 +118,8 @@ class Other:
         self.batches = costs.batches
         self.memory_bytes = costs.memory_bytes
         self.factor = interference.factor
+        if isinstance(interference, Renamed):  # what happens is asked for single factors alone
+            self.adds = interference.adds
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from cotenant.plan.types import (
     Plan,
     PlanError,
     checked,
+    worst_beside,
 )
 
 _TOLERANCE = 1e-9
 """Share of a rate that rounding may lose."""
-_COMBINATIONS = 4096
-"""Sets of co-runners tried one by one; beyond, the worst is put together from the worst of each partition."""
+_CHOICES = 1024
+"""Sets of co-runners that are tried one by one; of more, the costs say what the worst are."""
 
 INVENTORY = "inventory"
 """More devices than there are, or of an unknown type."""
@@ -60,7 +61,8 @@ def check_plan(
 ) -> tuple[Violation, ...]:
     """Everything that is wrong with a plan; nothing when it holds.
 
-    Batches run `latency_ns` times the largest `factor` that one slot of each other partition of the device can cause.
+    Batches run `latency_ns` times the largest `factor` that the other partitions of the device can cause, each of
+    them idle or with one of its slots.
     `served_share` is the part of each rate that must be served. Raises PlanError as `checked` says, and what the
     costs raise for a model, size or device that they do not know.
     """
@@ -149,19 +151,17 @@ def _partition(
 def worst_factor(
     model: str, batch: int, size: int, beside: Sequence[Sequence[CoRunner]], device: str, costs: Costs
 ) -> float:
-    """The largest slowdown of a batch over all choices of one slot in each other partition.
+    """The largest slowdown of a batch over all choices of one slot, or none, in each other partition.
 
-    `beside` holds the slots of each; beyond 4,096 choices the worst of each partition are put together.
+    `beside` holds the slots of each. Up to 1,024 choices are tried one by one; of more, the worst slots are those that
+    add the most by `Costs.adds`: the same, as long as the costs keep what they promise there.
     """
-    if not beside:
-        return 1.0
-
-    def factor(others: Sequence[CoRunner]) -> float:
-        return costs.factor(model, batch, size, others, device)
-
-    if math.prod(map(len, beside)) > _COMBINATIONS:
-        return factor([max(slots, key=lambda slot: factor([slot])) for slots in beside])
-    return max(factor(others) for others in product(*beside))
+    if math.prod(len(slots) + 1 for slots in beside) > _CHOICES:
+        chosen = [worst_beside(beside, lambda other: costs.adds(model, batch, size, other, device))]
+    else:
+        choices = product(*([None, *slots] for slots in beside))
+        chosen = [[other for other in each if other is not None] for each in choices]
+    return max(costs.factor(model, batch, size, others, device) for others in chosen)
 
 
 def _rates(plan: Plan, loads: Sequence[Load], share: float) -> Iterator[Violation]:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.plan.rounds import Book
-from cotenant.plan.types import NS_PER_S, CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Slot
+from cotenant.plan.types import NS_PER_S, DevicePlan, DeviceType, Load, PartitionPlan, Slot
 
 Floats = NDArray[np.float64]
 _DUTIES = 20
@@ -27,8 +25,6 @@ _SAMPLES = 3
 _MEMORY_SHARES = np.array((0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8))
 """Prices of a device's memory that are tried, as shares of what its partitions are worth."""
 _KEPT = 1 << 18
-_COMBINATIONS, _FEW = 4096, 36
-"""Sets of co-runners that are tried one by one where that has to be exact, and elsewhere."""
 
 
 class Column(NamedTuple):
@@ -76,8 +72,7 @@ class Shelf:
         self.loads = tuple(loads)
         self.kind = kind
         self.interference = interference
-        self._factors = _factors_of(book)
-        self._fillings: dict[tuple[bool, tuple[Column, ...]], Filling | None] = {}
+        self._fillings: dict[tuple[Column, ...], Filling | None] = {}
         self.memory = np.array([book.costs.memory_bytes(load.model) for load in loads], dtype=np.float64)
         self.slo = np.array([load.slo_ns for load in loads], dtype=np.float64)
         curves = {size: [book.curve(load.model, size, kind.name) for load in loads] for size in kind.sizes}
@@ -143,21 +138,17 @@ class Shelf:
         batches = list(self.positions[number])
         return max((each for each in batches if each <= 0.92 * batch), default=batches[0])
 
-    def filling(self, columns: Sequence[Column], *, exact: bool = False) -> Filling | None:
-        """The columns side by side on a device; None where an SLO or the memory breaks.
-
-        All combinations of co-runners are tried where there are few, or up to the checker's limit with `exact`. Beyond,
-        the worst are put together from the worst slot of each other partition.
-        """
-        key = exact, tuple(columns)
+    def filling(self, columns: Sequence[Column]) -> Filling | None:
+        """The columns side by side on a device; None where an SLO or the memory breaks."""
+        key = tuple(columns)
         if key in self._fillings:
             return self._fillings[key]
         if len(self._fillings) >= _KEPT:
             self._fillings.clear()
-        found = self._fillings[key] = self._filling(key[1], exact)
+        found = self._fillings[key] = self._filling(key)
         return found
 
-    def _filling(self, columns: tuple[Column, ...], exact: bool) -> Filling | None:
+    def _filling(self, columns: tuple[Column, ...]) -> Filling | None:
         models = [dict.fromkeys(self.loads[number].model for number, _ in column.slots) for column in columns]
         taken = sum(self.book.costs.memory_bytes(model) for own in models for model in own)
         if taken + self.kind.partition_bytes * len(columns) > self.kind.memory_bytes:
@@ -166,7 +157,7 @@ class Shelf:
         duties, executions = [], []
         for index, (size, slots) in enumerate(columns):
             beside = [other for position, other in enumerate(columns) if position != index]
-            took = tuple(self.execution_ns(number, batch, size, beside, exact) for number, batch in slots)
+            took = tuple(self.execution_ns(number, batch, size, beside) for number, batch in slots)
             duty = sum(took)
             for (number, batch), ns in zip(slots, took, strict=True):
                 if duty + ns > self.loads[number].slo_ns:
@@ -176,28 +167,14 @@ class Shelf:
             executions.append(took)
         return Filling(columns, tuple(duties), tuple(executions), tuple(served))
 
-    def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column], exact: bool = False) -> int:
-        """Time of one batch beside these columns, the worst that one slot of each at a time can make of it."""
+    def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column]) -> int:
+        """Time of one batch beside these columns, the worst that at most one slot of each can make of it."""
         model = self.loads[number].model
         alone = self.book.latency_ns(model, batch, size, self.kind.name)
         if not self.interference or not beside:
             return alone
         others = [[(self.loads[at].model, rows, column.size) for at, rows in column.slots] for column in beside]
-        if math.prod(map(len, others)) <= (_COMBINATIONS if exact else _FEW):
-            worst = max(self._factor(model, batch, size, each) for each in product(*others))
-        else:
-            worst = self._factor(
-                model,
-                batch,
-                size,
-                tuple(
-                    slots[0]
-                    if len(slots) == 1
-                    else max(slots, key=lambda slot: self._factor(model, batch, size, (slot,)))
-                    for slots in others
-                ),
-            )
-        return math.ceil(alone * worst)
+        return math.ceil(alone * self.book.worst_factor(model, batch, size, others, self.kind.name))
 
     def propose(self, size: int, wanted: Floats, prices: Floats, free_bytes: float, most: int) -> Column | None:
         """A column of up to `most` slots that serves much of what is wanted, by typical slowdowns; None for nothing.
@@ -291,17 +268,9 @@ class Shelf:
         for number, load in enumerate(self.loads):
             own = self.book.best_batch(load.model, load.slo_ns, size, self.kind.name)
             if own and others:
-                found[number] = sum(self._factor(load.model, own, size, (other,)) for other in others) / len(others)
+                slowed = [self.book.factor(load.model, own, size, (other,), self.kind.name) for other in others]
+                found[number] = sum(slowed) / len(slowed)
         return found
-
-    def _factor(self, model: str, batch: int, size: int, others: tuple[CoRunner, ...]) -> float:
-        key = (model, batch, size, others, self.kind.name)
-        known = self._factors.get(key)
-        if known is None:
-            if len(self._factors) >= _KEPT:
-                self._factors.clear()
-            known = self._factors[key] = self.book.costs.factor(model, batch, size, others, self.kind.name)
-        return known
 
 
 def device_plan(shelf: Shelf, filling: Filling, shares: Sequence[float]) -> DevicePlan:
@@ -339,9 +308,3 @@ def _nodes(splits: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
     return tuple(
         Node(size, _nodes([split[1:] for split in splits if split[0] == size and len(split) > 1])) for size in first
     )
-
-
-@lru_cache(maxsize=4)
-def _factors_of(book: Book) -> dict[tuple[str, int, int, tuple[CoRunner, ...], str], float]:
-    """What was asked about interference under a book, kept as long as it."""
-    return {}

@@ -152,7 +152,7 @@ class _Fillings:
         """A filling that serves so much."""
         for known, columns in self._ways.items():
             if all(a >= b for a, b in zip(known, parts, strict=True)):
-                found = self.shelf.filling(columns, exact=True)
+                found = self.shelf.filling(columns)
                 assert found is not None
                 return found
         raise PlanError(f"no filling serves parts {parts!r}, expected one")

@@ -59,7 +59,7 @@ def all_fillings(shelf: Shelf, rates: Floats, most_slots: int, limit: int) -> li
         for chosen_columns in product(*([None, *columns[size]] for size in split)):
             used = tuple(sorted(column for column in chosen_columns if column is not None))
             if used and used not in found:
-                filling = shelf.filling(used, exact=True)
+                filling = shelf.filling(used)
                 if filling is not None:
                     found[used] = filling
     return [filling for filling, _ in _undominated(shelf, ((filling, None) for filling in found.values()), rates)]

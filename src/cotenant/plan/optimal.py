@@ -245,13 +245,13 @@ class _Solving:
                     columns.append(Column(partition.size, tuple(slots)))
             if columns:
                 kinds.append(device.device)
-                fillings.append(shelf.filling(tuple(columns), exact=True))
+                fillings.append(shelf.filling(tuple(columns)))
         return self._accepted(kinds, fillings)
 
     def _accepted(self, kinds: Sequence[str], fillings: Sequence[Filling | None]) -> State | None:
         """The state where it serves everything within the inventory and the checker finds nothing."""
         used = [(name, filling) for name, filling in zip(kinds, fillings, strict=False) if filling is not None]
-        exact = [self.shelves[name].filling(filling.columns, exact=True) for name, filling in used]
+        exact = [self.shelves[name].filling(filling.columns) for name, filling in used]
         state = State(tuple(name for name, _ in used), tuple(filling for filling in exact if filling is not None))
         if len(state.fillings) < len(used) or (self._search(()).missing(state.fillings) > 0).any():
             return None

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from itertools import pairwise, permutations, product
+from itertools import pairwise, permutations
 from typing import NamedTuple, cast
 
-from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, PlanError
+from cotenant.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load, PlanError, worst_beside
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]
 """Size of another partition of the device, and the model and batch of each of its slots."""
 _ROUNDING = 1e-10
 _MEMORY = 1 << 16
 """Answers of each kind kept at most; some 50 MB."""
+_MOST_FACTORS = 1 << 18
 
 
 class Work(NamedTuple):
@@ -79,9 +80,11 @@ class Book:
         self._capacities: dict[tuple[str, int, int, str, tuple[Neighbour, ...]], tuple[float, int]] = {}
         self._rounds: dict[tuple[tuple[Work, ...], int, str, tuple[Neighbour, ...]], Round | None] = {}
         self._knees: dict[tuple[str, int, DeviceType, float], int] = {}
+        self._factors: dict[tuple[str, int, int, tuple[CoRunner, ...], str], float] = {}
+        self._adds: dict[tuple[str, int, int, str], dict[CoRunner, float]] = {}
 
     def curve(self, model: str, size: int, device: str, neighbours: tuple[Neighbour, ...] = ()) -> Curve:
-        """Latencies of a model in a partition, the worst that one slot of each neighbour at a time can make of them."""
+        """Latencies of a model in a partition, the worst that at most one slot of each neighbour can make of them."""
         key = (model, size, device, neighbours)
         curve = self._curves.get(key)
         if curve is None:
@@ -93,10 +96,8 @@ class Book:
                 beside = [
                     [(other, batch, other_size) for other, batch in slots] for other_size, slots in neighbours if slots
                 ]
-                factor = self.costs.factor
-                around = list(product(*beside))
                 latency = [
-                    math.ceil(ns * max([factor(model, batch, size, others, device) for others in around]))
+                    math.ceil(ns * self.worst_factor(model, batch, size, beside, device))
                     for batch, ns in zip(batches, latency, strict=True)
                 ]
             if len(self._curves) >= _MEMORY:
@@ -108,6 +109,30 @@ class Book:
         """Time of one batch alone."""
         curve = self.curve(model, size, device)
         return curve.latency_ns[curve.position[batch]]
+
+    def worst_factor(
+        self, model: str, batch: int, size: int, beside: Sequence[Sequence[CoRunner]], device: str
+    ) -> float:
+        """The largest slowdown of a batch beside at most one slot of each other partition."""
+        known = self._adds.setdefault((model, batch, size, device), {})
+
+        def adds(other: CoRunner) -> float:
+            found = known.get(other)
+            if found is None:
+                found = known[other] = self.costs.adds(model, batch, size, other, device)
+            return found
+
+        return self.factor(model, batch, size, tuple(worst_beside(beside, adds)), device)
+
+    def factor(self, model: str, batch: int, size: int, others: tuple[CoRunner, ...], device: str) -> float:
+        """The slowdown of a batch beside these co-runners."""
+        key = (model, batch, size, others, device)
+        known = self._factors.get(key)
+        if known is None:
+            if len(self._factors) >= _MOST_FACTORS:
+                self._factors.clear()
+            known = self._factors[key] = self.costs.factor(model, batch, size, others, device)
+        return known
 
     def capacity(
         self, model: str, slo_ns: int, size: int, device: str, neighbours: tuple[Neighbour, ...] = ()

@@ -85,6 +85,11 @@ class TableCosts:
         known = self._interference.get(device)
         return 1.0 if known is None or not others else known.factor(model, batch, size, others, device)
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        """See Costs. Raises what the interference model of the device type raises."""
+        known = self._interference.get(device)
+        return 0.0 if known is None else known.adds(model, batch, size, other, device)
+
     def _missing(self, model: str, size: int, device: str) -> str:
         devices = list(dict.fromkeys(known for known, _, _ in self._known))
         if device not in devices:
@@ -107,6 +112,10 @@ class WithoutInterference:
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
         """See Costs."""
         return 1.0
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        """See Costs."""
+        return 0.0
 
 
 def latencies_of(table: LatencyTable) -> dict[int, dict[int, int]]:

@@ -7,7 +7,7 @@ Source: GPU-let (ATC 2022), section 4; duty cycles are those of Nexus (SOSP 2019
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -197,6 +197,14 @@ class Costs(Protocol):
         """
         ...
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
+        """What one co-runner adds to the slowdown of a batch, below 0 where the batch runs quicker for it.
+
+        `factor` beside any co-runners never falls when the sum of what they add grows: that is what finds the worst of
+        many without trying all.
+        """
+        ...
+
 
 class Planner(Protocol):
     """Decides who runs where. Pure: equal questions have equal answers."""
@@ -230,6 +238,29 @@ def checked(loads: Sequence[Load], devices: Sequence[DeviceType]) -> dict[str, D
         if types.setdefault(device.name, device) != device:
             raise PlanError(f"device type {device.name!r} is described in two ways, expected one")
     return types
+
+
+def worst_beside(beside: Sequence[Sequence[CoRunner]], adds: Callable[[CoRunner], float]) -> list[CoRunner]:
+    """The co-runners that slow a batch down most: at most one of each other partition, whose slots `beside` holds.
+
+    `adds` is that of Costs. A partition whose every slot would make the batch quicker counts as idle; where that are
+    all of them, the mildest one runs.
+    """
+    if len(beside) == 1 and len(beside[0]) == 1:  # the most frequent case
+        return list(beside[0])
+    slowing = []
+    mildest, mild = -math.inf, None
+    for slots in beside:
+        most, worst = -math.inf, None
+        for slot in slots:
+            more = adds(slot)
+            if more > most:
+                most, worst = more, slot
+        if worst is not None and most >= 0:
+            slowing.append(worst)
+        elif most > mildest:
+            mildest, mild = most, worst
+    return slowing if slowing or mild is None else [mild]
 
 
 def padded(loads: Sequence[Load], headroom: float) -> tuple[Load, ...]:

@@ -62,6 +62,13 @@ class Interference(Protocol):
         """Expected latency beside `others` over that alone: at least 1.0, and 1.0 alone."""
         ...
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        """What one co-runner adds to the slowdown, below 0 where its company makes the batch quicker.
+
+        `factor` never falls when the sum of what the others add grows, as long as there is one.
+        """
+        ...
+
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
     ) -> float:
@@ -216,6 +223,10 @@ class PressureInterference:
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = "") -> float:
         """See `Interference`."""
         return self._factor((model, batch, size), others) if others else 1.0
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        """See `Interference`."""
+        return self.sensitivity(model, batch, size) * self.pressure(*other)
 
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""

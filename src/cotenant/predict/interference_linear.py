@@ -78,11 +78,14 @@ class LinearInterference:
         if not others:
             return 1.0
         c = self.constants
-        l2, dram, l2_others, dram_others = _terms(self.utilisation, (model, batch, size), others)
-        return max(
-            1.0,
-            c.l2_self * l2 + c.l2_other * l2_others + c.dram_self * dram + c.dram_other * dram_others + c.constant,
-        )
+        l2, dram = self.utilisation.at(model, batch, size)
+        added = sum(self.adds(model, batch, size, other) for other in others)
+        return max(1.0, c.l2_self * l2 + c.dram_self * dram + added + c.constant)
+
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        """See `Interference`; below 0 where a constant is. Raises InvalidValueError as `factor` does."""
+        l2, dram = self.utilisation.at(*other)
+        return self.constants.l2_other * l2 + self.constants.dram_other * dram
 
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""

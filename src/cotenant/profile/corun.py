@@ -193,6 +193,10 @@ class NamedInterference:
         """See `Interference`."""
         return self.fitted.factor(self._known(model), batch, size, self._all(others))
 
+    def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str = "") -> float:
+        """See `Interference`."""
+        return self.fitted.adds(self._known(model), batch, size, self._all([other])[0])
+
     def factor_at(
         self, quantile: float, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str = ""
     ) -> float:
