@@ -180,6 +180,28 @@ def test_bound_and_search_enclose_brute_force(devices: list[DeviceType], loads: 
     assert found.price >= expected * (1 - 1e-9)
 
 
+@given(
+    chosen=st.lists(
+        st.sampled_from([(kind, at) for kind in ("gpu", "cpu") for at in range(2)]), min_size=1, max_size=8
+    ),
+    models=st.tuples(*[st.sampled_from(sorted(MODELS))] * 2),
+)
+@settings(max_examples=40, deadline=None)
+def test_full_devices_are_not_proven_too_little(chosen: list[tuple[str, int]], models: tuple[str, str]) -> None:
+    """Every device is full to the row of one load: thirds, sevenths and the like have to add up to the whole."""
+    pytest.importorskip("ortools")
+    whole = {kind.name: replace(kind, splits=((kind.whole,),)) for kind in (GPU, CPU)}
+    rates = [0.0, 0.0]
+    for kind, at in chosen:
+        rates[at] += Book(COSTS).capacity(models[at], 250 * MS, whole[kind].whole, kind)
+    loads = [load(models[at], rate, 250, f"t{at}") for at, rate in enumerate(rates) if rate]
+    devices = [whole[kind] for kind, _ in chosen]
+    found = Optimal(saving_s=0.0).solve(loads, devices, COSTS)
+    assert isinstance(found.plan, Plan), found.plan
+    assert check_plan(found.plan, loads, devices, COSTS) == ()
+    assert found.is_proven
+
+
 @given(loads=some_loads(), devices=some_devices())
 @settings(max_examples=40, deadline=None)
 def test_every_plan_holds_and_is_never_dearer_than_the_papers(loads: list[Load], devices: list[DeviceType]) -> None:

@@ -15,8 +15,10 @@ from typing import TypeVar
 
 from cotenant.plan.columns import Column, Filling, Floats, Shelf
 
-_UNITS = 10_000_000
-"""Parts into which a rate is cut for whole numbers; capacities are rounded down, so no rate is served short."""
+_UNITS = 10_000_000_000
+"""Parts into which a rate is cut for whole numbers. What a filling serves is rounded up: every choice that serves all
+rates is then one for the solver too, so that its proofs hold. What it finds may lack some parts and is checked after.
+"""
 _PRICES = 100_000
 _T = TypeVar("_T")
 
@@ -93,7 +95,7 @@ def cover(
     """The cheapest fillings that serve all rates, of a pool by type of device; None where there are none.
 
     `counts` are the devices of each type, `seconds` the deterministic time allowed. Also says whether the answer is
-    proven for this pool.
+    proven for this pool. The rates served may fall short by what `_UNITS` says.
     """
     from ortools.sat.python import cp_model
 
@@ -105,8 +107,7 @@ def cover(
         uses += [(name, filling, use) for filling, use in zip(fillings, own, strict=True)]
     for number, rate in enumerate(rates.tolist()):
         served = [
-            # rounding down would lose a load that one filling serves to the row: what is within 1e-10 counts as all
-            (min(_UNITS, math.floor(filling.served[number] / rate * _UNITS * (1 + 1e-12))), use)
+            (min(_UNITS, math.ceil(filling.served[number] / rate * _UNITS * (1 + 1e-12))), use)
             for _, filling, use in uses
         ]
         model.add(sum(units * use for units, use in served if units) >= _UNITS)
