@@ -60,6 +60,10 @@ class State(NamedTuple):
 class Found:
     """A plan or why there is none; a price that every plan costs at least; whether the answer is proven best.
 
+    Both are said of plans with at most one slot of each tenant in a partition, and with the planner's number of
+    partitions on a device. A tenant may have two slots in a round, which the checker accepts and a running plan may
+    hold; such plans are not looked for, and one may be cheaper, or serve what is said to be too much.
+
     `price` is that of the plan's devices, infinite without one. `moved` are the tenants whose partitions change.
     """
 
@@ -88,7 +92,7 @@ class Optimal:
     for any plan may take, `saving_s` what that for cheaper ones may take after it. Both are counted in work done, on a
     core like that of `FILLINGS_PER_S`, not by the clock: equal questions have equal answers. With the
     extra `solver` installed and `solver` set, instances of up to `most_slots` loads with few fillings are solved
-    exactly, all others are searched by the prices of a linear program, and where much may be spent on savings a tighter
+    exactly (over the plans that `Found` names), all others are searched by the prices of a linear program, and where much may be spent on savings a tighter
     bound is proven first. Without it the search has no such prices. `move_cost` is the price of moving a tenant from
     where it runs.
 
@@ -167,13 +171,13 @@ class _Solving:
     def solve(self) -> Found:
         least = self.bound.least(self.inventory)
         small = self._small()
+        states = self._starts()
         if small is not None:
             state, is_proven = small
-            if state is None and is_proven:
+            if state is None and is_proven and not states:
                 return Found(self._infeasible(None), np.inf, least, True)
             if state is not None and is_proven and self.running is None:
                 return self._found(state, self.price(state.kinds), True)
-        states = self._starts()
         if small is not None and small[0] is not None:
             states.append(small[0])
         best = min(states, key=self.score) if states else None
