@@ -92,9 +92,9 @@ class Optimal:
     for any plan may take, `saving_s` what that for cheaper ones may take after it. Both are counted in work done, on a
     core like that of `FILLINGS_PER_S`, not by the clock: equal questions have equal answers. With the
     extra `solver` installed and `solver` set, instances of up to `most_slots` loads with few fillings are solved
-    exactly (over the plans that `Found` names), all others are searched by the prices of a linear program, and where much may be spent on savings a tighter
-    bound is proven first. Without it the search has no such prices. `move_cost` is the price of moving a tenant from
-    where it runs.
+    exactly (over the plans that `Found` names), all others are searched by the prices of a linear program, and where
+    much may be spent on savings a tighter bound is proven first. Without it the search has no such prices. `move_cost`
+    is the price of moving a tenant from where it runs.
 
     Raises InvalidValueError when a setting is out of its range.
     """

@@ -54,8 +54,11 @@ class LatencyTable:
 class TablePredictor:
     """Predicts from one table per tenant. Pure; answers are memorised.
 
-    Between measured batch sizes the latency is interpolated linearly, beyond the largest it is extrapolated with the
-    slope of the last two. A core count or shape that was not measured is answered by the nearest one that was.
+    Between measured batch sizes the latency is interpolated linearly. Beyond them the line goes on: below the smallest
+    that of the first two, but no row gets cheaper than in the smallest; above the largest that of the last two, or of
+    the first and the last where that is steeper, and where neither rises each row costs what it does in the largest.
+    Between measured core counts the latency is interpolated too; with fewer cores than were ever measured it is that of
+    the fewest, with more that of the most. A shape that was not measured is answered by the nearest one that was.
     Launches on disjoint cores are believed not to touch each other: a group takes as long as its slowest member.
     `scales` multiplies the latencies of a tenant, for online calibration; `margin` is what sure ones have on top.
     """
@@ -144,21 +147,41 @@ class TablePredictor:
 
 
 def interpolate(rows: Sequence[LatencyRow], shape: int, items: int, cores: int) -> float:
-    """Latency in ns at one point, from the measured points nearest to it in shape and cores."""
+    """Latency in ns at one point, from what was measured around it: see TablePredictor."""
     nearest_shape = min({row.shape for row in rows}, key=lambda known: (abs(known - shape), known))
-    same_shape = [row for row in rows if row.shape == nearest_shape]
-    nearest_cores = min({row.cores for row in same_shape}, key=lambda known: (abs(known - cores), known))
-    points = sorted((row.items, row.latency_ns) for row in same_shape if row.cores == nearest_cores)
-    sizes = [size for size, _ in points]
-    at = bisect_left(sizes, items)
-    if at < len(points) and sizes[at] == items:
+    measured: dict[int, list[tuple[int, int]]] = {}
+    for row in rows:
+        if row.shape == nearest_shape:
+            measured.setdefault(row.cores, []).append((row.items, row.latency_ns))
+    fewer = max((known for known in measured if known <= cores), default=min(measured))
+    more = min((known for known in measured if known >= cores), default=fewer)
+    latency = _over_rows(sorted(measured[fewer]), items)
+    if fewer >= more:
+        return latency
+    return latency + (_over_rows(sorted(measured[more]), items) - latency) * (cores - fewer) / (more - fewer)
+
+
+def _over_rows(points: Sequence[tuple[int, int]], items: int) -> float:
+    """Latency in ns of so many rows, from ascending points of rows and latency on some cores."""
+    at = bisect_left(points, (items, 0))
+    if at < len(points) and points[at][0] == items:
         return points[at][1]
+    if 0 < at < len(points):
+        (low, latency), (high, top) = points[at - 1], points[at]
+        return latency + (top - latency) * (items - low) / (high - low)
+    nearest, latency = points[max(0, at - 1)]
     if len(points) == 1:
-        return points[0][1] * items / sizes[0]
-    high = min(max(at, 1), len(points) - 1)
-    (size_a, latency_a), (size_b, latency_b) = points[high - 1], points[high]
-    slope = max(0.0, (latency_b - latency_a) / (size_b - size_a))
-    return max(1.0, latency_b + slope * (items - size_b))
+        return latency * items / nearest
+    if at == 0:
+        return max(latency * items / nearest, latency - _slope(points[:2]) * (nearest - items))
+    rising = max(_slope(points[-2:]), _slope((points[0], points[-1])))
+    return latency + (rising or latency / nearest) * (items - nearest)
+
+
+def _slope(points: Sequence[tuple[int, int]]) -> float:
+    """What a row takes more between the first and the last of some points, in ns; 0 where it takes less."""
+    (size_a, latency_a), *_, (size_b, latency_b) = points
+    return max(0.0, (latency_b - latency_a) / (size_b - size_a))
 
 
 def _prefix_sums(weights: Iterable[float]) -> tuple[int, ...]:
