@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,7 @@ def test_beyond_the_largest_batch_every_row_costs_something(measured: dict[int, 
     """Also where the last points are level or fall, as measured medians do."""
     largest = max(measured)
     told = [at({1: measured}, items) for items in range(largest, largest + 20)]
-    steps = [b - a for a, b in zip(told, told[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(told)]
     assert min(steps) > 0
     assert max(steps) == pytest.approx(min(steps), rel=1e-3)
     if len(measured) > 1:

@@ -27,15 +27,7 @@ from cotenant.plan.opt_moves import aligned, cheaper, limited, moved
 from cotenant.plan.opt_pool import Guide
 from cotenant.plan.opt_refusal import refusal
 from cotenant.plan.rounds import Book, book_of
-from cotenant.plan.types import (
-    Costs,
-    DeviceType,
-    Infeasible,
-    Load,
-    Plan,
-    checked,
-    padded,
-)
+from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
 
 FILLINGS_PER_S = 600
 """Fillings that a core makes in a second: turns a limit of time into one of work. Measured with 20 loads."""
