@@ -103,6 +103,8 @@ def test_many_partitions_that_are_harmless_alone_are_seen_together(count: int) -
     found = check_plan(plan, loads, [TEN], costs)
     assert {each.kind for each in found if each.partition == 0} <= {SLO, ROUND}
     assert any(each.partition == 0 for each in found)
+    assert Book(costs).interferes(NAMES, [TEN])
+    assert not Book(costs).interferes(["a"], [TEN])
     view = assess(plan, loads, [TEN], costs).devices[0].partitions[0].slots[0]
     assert view.factor == pytest.approx(0.5 + 0.3 * count)
 

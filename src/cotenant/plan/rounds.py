@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from itertools import pairwise, permutations
+from itertools import pairwise
 from typing import NamedTuple, cast
 
 from cotenant.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load, PlanError, worst_beside
@@ -179,17 +179,19 @@ class Book:
         return knee
 
     def interferes(self, models: Sequence[str], kinds: Sequence[DeviceType]) -> bool:
-        """Whether one of the models is believed to slow another down, at their smallest or largest batches."""
+        """Whether the models are believed to slow each other down, at their smallest or largest batches."""
         ends = {model: self.costs.batches(model) for model in models}
         runs = [(model, batch) for model, batches in ends.items() for batch in (batches[0], batches[-1])]
-        beside = {
-            (kind.name, own, other) for kind in kinds for split in kind.splits for own, other in permutations(split, 2)
+        places = {
+            (kind.name, own, tuple(sorted((*split[:at], *split[at + 1 :]))))
+            for kind in kinds
+            for split in kind.splits
+            for at, own in enumerate(split)
         }
         return any(
-            self.costs.factor(model, batch, own, ((other, rows, size),), device) > 1.0
-            for device, own, size in sorted(beside)
+            self.worst_factor(model, batch, own, [[(*run, size) for run in runs] for size in others], device) > 1.0
+            for device, own, others in sorted(places)
             for model, batch in runs
-            for other, rows in runs
         )
 
     def least_share(self, load: Load, kind: DeviceType) -> float:
