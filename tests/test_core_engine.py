@@ -12,6 +12,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     LaunchEnded,
+    PolicyChanged,
     QueryArrived,
     QueryCancelled,
     TenantAdded,
@@ -344,7 +345,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "same core twice": (Decision((begin(), replace(begin(), partition=ONE_LANE[0]))), "not all free"),
     "core of nobody": (Decision((begin(partition=Partition((9,))),)), "not all free"),
     "unknown query": (Decision((begin(queries=(STRANGER,)),)), "launches query 77, which is not waiting"),
-    "same query twice": (Decision((begin(), begin(partition=TWO_LANES[1]))), "query 0: LAUNCH cannot happen"),
+    "same query twice": (Decision((begin(), begin(partition=TWO_LANES[1]))), "launches query 0, which is not waiting"),
     "query of another": (Decision((begin(tenant="a"),)), "which is not waiting"),
     "empty batch": (Decision((begin(queries=()),)), "empty batch"),
     "unknown tenant": (Decision((begin(tenant="c"),)), "one of nobody"),
@@ -353,6 +354,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "beyond the end": (Decision((begin(end=6),)), "at unit 6"),
     "unknown batch": (Decision((begin(queries=(), batch=3),)), "resumes batch 3, which is not paused"),
     "drop of a stranger": (Decision(drops=(Drop(77, ""),)), "drops query 77, which is not live"),
+    "drop twice": (Decision(drops=(Drop(0, ""), Drop(0, ""))), "drops query 0, which is not live"),
     "start after drop": (Decision((begin(),), (Drop(0, ""),)), "which is not waiting"),
 }
 
@@ -363,6 +365,38 @@ def test_a_policy_that_breaks_the_contract_is_caught(case: str) -> None:
     core = Engine([A, B], Scripted(lambda snapshot: decision), PREDICTOR, CORES)
     with pytest.raises(ProtocolViolationError, match=message):
         core.handle(QueryArrived(query(0, "b")), 0)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_nothing_of_a_decision_that_breaks_the_contract_is_booked(case: str) -> None:
+    """What is right in it stands before what is wrong; afterwards another policy finds everything as it was."""
+    wrong, _ = WRONG[case]
+    right = Start("a", (query(5),), 1, Partition((2,)), 5)
+    broken = Decision((right, *wrong.starts), (Drop(6, ""), *wrong.drops))
+    ask = Scripted(lambda s: broken if s.queues["b"].queries else Decision())
+    core = Engine([replace(A, max_queue=9), B], ask, PREDICTOR, (0, 1, 2))
+    core.handle(QueryArrived(query(5)), 0)
+    core.handle(QueryArrived(query(6)), 0)
+    with pytest.raises(ProtocolViolationError):
+        core.handle(QueryArrived(query(0, "b")), 0)
+    assert (core.live, core.running, core.waiting("a"), core.waiting("b")) == (3, 0, 2, 1)
+    actions = core.handle(PolicyChanged(Edf((*TWO_LANES, Partition((2,))), DropRule.NONE)), 0)
+    assert [(action.id, action.batch) for action in actions if isinstance(action, Launch)] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_paused_batch_is_resumed_once_and_not_without_its_queries() -> None:
+    decisions = [Decision((begin(end=2),))]
+    core = Engine([A, B], Scripted(lambda _: decisions.pop(0)), PREDICTOR, CORES)
+    core.handle(QueryArrived(query(0, "b")), 0)
+    go_on = begin(queries=(), batch=0)
+    twice = Decision((go_on, replace(go_on, partition=TWO_LANES[1])))
+    decisions += [twice, Decision((go_on,), (Drop(0, ""),)), Decision((go_on,))]
+    with pytest.raises(ProtocolViolationError, match="resumes batch 0, which is not paused"):
+        core.handle(LaunchEnded(0), 0)
+    with pytest.raises(ProtocolViolationError, match="resumes batch 0, of which it drops every query"):
+        core.handle(TimerFired(), 0)
+    [launch] = core.handle(TimerFired(), 0)
+    assert (launch.batch, launch.start, launch.last) == (0, 2, True)
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ running; the policy decides; drivers carry the actions out and report back.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from cotenant.core.actions import Action, Launch, Plan, Release, Respond
 from cotenant.core.admission import refusal
+from cotenant.core.decisions import fault_of
 from cotenant.core.events import (
     ApplicationArrived,
     ApplicationEnded,
@@ -40,7 +40,7 @@ from cotenant.core.lifecycle import (
     next_batch_state,
     next_query_state,
 )
-from cotenant.core.queues import Batch, Live, TenantQueues, are_mergeable
+from cotenant.core.queues import Batch, Live, TenantQueues
 from cotenant.core.snapshot import Policy, Running, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.predict.protocol import Predictor
@@ -345,27 +345,22 @@ class Engine:
 
     def _decide(self, now_ns: int, actions: list[Action]) -> None:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
+        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._free_mask)
+        if decision.starts and self._running and self._grouped:
+            fault = "starts a group while another one runs"
+        if fault is not None:
+            raise ProtocolViolationError(f"policy {self.policy.name!r} {fault}")
         self._memory = decision.memory
         for drop in decision.drops:
-            if drop.query not in self._live:
-                raise ProtocolViolationError(f"policy {self.policy.name!r} drops query {drop.query}, which is not live")
             self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, f"dropped: {drop.reason}", actions)
         if decision.starts:
-            if self._running and self._grouped:
-                raise ProtocolViolationError(f"policy {self.policy.name!r} starts a group while another one runs")
             self._group_count += 1
             for start in decision.starts:
                 self._start(start, decision.ahead, now_ns, actions)
 
     def _start(self, start: Start, ahead: bool, now_ns: int, actions: list[Action]) -> None:
-        policy, mask = self.policy.name, start.partition.mask
-        if mask & self._free_mask != mask:
-            raise ProtocolViolationError(f"policy {policy!r} launches on cores {start.partition.cores}, not all free")
         batch = self._new_batch(start) if start.batch is None else self._resumed_batch(start.batch)
-        tenant, cuts, begin, end = batch.tenant, batch.tenant.cuts, batch.next_unit, start.end
-        last = end == cuts[-1]
-        if end <= begin or (not last and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):
-            raise ProtocolViolationError(f"policy {policy!r} ends a segment of {tenant.name!r} at unit {end}")
+        tenant, end = batch.tenant, start.end
         self._step_batch(batch, _LAUNCH_BATCH)
         # By position, in the order of the fields: keywords cost as much again as the launch itself.
         launch = Launch(
@@ -375,9 +370,9 @@ class Engine:
             batch.query_ids,
             batch.items,
             batch.shape,
-            begin,
+            batch.next_unit,
             end,
-            last,
+            end == tenant.cuts[-1],
             start.partition,
             start.predicted_ns,
             batch.deadline_ns - now_ns - start.predicted_ns,
@@ -385,29 +380,17 @@ class Engine:
             ahead,
         )
         self._launch_count += 1
-        self._free_mask &= ~mask
+        self._free_mask &= ~start.partition.mask
         self._running[launch.id] = Running(launch, batch, now_ns)
         actions.append(launch)
 
     def _new_batch(self, start: Start) -> Batch:
-        queue = self._queues.served.get(start.tenant)
-        if queue is None or not start.queries:
-            raise ProtocolViolationError(f"policy {self.policy.name!r} starts an empty batch, or one of nobody")
-        if len(start.queries) > 1 and not are_mergeable(queue.tenant, start.queries):
-            raise ProtocolViolationError(
-                f"policy {self.policy.name!r} merges queries of {start.tenant!r} that differ in shape or key, "
-                f"or have more than {queue.tenant.max_batch} rows"
-            )
-        batch = Batch(self._batch_count, queue.tenant, start.queries)
+        batch = Batch(self._batch_count, self._queues.served[start.tenant].tenant, start.queries)
         self._batch_count += 1
         self._batches[batch.id] = batch
         keys: list[tuple[int, ...]] = []
         for query in start.queries:
-            live = self._live.get(query.id)
-            if live is None or query.tenant != start.tenant:
-                raise ProtocolViolationError(
-                    f"policy {self.policy.name!r} launches query {query.id}, which is not waiting"
-                )
+            live = self._live[query.id]
             live.state = next_query_state(live.state, _LAUNCH, query.id)
             live.batch = batch
             keys.append(live.key)
@@ -415,8 +398,6 @@ class Engine:
         return batch
 
     def _resumed_batch(self, number: int) -> Batch:
-        batch = self._batches.get(number)
-        if batch is None or batch.state is not _PAUSED:
-            raise ProtocolViolationError(f"policy {self.policy.name!r} resumes batch {number}, which is not paused")
+        batch = self._batches[number]
         self._paused.remove(batch)
         return batch
