@@ -55,7 +55,6 @@ def simulated(
     engine = StagedEngine(
         Engine(tenants, policy, believed, CORES),
         {"app": SimulatedApplication(spec.graph, tuple(tenants))},
-        max(lane.size for lane in lanes),
         writer,
     )
     ended: list[tuple[float, int, Outcome, str]] = []

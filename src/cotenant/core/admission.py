@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from cotenant.core.snapshot import DropRule, QueueView
+from cotenant.core.snapshot import DropRule, Policy, QueueView
 from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, StageQuery
 
 _HOPELESS = DropRule.HOPELESS
+
+
+def most_cores(policy: Policy) -> int:
+    """The cores that a query can get at best: all of them as the only member of a group, else the largest lane."""
+    if not policy.grouped:
+        return max([lane.size for lane in policy.lanes])
+    mask = 0
+    for lane in policy.lanes:
+        mask |= lane.mask
+    return mask.bit_count()
 
 
 def refusal(
@@ -21,7 +31,7 @@ def refusal(
 ) -> str | None:
     """Say why the query is refused, or None when it is admitted.
 
-    `widest` is the size in cores of the largest partition: what a query could get at best.
+    `widest` is what `most_cores` gives.
     """
     if draining and not isinstance(query, StageQuery):  # a stage belongs to a query that is inside already
         return "the server is shutting down"

@@ -40,7 +40,7 @@ def fault_of(
             batch = batches.get(number)
             if batch is None or batch.state is not _PAUSED or number in resumed:
                 return f"resumes batch {number}, which is not paused"
-            if gone and all([query.id in gone for query in batch.queries]):
+            if gone and all(query.id in gone for query in batch.queries):
                 return f"resumes batch {number}, of which it drops every query"
             resumed.add(number)
             tenant, begin = batch.tenant, batch.next_unit

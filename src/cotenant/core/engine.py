@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cotenant.core.actions import Action, Launch, Plan, Release, Respond
-from cotenant.core.admission import refusal
+from cotenant.core.admission import most_cores, refusal
 from cotenant.core.decisions import fault_of
 from cotenant.core.events import (
     ApplicationArrived,
@@ -278,7 +278,7 @@ class Engine:
         self.policy = policy
         self._grouped = policy.grouped
         self._memory: object = None
-        self._widest = max(lane.size for lane in policy.lanes)
+        self._widest = most_cores(policy)
         self._lane_masks = tuple(lane.mask for lane in policy.lanes)
 
     # --- state ----------------------------------------------------------------------------------------------------

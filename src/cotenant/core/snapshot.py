@@ -158,8 +158,9 @@ class Policy(Protocol):
     def grouped(self) -> bool:
         """Whether it launches groups: a group starts only when the last launch of the one before has ended.
 
-        Such a policy is asked, too, while a group runs (`Snapshot.running` is not empty then): it may drop and put its
-        choice for the time after the group into its memory, but start nothing.
+        A member of a group may get several lanes, the only one gets all of them. Such a policy is asked, too, while a
+        group runs (`Snapshot.running` is not empty then): it may drop and put its choice for the time after the group
+        into its memory, but start nothing.
         """
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cotenant.core.actions import Action, Respond
+from cotenant.core.admission import most_cores
 from cotenant.core.engine import Engine
 from cotenant.core.events import ApplicationArrived, ApplicationEnded, Event, QueryArrived, QueryWithdrawn
 from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step
@@ -50,12 +51,12 @@ class StagedEngine:
     """
 
     def __init__(
-        self, engine: Engine, applications: Mapping[str, SimulatedApplication], widest: int, log: Log | None = None
+        self, engine: Engine, applications: Mapping[str, SimulatedApplication], log: Log | None = None
     ) -> None:
         self._engine = engine
         self.policy = engine.policy
         self._applications = applications
-        self._widest = widest
+        self._widest = most_cores(engine.policy)
         self._log = log
         self._runs: dict[int, _Run] = {}
         self._stages: dict[int, tuple[_Run, int]] = {}

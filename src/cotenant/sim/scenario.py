@@ -216,8 +216,7 @@ def run_scenario(
         engine.follower, engine.log = follower, log
     driven: Engine | StagedEngine = engine
     if scenario.applications:
-        widest = max(lane.size for lane in scenario.lanes)
-        driven, outer_log = StagedEngine(engine, scenario.applications, widest, outer_log), None
+        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log), None
     names = [load.name for load in scenario.workload.tenants]
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
