@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Sequence
 
 from cotenant.core.snapshot import BatchView, QueueView, Snapshot
 from cotenant.predict.protocol import Predictor
@@ -14,10 +15,23 @@ Key = tuple[int, ...]
 class Candidates:
     """Local state of one call of `decide`: what it has given away already. Never outlives the call.
 
-    Most decisions give away one candidate and end, so the books are made up only when another one is asked for.
+    `taken` are the queries that have been given away, up to the last time that something was asked for: most decisions
+    give away one candidate and end. What is passed over is no candidate until `bring_back`, but may join a batch; of
+    that, what is `put_off` is given by `next_put_off` before.
     """
 
-    __slots__ = ("_back", "_heads", "_paused", "_unsettled", "snapshot", "taken")
+    __slots__ = (
+        "_back",
+        "_fronts",
+        "_heads",
+        "_passed",
+        "_paused",
+        "_paused_passed",
+        "_unsettled",
+        "put_off",
+        "snapshot",
+        "taken",
+    )
 
     def __init__(self, snapshot: Snapshot, batch_key: Callable[[BatchView, Predictor], Key]) -> None:
         self.snapshot = snapshot
@@ -25,17 +39,22 @@ class Candidates:
         self.taken: set[int] = set()
         self._heads: dict[str, int] = {}
         """Positions of the heads that are not in front; the length of the queue when all of it is given away."""
+        self._fronts: dict[str, int] = {}
+        """The same for those that are not held back, where some are."""
+        self._passed: set[int] = set()
+        self.put_off: deque[tuple[QueueView, int]] = deque()
         self._unsettled: tuple[QueueView, Sequence[Query]] | None = None
         self._paused: list[tuple[Key, int, BatchView]] = []
         if snapshot.paused:
             predictor = snapshot.predictor
             self._paused = [(batch_key(batch, predictor), batch.id, batch) for batch in snapshot.paused]
             self._paused.sort(key=_first_two, reverse=True)
+        self._paused_passed: list[tuple[Key, int, BatchView]] = []
 
     def best(self) -> BatchView | tuple[QueueView, int] | None:
         """The best paused batch, or the best queue with the position of its head; a paused batch wins a tie."""
         if self._unsettled is not None:
-            self._settle(*self._unsettled)
+            self._settle()
         if self._back:
             return self._best_in_front()
         heads = self._heads
@@ -64,19 +83,20 @@ class Candidates:
 
     def _best_in_front(self) -> BatchView | tuple[QueueView, int] | None:
         """What `best` gives when some queries are held back."""
-        back, taken = self._back, self.taken
+        back = self._back
         best_rank: tuple[bool, Key] | None = None
         best: BatchView | tuple[QueueView, int] | None = None
         for at, (key, _, batch) in enumerate(self._paused):
             rank = (all(query.id in back for query in batch.queries), key)
             if best_rank is None or rank < best_rank:
                 best_rank, best, place = rank, batch, at
-        for queue in self.snapshot.queues.values():
-            free = [at for at, query in enumerate(queue.queries) if query.id not in taken]
-            front = next((at for at in free if queue.queries[at].id not in back), None)
-            if free:
-                at = free[0] if front is None else front
-                rank = (front is None, queue.keys[at])
+        for name, queue in self.snapshot.queues.items():
+            at = self._fronts[name] = self._next(queue, self._fronts.get(name, 0), back)
+            is_back = at == len(queue.queries)
+            if is_back:
+                at = self._heads.get(name, 0)
+            if at < len(queue.queries):
+                rank = (is_back, queue.keys[at])
                 if best_rank is None or rank < best_rank:
                     best_rank, best = rank, (queue, at)
         if best is not None and not isinstance(best, tuple):
@@ -88,18 +108,60 @@ class Candidates:
         return self._paused.pop()[0]
 
     def take(self, queue: QueueView, queries: Sequence[Query]) -> None:
-        """Give away waiting queries of the queue that `best` gave, its head among them."""
+        """Give away waiting queries of the queue that `best` or `next_put_off` gave, its head among them."""
+        if self._unsettled is not None:
+            self._settle()
         self._unsettled = (queue, queries)
 
-    def _settle(self, queue: QueueView, queries: Sequence[Query]) -> None:
+    def pass_over(self, queue: QueueView, at: int, *, put_off: bool = False) -> None:
+        """Pass over the queue's query that `best` gave; it may be put off."""
+        self._passed.add(queue.queries[at].id)
+        self._heads[queue.tenant.name] = self._next(queue, self._heads.get(queue.tenant.name, 0))
+        if put_off:
+            self.put_off.append((queue, at))
+
+    def pass_over_batch(self) -> None:
+        """Pass over the best paused batch."""
+        self._paused_passed.append(self._paused.pop())
+
+    def next_put_off(self) -> tuple[QueueView, int] | None:
+        """The first query that was put off and has not been given away since; None when there is none."""
+        if self._unsettled is not None:
+            self._settle()
+        while self.put_off:
+            queue, at = self.put_off.popleft()
+            if queue.queries[at].id not in self.taken:
+                return queue, at
+        return None
+
+    def bring_back(self) -> None:
+        """Make all that was passed over candidates again."""
+        if self._unsettled is not None:
+            self._settle()
+        if self._passed:
+            self._passed.clear()
+            self.put_off.clear()
+            self._fronts.clear()
+            self._heads = {name: self._next(queue, 0) for name, queue in self.snapshot.queues.items()}
+        if self._paused_passed:
+            self._paused = sorted([*self._paused, *self._paused_passed], key=_first_two, reverse=True)
+            self._paused_passed = []
+
+    def _settle(self) -> None:
+        if self._unsettled is None:
+            return
+        queue, queries = self._unsettled
         self._unsettled = None
-        taken = self.taken
-        taken.update([query.id for query in queries])
-        waiting = queue.queries
-        at = self._heads.get(queue.tenant.name, 0)
-        while at < len(waiting) and waiting[at].id in taken:
+        self.taken.update([query.id for query in queries])
+        name = queue.tenant.name
+        self._heads[name] = self._next(queue, self._heads.get(name, 0))
+
+    def _next(self, queue: QueueView, at: int, back: Container[int] = ()) -> int:
+        """The first position from this one on whose query is free and not held back; the queue's length if none is."""
+        waiting, taken, passed = queue.queries, self.taken, self._passed
+        while at < len(waiting) and ((number := waiting[at].id) in taken or number in passed or number in back):
             at += 1
-        self._heads[queue.tenant.name] = at
+        return at
 
 
 def _first_two(entry: tuple[Key, int, BatchView]) -> tuple[Key, int]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heapreplace
 from typing import ClassVar
 
-from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
+from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
 from cotenant.policies.candidates import Key
 from cotenant.policies.listed import ListPolicy
 from cotenant.predict.protocol import Predictor
@@ -41,10 +43,8 @@ class Clockwork(ListPolicy):
         gone = {query.id for start in decision.starts for query in start.queries} | {
             drop.query for drop in decision.drops
         }
-        now, predictor = snapshot.now_ns, snapshot.predictor
-        busy = [max(now, run.started_ns + run.launch.predicted_ns) for run in snapshot.running.values()]
-        busy += [now + start.predicted_ns for start in decision.starts]
-        free_at = sorted(busy + [now] * (len(self.lanes) - len(busy)))
+        predictor = snapshot.predictor
+        free_at = self._free_at(snapshot, decision.starts)
         waiting = [
             (key, query, queue.tenant)
             for queue in snapshot.queues.values()
@@ -53,15 +53,35 @@ class Clockwork(ListPolicy):
         ]
         refused: list[Drop] = []
         for _, query, tenant in sorted(waiting, key=lambda entry: entry[0]):
-            end = free_at[0] + self._needed_ns(query, tenant, predictor)
+            end, size = min(
+                [(times[0] + self._needed_ns(query, tenant, predictor, size), size) for size, times in free_at.items()]
+            )
             if end > query.deadline_ns:
                 if tenant.max_batch == 1:
                     over = (end - query.deadline_ns) / 1e6
                     refused.append(Drop(query.id, f"it would be late by {over:.1f} ms behind those before it"))
             else:
-                free_at[0] = end
-                free_at.sort()
+                heapreplace(free_at[size], end)
         return replace(decision, drops=(*decision.drops, *refused))
 
-    def _needed_ns(self, query: Query, tenant: Tenant, predictor: Predictor) -> int:
-        return predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], self.lanes[0].size)
+    def _free_at(self, snapshot: Snapshot, starts: Sequence[Start]) -> dict[int, list[int]]:
+        """When the lanes of each size are predicted to be free, as heaps."""
+        now, busy = snapshot.now_ns, dict[int, int]()
+        for run in snapshot.running.values():
+            busy[run.launch.partition.mask] = max(now, run.started_ns + run.launch.predicted_ns)
+        for start in starts:
+            busy[start.partition.mask] = now + start.predicted_ns
+        free_at: dict[int, list[int]] = {size: [] for size in self.sizes}
+        for lane in self.lanes:
+            end = busy.get(lane.mask)
+            if end is None:  # free, but for launches of another policy before this one
+                end = max([now, *[other for mask, other in busy.items() if mask & lane.mask]])
+            free_at[lane.size].append(end)
+        for times in free_at.values():
+            heapify(times)
+        return free_at
+
+    def _needed_ns(self, query: Query, tenant: Tenant, predictor: Predictor, size: int = 0) -> int:
+        """Predicted latency alone in a lane of that size, by default that of the first."""
+        cores = size or self.sizes[0]
+        return predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], cores)

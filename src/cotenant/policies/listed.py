@@ -7,7 +7,7 @@ their keys alone: fcfs, sjf and edf get the same drop rule, batching, lanes and 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, QueueView, Snapshot, Start
@@ -36,7 +36,8 @@ class ListPolicy:
     latencies, and doubtful ones where there are no others. Under overload that is everything: whoever starts queries
     at the last moment at which they are predicted to be in time is late with half of them.
 
-    Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`.
+    Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`. A query is hopeless when no
+    lane is quick enough; one that is too slow for it leaves it to others.
 
     Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
     """
@@ -46,6 +47,8 @@ class ListPolicy:
     preempt: bool = False
     stretch: float = 0.1
     cautious: bool = False
+    sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Sizes in cores of the lanes, each once."""
 
     name: ClassVar[str] = "list"
     grouped: ClassVar[bool] = False
@@ -57,6 +60,7 @@ class ListPolicy:
             raise InvalidValueError(f"policy {self.name!r}", "drop", self.drop, "a DropRule")
         if not 0 <= self.stretch <= 1:
             raise InvalidValueError(f"policy {self.name!r}", "stretch", self.stretch, "a share from 0 to 1")
+        object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
@@ -86,57 +90,77 @@ class ListPolicy:
             candidates.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
         starts: list[Start] = []
         drops: list[Drop] = []
-        doubtful: list[tuple[QueueView, int]] = []
         free = snapshot.free_mask
+        size = 0
         for lane in self.lanes:
             mask = lane.mask
             if mask & free == mask:
-                start = self._fill(candidates, lane, drops, doubtful)
-                if start is None:
+                if size and lane.size != size:  # who does not fit into one may fit into another
+                    candidates.bring_back()
+                size = lane.size
+                start = self._fill(candidates, lane, drops)
+                if start is not None:
+                    starts.append(start)
+                    free &= ~mask
+                elif len(self.sizes) == 1:
                     break
-                starts.append(start)
-                free &= ~mask
         return Decision(tuple(starts), tuple(drops), memory)
 
-    def _fill(
-        self, candidates: Candidates, lane: Partition, drops: list[Drop], doubtful: list[tuple[QueueView, int]]
-    ) -> Start | None:
+    def _fill(self, candidates: Candidates, lane: Partition, drops: list[Drop]) -> Start | None:
         """Start the best candidate that is not hopeless; give up those before it that are.
 
-        What is doubtful is set aside, as a queue and a position, and taken from there when nothing else is left.
+        What is doubtful is put off, and taken when nothing else is left; what needs another lane is passed over.
         """
         snapshot, cores = candidates.snapshot, lane.size
         predictor, now = snapshot.predictor, snapshot.now_ns
         drop_hopeless = self.drop is _HOPELESS
-        while len(doubtful) < _MOST_DOUBTFUL and (best := candidates.best()) is not None:
+        while len(candidates.put_off) < _MOST_DOUBTFUL and (best := candidates.best()) is not None:
             if isinstance(best, tuple):
                 queue, at = best
                 head, tenant = queue.queries[at], queue.tenant
                 needed = predictor.latency_ns(tenant.name, head.shape, head.items, 0, tenant.cuts[-1], cores)
                 if drop_hopeless and now + needed > head.deadline_ns:
-                    drops.append(Drop(head.id, _hopeless(needed, head.deadline_ns - now)))
-                    candidates.take(queue, (head,))
+                    left = head.deadline_ns - now
+                    least = self._least_ns(predictor, tenant, head.shape, head.items, 0, needed)
+                    if least > left:
+                        drops.append(Drop(head.id, _hopeless(least, left)))
+                        candidates.take(queue, (head,))
+                    else:
+                        candidates.pass_over(queue, at)
                     continue
                 if self.cautious and now + predictor.sure_ns(tenant.name, needed) > head.deadline_ns:
-                    candidates.take(queue, (head,))
-                    doubtful.append(best)
+                    candidates.pass_over(queue, at, put_off=True)
                     continue
                 return self._start_batch(candidates, queue, at, lane, needed)
-            key, tenant = candidates.take_batch(), best.tenant
+            tenant = best.tenant
             needed = predictor.latency_ns(tenant.name, best.shape, best.items, best.next_unit, tenant.cuts[-1], cores)
             if drop_hopeless:
                 left = max([query.deadline_ns for query in best.queries]) - now
                 if needed > left:
-                    drops.extend([Drop(query.id, _hopeless(needed, left)) for query in best.queries])
+                    least = self._least_ns(predictor, tenant, best.shape, best.items, best.next_unit, needed)
+                    if least > left:
+                        drops.extend([Drop(query.id, _hopeless(least, left)) for query in best.queries])
+                        candidates.take_batch()
+                    else:
+                        candidates.pass_over_batch()
                     continue
+            key = candidates.take_batch()
             end, latency = self._extent(snapshot, tenant, key, best.shape, best.items, best.next_unit, lane, needed)
             return Start(tenant.name, (), end, lane, latency, best.id)
-        if not doubtful:
+        doubtful = candidates.next_put_off()
+        if doubtful is None:
             return None
-        queue, at = doubtful.pop(0)
+        queue, at = doubtful
         head, tenant = queue.queries[at], queue.tenant
         needed = predictor.latency_ns(tenant.name, head.shape, head.items, 0, tenant.cuts[-1], cores)
         return self._start_batch(candidates, queue, at, lane, needed)
+
+    def _least_ns(self, predictor: Predictor, tenant: Tenant, shape: int, items: int, start: int, needed: int) -> int:
+        """Predicted latency to the end of the model in the quickest lane; `needed` in the one at hand."""
+        if len(self.sizes) == 1:
+            return needed
+        units = tenant.cuts[-1]
+        return min([predictor.latency_ns(tenant.name, shape, items, start, units, size) for size in self.sizes])
 
     def _start_batch(self, candidates: Candidates, queue: QueueView, at: int, lane: Partition, latency: int) -> Start:
         snapshot, tenant = candidates.snapshot, queue.tenant
