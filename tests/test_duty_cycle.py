@@ -295,6 +295,24 @@ def test_a_lane_that_is_too_slow_for_a_query_leaves_it_to_another(planned: bool)
     assert core.waiting("a") == 1  # the narrow lane is free, and too slow; it would be dropped if it were hopeless
 
 
+@pytest.mark.parametrize("drop", DropRule)
+@pytest.mark.parametrize("planned", [True, False], ids=["lent", "stranger"])
+def test_a_guest_that_fits_into_no_free_lane_hides_nobody_behind_it(planned: bool, drop: DropRule) -> None:
+    """Five rows fit only into the lane that is busy, one row also into the one that is idle."""
+    costs = linear(a=(1, 1), b=(50, 0), c=(0, 10))
+    wide = slots(("b", 1), ("c", 5)) if planned else slots(("b", 1))
+    policy = DutyCycle(TWO_LANES, drop, rounds=(slots(("a", 2)), wide))
+    core = Engine([tenant("a", slo_ms=33), tenant("b"), tenant("c")], policy, costs, (0, 1))
+    large, small = Query(1, "c", 0, LONG, items=5), Query(2, "c", 0, LONG + 1)
+    launched = []
+    for query in (Query(0, "b", 0, LONG), large, small):
+        actions = core.handle(QueryArrived(query), 0)
+        launched += [(each.queries, each.partition) for each in actions if isinstance(each, Launch)]
+    assert launched == [((0,), TWO_LANES[1]), ((2,), TWO_LANES[0])]
+    actions = core.handle(LaunchEnded(0), 50 * MS)
+    assert [(each.queries, each.partition) for each in actions if isinstance(each, Launch)] == [((1,), TWO_LANES[1])]
+
+
 def test_the_core_and_the_simulation_of_plans_agree_query_by_query() -> None:
     """Two implementations of one rule: the core under this policy, and `plan.simulate`."""
     latency = {"a": (5, 2), "b": (3, 4)}

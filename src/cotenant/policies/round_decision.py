@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from cotenant.core.snapshot import BatchView, Drop, DropRule, QueueView, Snapshot, Start
@@ -61,6 +61,10 @@ class RoundDecision:
         self._following = list(turns.following)
         self._launched = turns.launched
         self._taken: set[int] = set()
+        self._heads: dict[str, int] = {}
+        """Positions before which all of a queue has been given away."""
+        self._least: dict[tuple[str, int, int], int] = {}
+        self._visits: dict[tuple[int, str, int, int], int] = {}
         self._passed: set[tuple[int, str]] = set()
         """Lanes and tenants for whose queries the lane is too slow."""
         self._paused = {batch.id: batch for batch in snapshot.paused}
@@ -126,9 +130,7 @@ class RoundDecision:
     def _planned(self, queue: QueueView, lane: int, most: int) -> Start | None:
         """A batch of up to `most` rows for a slot. What is hopeless is dropped on the way."""
         tenant, now = queue.tenant, self._snapshot.now_ns
-        for head in queue.queries:
-            if head.id in self._taken:
-                continue
+        for head in self._waiting(queue):
             left = head.deadline_ns - now
             if self._drops_hopeless and self._needed(tenant, head.shape, head.items, lane) > left:
                 self._drop_if_hopeless(tenant, head)
@@ -170,8 +172,8 @@ class RoundDecision:
             slots = self._policy.slots_of.get(name, ())
             if slots and (not self._policy.lend or any(number == lane for number, _ in slots)):
                 continue
-            head = self._head(queue)
-            if head is not None and self._may_visit(queue.tenant, head, lane, spare):
+            head = self._visitor(queue, lane, spare)
+            if head is not None:
                 key = self._policy.queue_key(head, queue.tenant, self._snapshot.predictor)
                 if best_key is None or key < best_key:
                     best, best_key = head, key
@@ -182,12 +184,21 @@ class RoundDecision:
                     best, best_key = batch, key
         return best
 
-    def _may_visit(self, tenant: Tenant, query: Query, lane: int, spare: int) -> bool:
-        """Whether the query, or its first segment, ends within the time to spare, and is in time in this lane."""
-        needed = self._needed(tenant, query.shape, query.items, lane)
-        if self._drops_hopeless and self._snapshot.now_ns + needed > query.deadline_ns:
-            return False
-        return self._fits(tenant, query, lane, spare)
+    def _visitor(self, queue: QueueView, lane: int, spare: int) -> Query | None:
+        """The first query that, or whose first segment, ends within the time to spare, and that is in time in this lane.
+
+        One before it that does not fit here hides nobody.
+        """
+        tenant, now = queue.tenant, self._snapshot.now_ns
+        for query in self._waiting(queue):
+            kind = (lane, tenant.name, query.shape, query.items)
+            needed = self._visits.get(kind)
+            if needed is None:
+                fits = self._fits(tenant, query, lane, spare)
+                needed = self._visits[kind] = self._needed(tenant, *kind[2:], lane) if fits else _NEVER
+            if needed != _NEVER and not (self._drops_hopeless and now + needed > query.deadline_ns):
+                return query
+        return None
 
     def _fits(self, tenant: Tenant, query: Query, lane: int, spare: int) -> bool:
         needed = self._needed(tenant, query.shape, query.items, lane)
@@ -219,10 +230,10 @@ class RoundDecision:
         """Give up heads of queues, of tenants outside the plan, that are hopeless or fit into no lane's spare time."""
         policy, spares = self._policy, list[int]()
         for name, queue in self._snapshot.queues.items():
-            if name in policy.slots_of or self._head(queue) is None:
+            if name in policy.slots_of or not queue.queries:
                 continue
             spares = spares or [self._spare_ns(lane) for lane in range(len(policy.lanes))]
-            while (head := self._head(queue)) is not None:
+            for head in self._waiting(queue):
                 if self._drops_hopeless and self._drop_if_hopeless(queue.tenant, head):
                     continue
                 if any(self._fits(queue.tenant, head, lane, spare) for lane, spare in enumerate(spares)):
@@ -234,9 +245,28 @@ class RoundDecision:
 
     def _head(self, queue: QueueView) -> Query | None:
         """The first query that has not been given away."""
-        if not self._taken:
-            return queue.queries[0] if queue.queries else None
-        return next((query for query in queue.queries if query.id not in self._taken), None)
+        at = self._head_at(queue)
+        return queue.queries[at] if at < len(queue.queries) else None
+
+    def _waiting(self, queue: QueueView) -> Iterator[Query]:
+        """The queries that have not been given away when their turn comes."""
+        waiting, taken = queue.queries, self._taken
+        for at in range(self._head_at(queue), len(waiting)):
+            query = waiting[at]
+            if query.id not in taken:
+                yield query
+
+    def _head_at(self, queue: QueueView) -> int:
+        """The position of the head; the length of the queue when all of it is given away."""
+        taken = self._taken
+        if not taken:
+            return 0
+        name, waiting = queue.tenant.name, queue.queries
+        at = self._heads.get(name, 0)
+        while at < len(waiting) and waiting[at].id in taken:
+            at += 1
+        self._heads[name] = at
+        return at
 
     def _window(
         self, queue: QueueView, head: Query, most: int, lane: int, spare: int
@@ -329,7 +359,11 @@ class RoundDecision:
     def _drop_if_hopeless(self, tenant: Tenant, query: Query) -> bool:
         """Give a query up that no lane could answer in time any more."""
         left = query.deadline_ns - self._snapshot.now_ns
-        best = min([self._needed(tenant, query.shape, query.items, lane) for lane in self._lanes_of(tenant)])
+        kind = (tenant.name, query.shape, query.items)
+        best = self._least.get(kind)
+        if best is None:
+            best = min([self._needed(tenant, query.shape, query.items, lane) for lane in self._lanes_of(tenant)])
+            self._least[kind] = best
         if best > left:
             self._drop(query, _hopeless(best, left))
         return best > left
