@@ -19,7 +19,7 @@ from cotenant.policies.edf import Edf
 from cotenant.policies.overlap import Overlap
 from cotenant.predict.protocol import Group, Member
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant
 from scenario import CORES, MS, TWO_LANES, Recording, play
 
 UNITS = 8
@@ -124,6 +124,47 @@ def test_hopeless_queries_are_dropped_with_the_reason_and_the_rest_is_served() -
 def test_under_no_drop_rule_everything_is_answered() -> None:
     made = run([query(n, "ab"[n % 2], 30) for n in range(6)], drop=DropRule.NONE)
     assert set(made.outcomes.values()) <= {Outcome.ANSWERED, Outcome.LATE}
+
+
+@pytest.mark.parametrize(
+    ("drop", "rows"),
+    [(DropRule.NONE, (1,)), (DropRule.NONE, (1, 1, 2)), (DropRule.EXPIRED, (1,))],
+    ids=["none", "none, mixed", "expired"],
+)
+def test_once_behind_queries_are_merged_and_as_much_is_answered_as_under_edf(
+    drop: DropRule, rows: tuple[int, ...]
+) -> None:
+    """After a burst, 250 queries a second come, which batches can bear and single queries, at 10 ms each, cannot."""
+    tenants = [Tenant(name, 60 * MS, max_batch=8) for name in "ab"]
+    table = LatencyTable(
+        tuple(LatencyRow(0, size, cores, (8 + 2 * size) * (3 - cores) * MS) for size in (1, 8) for cores in (1, 2))
+    )
+    predictor = TablePredictor({"a": table, "b": table})
+    times_ms = [0] * 40 + [4 * number for number in range(1, 400)]
+    queries = [
+        Query(number, "ab"[number % 2], at * MS, (at + 60) * MS, items=rows[number % len(rows)])
+        for number, at in enumerate(times_ms)
+    ]
+    made, other = (
+        play(policy, tenants, predictor, queries)
+        for policy in (Overlap(TWO_LANES, drop), Edf((Partition(CORES),), drop))
+    )
+    assert made.end_ns <= 1.05 * other.end_ns
+    answered = [sum(outcome in ANSWERS for outcome in each.outcomes.values()) for each in (made, other)]
+    assert answered[0] >= 0.95 * answered[1]
+
+
+@pytest.mark.parametrize("limits", [(1, 2, 3, 4), (1, 2, 60, 60), (1, 26, 60, 60)], ids=str)
+def test_a_batch_takes_in_what_is_overdue_and_is_bounded_by_those_alone_that_are_in_time(
+    limits: tuple[int, ...],
+) -> None:
+    """Alone behind a first launch of 10 ms; a batch of n takes 8 + 2n ms."""
+    first = query(0, "c", 9)
+    late = [query(1 + n, "c", limit) for n, limit in enumerate(limits)]
+    made = run([first, *late], drop=DropRule.NONE, members=1, preempt=False)
+    assert made.order == [(0,), (1, 2, 3, 4)]
+    tight = run([first, *late[:2], query(3, "c", 21), query(4, "c", 21)], drop=DropRule.NONE, members=1, preempt=False)
+    assert len(tight.order[1]) < 4, "one of these would be late in the batch of all"
 
 
 def test_priority_goes_before_headroom() -> None:

@@ -26,7 +26,7 @@ class Job(NamedTuple):
     `remaining_ns` is its latency alone on the whole device from unit `start` to the last. `worth_ns` is what it gets
     done: what its queries cost one by one where that is cheapest, on the whole device or on a share of it while others
     have the rest, times the weight of the tenant. It has to end by `latest_ns`, so that what remains of it can be in
-    time for the earliest deadline of its queries that can be met. The query behind it in its queue has to start by
+    time for the earliest deadline of its queries that can be met; NEVER_NS if none can. The query behind it in its queue has to start by
     `next_start_ns`; NEVER_NS if there is none, or it is too late for it anyway.
     """
 
@@ -48,7 +48,7 @@ class Job(NamedTuple):
 class Candidate(NamedTuple):
     """A paused batch, or a queue from a query on that can still be in time (at position `at`).
 
-    In ascending order the most urgent comes first; no two have the same first three fields.
+    Where nobody is given up it may be overdue: then its headroom is negative. In ascending order the most urgent comes first; no two have the same first three fields.
     """
 
     rank: int
@@ -80,7 +80,7 @@ def waiting_at(
     """All candidates for a group that starts at `begin_ns`, and the queries beyond help.
 
     Batches that run now and will stop at a boundary are candidates from that boundary on; a queue is one from its first
-    query on that can be in time.
+    query on that can be in time, or from its first query on where nobody is given up.
     """
     latency_ns = predictor.latency_ns
     drops: list[Drop] = []
@@ -131,14 +131,14 @@ def waiting_at(
 
 
 def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:
-    """The same queue from the next query on that can be in time; None when there is none."""
-    _, _, _, name, queue, at, _, remaining = candidate
+    """The same queue from the next query on, of those that can be in time unless it is overdue; None if there is none."""
+    _, before, _, name, queue, at, _, remaining = candidate
     waiting, units, are_alike = queue.queries, queue.tenant.cuts[-1], queue.are_alike
     for behind in range(at + 1, len(waiting)):
         query = waiting[behind]
         needed = remaining if are_alike else predictor.latency_ns(name, query.shape, query.items, 0, units, cores)
         headroom = query.deadline_ns - begin_ns - needed
-        if headroom >= 0:
+        if headroom >= 0 or before < 0:
             return _new(Candidate, (query.rank, headroom, query.id, name, queue, behind, True, needed))
     return None
 
@@ -165,7 +165,7 @@ def jobs_of(
             each = _worth(query, tenant, _alone_ns(query, tenant, cores, predictor), sizes, predictor)
         worth += each
     worth *= remaining / max(whole, 1)
-    deadline = begin_ns + remaining + candidate.headroom_ns
+    headroom = candidate.headroom_ns
     job = Job(
         first=candidate.first,
         tenant=tenant,
@@ -177,7 +177,7 @@ def jobs_of(
         end=units,
         remaining_ns=remaining,
         worth_ns=worth,
-        latest_ns=deadline,
+        latest_ns=begin_ns + remaining + headroom if headroom >= 0 else NEVER_NS,
         next_start_ns=NEVER_NS,
     )
     return (job,)
@@ -187,15 +187,15 @@ def _queued(
     candidate: Candidate, leads: bool, begin_ns: int, sizes: tuple[int, int], predictor: GroupPredictor
 ) -> tuple[Job, ...]:
     """The largest batch is one that is better than running its queries in turn."""
-    _, _, first, name, queue, at, _, alone = candidate
+    _, headroom, first, name, queue, at, _, alone = candidate
     tenant, waiting = queue.tenant, queue.queries
     head = waiting[at]
     behind = waiting[at + 1 : at + _LOOK_AHEAD]
     worth = _worth(head, tenant, alone, sizes, predictor)
     if not behind:
-        return (_single(first, tenant, head, alone, worth, NEVER_NS),)
+        return (_single(first, tenant, head, alone, worth, begin_ns, NEVER_NS),)
     second_start = behind[0].deadline_ns - alone
-    if not queue.are_alike or second_start < begin_ns:
+    if not queue.are_alike or headroom < 0 or second_start < begin_ns:
         return _mixed(candidate, leads, worth, begin_ns, sizes, predictor)
     # They stand in the order of their deadlines: the first one's is the least.
     items, shape, deadline = head.items, head.shape, head.deadline_ns
@@ -203,26 +203,30 @@ def _queued(
     merged = predictor.merged_ns(name, shape, items, tenant.max_batch // items, sizes[0])
     count = min(bisect_right(merged, deadline - begin_ns), most)
     if count < 2:
-        return (_single(first, tenant, head, alone, worth, second_start),)
+        return (_single(first, tenant, head, alone, worth, begin_ns, second_start),)
     next_start = NEVER_NS if count == most else behind[count - 1].deadline_ns - alone
     queries, rows, units = (head, *behind[: count - 1]), count * items, tenant.cuts[-1]
     latency = merged[count - 1]
     made = (first, tenant, queries, None, rows, shape, 0, units, latency, count * worth, deadline, next_start)
     whole = _new(Job, made)
-    return (whole, _single(first, tenant, head, alone, worth, second_start)) if leads else (whole,)
+    return (whole, _single(first, tenant, head, alone, worth, begin_ns, second_start)) if leads else (whole,)
 
 
 def _mixed(
     candidate: Candidate, leads: bool, worth: float, begin_ns: int, sizes: tuple[int, int], predictor: Predictor
 ) -> tuple[Job, ...]:
-    """As `_queued`, for queries of several sizes, keys or ranks, or some that nothing can help any more."""
-    _, _, number, name, queue, at, _, latency = candidate
+    """As `_queued`, for queries of several sizes, keys or ranks, or some that nothing can help any more.
+
+    Behind a head that is overdue those that are, too, join like others; they have no deadline left to miss.
+    """
+    _, headroom, number, name, queue, at, _, latency = candidate
     tenant, waiting = queue.tenant, queue.queries
     units, largest, cores = tenant.cuts[-1], tenant.max_batch, sizes[0]
     head = waiting[at]
     head_items, shape, key = head.items, head.shape, head.merge_key
     latency_ns = predictor.latency_ns
-    first, items, deadline, whole_worth = latency, head_items, head.deadline_ns, worth
+    first, items, whole_worth = latency, head_items, worth
+    deadline = head.deadline_ns if headroom >= 0 else NEVER_NS
     chosen = [head]
     second_start = next_start = NEVER_NS
     is_growing = True
@@ -238,7 +242,9 @@ def _mixed(
         limit = query.deadline_ns
         start = limit - alone
         if start < begin_ns:
-            continue
+            if headroom >= 0:
+                continue
+            limit = start = NEVER_NS
         if second_start == NEVER_NS:
             second_start = start
         if not is_alike and len(others) < _OTHERS and query.rank == head.rank and _is_new_kind(query, others):
@@ -261,20 +267,23 @@ def _mixed(
         whole = (number, tenant, queries, None, items, shape, 0, units, latency, whole_worth, deadline, next_start)
         jobs.append(_new(Job, whole))
     if leads or not jobs:
-        jobs.append(_single(number, tenant, head, first, worth, second_start))
+        jobs.append(_single(number, tenant, head, first, worth, begin_ns, second_start))
     if not leads:
         head_start = head.deadline_ns - first
         if head_start < begin_ns:
             head_start = NEVER_NS
         for query, alone in others:
             worth = _worth(query, tenant, alone, sizes, predictor)
-            jobs.append(_single(number, tenant, query, alone, worth, head_start))
+            jobs.append(_single(number, tenant, query, alone, worth, begin_ns, head_start))
     return tuple(jobs)
 
 
-def _single(first: int, tenant: Tenant, query: Query, alone: int, worth: float, next_start: int) -> Job:
-    rows, units = query.items, tenant.cuts[-1]
-    made = (first, tenant, (query,), None, rows, query.shape, 0, units, alone, worth, query.deadline_ns, next_start)
+def _single(
+    first: int, tenant: Tenant, query: Query, alone: int, worth: float, begin_ns: int, next_start: int
+) -> Job:
+    rows, units, deadline = query.items, tenant.cuts[-1], query.deadline_ns
+    latest = deadline if begin_ns + alone <= deadline else NEVER_NS
+    made = (first, tenant, (query,), None, rows, query.shape, 0, units, alone, worth, latest, next_start)
     return _new(Job, made)
 
 

@@ -185,7 +185,7 @@ class RoundDecision:
         return best
 
     def _visitor(self, queue: QueueView, lane: int, spare: int) -> Query | None:
-        """The first query that, or whose first segment, ends within the time to spare, and that is in time in this lane.
+        """The first query that is in time in this lane and ends, or whose first segment does, within the time to spare.
 
         One before it that does not fit here hides nobody.
         """
