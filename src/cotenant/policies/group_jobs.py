@@ -278,9 +278,7 @@ def _mixed(
     return tuple(jobs)
 
 
-def _single(
-    first: int, tenant: Tenant, query: Query, alone: int, worth: float, begin_ns: int, next_start: int
-) -> Job:
+def _single(first: int, tenant: Tenant, query: Query, alone: int, worth: float, begin_ns: int, next_start: int) -> Job:
     rows, units, deadline = query.items, tenant.cuts[-1], query.deadline_ns
     latest = deadline if begin_ns + alone <= deadline else NEVER_NS
     made = (first, tenant, (query,), None, rows, query.shape, 0, units, alone, worth, latest, next_start)
