@@ -17,7 +17,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.execute.simulated import TableWorld
-from cotenant.policies.edf import Edf
+from cotenant.policies import POLICIES
 from cotenant.profile.device import this_device
 from cotenant.profile.table import ModelProfile, Point, Profile
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
@@ -28,7 +28,7 @@ from cotenant.types import Outcome, Partition, Query, Tenant
 from cotenant.workload import TenantLoad, Trace, Workload
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, make_policy, tables
 from test_application_flows import CHAIN as CHAIN_STAGES
-from test_application_flows import DIAMOND, World, application
+from test_application_flows import DIAMOND, World, X, application
 
 
 def simulated(
@@ -41,19 +41,24 @@ def simulated(
     drop: DropRule = DropRule.HOPELESS,
     lanes: tuple[Partition, ...] = ONE_LANE,
     max_batch: int = 1,
+    policy: str = "edf",
+    plain: Sequence[bool] = (),
     trace: Path | None = None,
 ) -> list[tuple[float, int, Outcome, str]]:
-    """What becomes of queries that arrive at these times: when, which one, how and why."""
+    """What becomes of queries that arrive at these times: when, which one, how and why.
+
+    `plain` says which of them are of the first stage's model alone; by default none is.
+    """
     spec = application(slo_ms, after)
     tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
     believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
     real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
-    policy = Edf(lanes, drop)
+    made = POLICIES[policy](lanes, drop)
     writer = (
-        None if trace is None else TraceWriter(trace.open("wb"), header(policy, believed, tenants, CORES, created=""))
+        None if trace is None else TraceWriter(trace.open("wb"), header(made, believed, tenants, CORES, created=""))
     )
     engine = StagedEngine(
-        Engine(tenants, policy, believed, CORES),
+        Engine(tenants, made, believed, CORES),
         {"app": SimulatedApplication(spec.graph, tuple(tenants))},
         writer,
     )
@@ -63,7 +68,8 @@ def simulated(
         ended.append((now / MS, respond.query, respond.outcome, respond.reason))
 
     arrivals = [round(time * MS) for time in arrivals_ms]
-    queries = [Query(number, "app", at, at + spec.slo_ns) for number, at in enumerate(arrivals)]
+    names = ["m0" if is_plain else "app" for is_plain in plain or [False] * len(arrivals)]
+    queries = [Query(number, names[number], at, at + spec.slo_ns) for number, at in enumerate(arrivals)]
     simulate(engine, TableWorld(real), queries, on_respond)
     assert engine.live == 0
     assert engine._stages == {}
@@ -89,9 +95,10 @@ def test_what_cannot_be_in_time_is_rejected_at_arrival() -> None:
     after=st.sampled_from([CHAIN_STAGES, DIAMOND, [[], [], [0, 1]], [[]], [[], [], []]]),
     drop=st.sampled_from(list(DropRule)),
     lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
+    policy=st.sampled_from([name for name in POLICIES if name != "overlap"]),
 )
 def test_the_simulator_does_what_the_server_does(
-    seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Partition, ...]
+    seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Partition, ...], policy: str
 ) -> None:
     """The same queries through the server's driver in virtual time: every end is the same, to the nanosecond."""
     random = Random(seed)
@@ -99,15 +106,27 @@ def test_the_simulator_does_what_the_server_does(
     real = [time * random.uniform(0.5, 2) for time in times]
     arrivals = sorted(random.uniform(0, 100) for _ in range(random.randrange(1, 12)))
     slo_ms, max_batch = random.uniform(20, 150), random.choice([1, 4])
-    options = {"real_ms": real, "drop": drop, "lanes": lanes, "max_batch": max_batch}
+    plain = [random.random() < 0.4 for _ in arrivals]
+    options = {"real_ms": real, "drop": drop, "lanes": lanes, "max_batch": max_batch, "policy": policy}
     world = World(application(slo_ms, after), times, **options)
     numbers: list[int] = []
-    for at in arrivals:
-        world.at(at, lambda: numbers.append(world.ask()))
+    ended: list[tuple[float, int, Outcome]] = []
+
+    def ask_model() -> int:
+        """A query of the first stage's model that is none of the application."""
+        return world.driver.submit(
+            lambda number, now: Query(number, "m0", now, now + world.app.spec.slo_ns),
+            X,
+            lambda respond, _: ended.append((world.clock.now_ns() / MS, respond.query, respond.outcome)),
+        )
+
+    for at, is_plain in zip(arrivals, plain, strict=True):
+        world.at(at, lambda ask=ask_model if is_plain else world.ask: numbers.append(ask()))
     world.run()
     order = {number: position for position, number in enumerate(numbers)}
-    served = [(now / MS, order[result.query], result.outcome) for now, result in world.results]
-    told = simulated(after, times, arrivals, slo_ms=slo_ms, **options)
+    ended += [(now / MS, result.query, result.outcome) for now, result in world.results]
+    served = [(now, order[number], outcome) for now, number, outcome in ended]
+    told = simulated(after, times, arrivals, slo_ms=slo_ms, plain=plain, **options)
     assert sorted((now, number, outcome) for now, number, outcome, _ in told) == sorted(served)
 
 

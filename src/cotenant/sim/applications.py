@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 
 from cotenant.core.actions import Action, Respond
 from cotenant.core.admission import most_cores
@@ -18,8 +19,6 @@ from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step
 from cotenant.sim.driver import Log
 from cotenant.types import DEFAULT_PRIORITY, Query, StageQuery, Tenant, priority_rank
 
-_FIRST_STAGE_QUERY = 1 << 48
-"""Numbers of the queries of stages begin here: those of the workload count from 0."""
 _UNSET = priority_rank(DEFAULT_PRIORITY)
 
 
@@ -34,9 +33,10 @@ class SimulatedApplication:
 
 @dataclass(slots=True)
 class _Run:
-    """A query under way."""
+    """A query under way. `number` is what the engine knows it by, and `numbers` are those of its stages."""
 
     query: Query
+    number: int
     application: SimulatedApplication
     flow: Flow
     deadlines_ns: Sequence[int]
@@ -47,7 +47,8 @@ class StagedEngine:
     """An engine to which applications are tenants. For `simulate`, in place of the engine that it wraps.
 
     Of a stage's tensors nothing is known but the rows: the first stages have the shape of the query, later ones the
-    first that their model declares. `log` is told what the engine is told.
+    first that their model declares. `log` is told what the engine is told. As in a server one counter numbers all that
+    comes to the engine; Respond actions have the numbers of the workload.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class StagedEngine:
         self._log = log
         self._runs: dict[int, _Run] = {}
         self._stages: dict[int, tuple[_Run, int]] = {}
-        self._next = _FIRST_STAGE_QUERY
+        self._numbers = count()
+        self._plain: dict[int, int] = {}
+        """The workload's numbers of the queries of no application, by the engine's."""
 
     @property
     def live(self) -> int:
@@ -71,10 +74,14 @@ class StagedEngine:
         """See Engine: the Respond actions are those of the workload's queries, applications included."""
         out: list[Action] = []
         todo: deque[Event] = deque()
-        if type(event) is QueryArrived and event.query.tenant in self._applications:
+        if type(event) is not QueryArrived:
+            todo.append(event)
+        elif event.query.tenant in self._applications:
             self._arrive(event.query, now_ns, todo, out)
         else:
-            todo.append(event)
+            number = next(self._numbers)
+            self._plain[number] = event.query.id
+            todo.append(QueryArrived(replace(event.query, id=number)))
         while todo:
             told = todo.popleft()
             if type(told) is QueryArrived and self._is_over(told.query.id):
@@ -88,6 +95,8 @@ class StagedEngine:
                     run, stage = self._stages.pop(action.query)
                     steps = run.flow.stage_ended(stage, action.outcome, action.reason, now_ns)
                     self._follow(run, steps, now_ns, todo, out)
+                elif type(action) is Respond:
+                    out.append(replace(action, query=self._plain.pop(action.query)))
                 else:
                     out.append(action)
         return out
@@ -103,9 +112,9 @@ class StagedEngine:
         deadlines = graph.deadlines_ns(
             query.arrival_ns, query.deadline_ns, application.ends_ns, lambda: self._times(application, query)
         )
-        run = _Run(query, application, Flow(graph, query.deadline_ns), deadlines, {})
-        self._runs[query.id] = run
-        todo.append(ApplicationArrived(query.id, query.tenant, query.arrival_ns, query.deadline_ns))
+        run = _Run(query, next(self._numbers), application, Flow(graph, query.deadline_ns), deadlines, {})
+        self._runs[run.number] = run
+        todo.append(ApplicationArrived(run.number, query.tenant, query.arrival_ns, query.deadline_ns))
         self._follow(run, run.flow.begin(), now_ns, todo, out)
 
     def _follow(self, run: _Run, steps: Sequence[Step], now_ns: int, todo: deque[Event], out: list[Action]) -> None:
@@ -115,8 +124,8 @@ class StagedEngine:
                     todo.append(QueryArrived(self._stage_query(run, step.stage, now_ns)))
                 case Finish():
                     query = run.query
-                    del self._runs[query.id]
-                    todo.append(ApplicationEnded(query.id, step.outcome, step.reason, now_ns))
+                    del self._runs[run.number]
+                    todo.append(ApplicationEnded(run.number, step.outcome, step.reason, now_ns))
                     out.append(Respond(query.id, step.outcome, step.reason))
                 case _:
                     todo.append(QueryWithdrawn(run.numbers[step.stage], f"withdrawn: {step.reason}"))
@@ -124,8 +133,7 @@ class StagedEngine:
     def _stage_query(self, run: _Run, stage: int, now_ns: int) -> StageQuery:
         query, tenant = run.query, run.application.tenants[stage]
         shape = 0 if run.application.graph.after[stage] else query.shape
-        number = run.numbers[stage] = self._next
-        self._next += 1
+        number = run.numbers[stage] = next(self._numbers)
         self._stages[number] = run, stage
         rank = query.rank if query.rank != _UNSET else priority_rank(tenant.priority)
         return StageQuery(
@@ -138,7 +146,7 @@ class StagedEngine:
             shape,
             shape,
             query.expiry_ns,
-            query.id,
+            run.number,
             run.application.graph.names[stage],
         )
 
