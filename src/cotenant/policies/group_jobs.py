@@ -26,8 +26,8 @@ class Job(NamedTuple):
     `remaining_ns` is its latency alone on the whole device from unit `start` to the last. `worth_ns` is what it gets
     done: what its queries cost one by one where that is cheapest, on the whole device or on a share of it while others
     have the rest, times the weight of the tenant. It has to end by `latest_ns`, so that what remains of it can be in
-    time for the earliest deadline of its queries that can be met; NEVER_NS if none can. The query behind it in its queue has to start by
-    `next_start_ns`; NEVER_NS if there is none, or it is too late for it anyway.
+    time for the earliest deadline of its queries that can be met; NEVER_NS if none can. The query behind it in its
+    queue has to start by `next_start_ns`; NEVER_NS if there is none, or it is too late for it anyway.
     """
 
     first: int
@@ -48,7 +48,8 @@ class Job(NamedTuple):
 class Candidate(NamedTuple):
     """A paused batch, or a queue from a query on that can still be in time (at position `at`).
 
-    Where nobody is given up it may be overdue: then its headroom is negative. In ascending order the most urgent comes first; no two have the same first three fields.
+    Where nobody is given up it may be overdue: then its headroom is negative. In ascending order the most urgent comes
+    first; no two have the same first three fields.
     """
 
     rank: int
@@ -131,7 +132,7 @@ def waiting_at(
 
 
 def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:
-    """The same queue from the next query on, of those that can be in time unless it is overdue; None if there is none."""
+    """The same queue from its next query on that can be in time, or is overdue like this one; None if there is none."""
     _, before, _, name, queue, at, _, remaining = candidate
     waiting, units, are_alike = queue.queries, queue.tenant.cuts[-1], queue.are_alike
     for behind in range(at + 1, len(waiting)):
