@@ -132,7 +132,7 @@ def waiting_at(
 
 
 def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:
-    """The same queue from its next query on that can be in time, or is overdue like this one; None if there is none."""
+    """The same queue from the next query on that can be in time, or is overdue as this one is; None if none is."""
     _, before, _, name, queue, at, _, remaining = candidate
     waiting, units, are_alike = queue.queries, queue.tenant.cuts[-1], queue.are_alike
     for behind in range(at + 1, len(waiting)):
