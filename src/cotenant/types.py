@@ -93,8 +93,8 @@ class Query:
 
     `id` counts up in the order in which queries come to the core, applications and each of their stages included: first
     come, first served goes by it, and so do ties. `items` is the number of rows that it brings along the batch
-    dimension. `shape` numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged when
-    their `merge_key` is equal.
+    dimension. `shape` numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged
+    when their `merge_key` is equal.
     `expiry_ns` is the absolute time of the client's own time-out, or None.
     """
 
