@@ -146,6 +146,46 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
     assert run(*arguments[:-1], "0.0")[1] != first[1]
 
 
+@pytest.mark.parametrize(
+    ("settings", "policy", "wish", "is_cautious"),
+    [
+        ("", "edf", None, False),
+        ("", "edf", "--cautious", True),
+        ("", "clockwork", "--cautious", True),
+        ("[policy]\ncautious = true", "sjf", None, True),
+        ("[predict]\nadapt = false", "edf", "--cautious", False),
+        ("", "duty_cycle", "--cautious", False),
+        ("[policy]\nbarrier = true", "overlap", "--cautious", False),
+        ("[policy]\nbarrier = false", "overlap", None, True),
+        ("[policy]\nbarrier = false", "overlap", "--no-cautious", False),
+    ],
+)
+def test_simulate_says_cautious_where_a_margin_is_learnt_and_decisions_go_by_it(
+    run: Run,
+    root: Path,
+    workload: Path,
+    tmp_path: Path,
+    settings: str,
+    policy: str,
+    wish: str | None,
+    is_cautious: bool,
+) -> None:
+    path = tmp_path / "trace.jsonl"
+    arguments = ["simulate", workload, root, "--policy", policy, "--noise", 0.5, "--trace", path]
+    arguments += [wish] if wish else []
+    file = root / "cotenant.toml"
+    file.write_text(settings, encoding="utf-8")
+    try:
+        title = run(*arguments)[1].splitlines()[0]
+        [made] = one_object(run(*arguments, "--json")[1])["runs"]
+    finally:
+        file.unlink()
+    assert ("cautious" in title) is is_cautious
+    assert made["cautious"] is is_cautious
+    assert (b'"spreads":{"' in path.read_bytes()) is is_cautious
+    assert one_object(run("replay", path, "--json")[1])["same"] is True
+
+
 def test_simulate_in_a_contended_world_once_it_is_calibrated(run: Run, root: Path, workload: Path) -> None:
     path = contention_path(root)
     arguments = ("simulate", workload, root, "--world", "contention", "--json")

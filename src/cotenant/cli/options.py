@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cotenant.config import PolicySection, ServerConfig, load_server_config
+from cotenant.config import PredictSection, ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
-from cotenant.policies import POLICIES
+from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.policies.duty_cycle import DutyCycle
 from cotenant.repository import SERVER_FILE
 
@@ -138,9 +138,14 @@ def parse_lanes(text: str) -> str | tuple[tuple[int, ...], ...]:
         raise typer.BadParameter(f"{text!r} is not like 'single', 'all' or '0,1/2,3'", param_hint="--lanes") from None
 
 
-def policy_text(policy: PolicySection) -> str:
+def goes_by_margin(policy: AnyPolicy, predict: PredictSection) -> bool:
+    """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
+    return policy.cautious and not policy.grouped and predict.adapt
+
+
+def policy_text(policy: AnyPolicy, predict: PredictSection) -> str:
     """A policy in a few words, for tables: every table names its drop rule."""
-    return f"{policy.name} (drop: {policy.drop.value}{', cautious' if policy.cautious else ''})"
+    return f"{policy.name} (drop: {policy.drop.value}{', cautious' if goes_by_margin(policy, predict) else ''})"
 
 
 def print_json(value: object) -> None:

@@ -116,7 +116,7 @@ def serve(
         server.start(*[each for each in (recorder, replanner, awake) if each is not None])
         if replanner is not None:
             replanner.start()
-        ready = {"host": section.host, **ports, "policy": policy_text(settings.policy)}
+        ready = {"host": section.host, **ports, "policy": policy_text(server.policy, settings.predict)}
         if laid is not None:
             ready["plan"] = {"file": settings.plan.file, "device": settings.plan.device}
         index = server.index(ready_only=False)

@@ -12,6 +12,7 @@ import typer
 
 from cotenant.cli.options import (
     AsJson,
+    Cautious,
     CoresOption,
     DeviceNumber,
     Drop,
@@ -19,6 +20,7 @@ from cotenant.cli.options import (
     PlanOption,
     Preempt,
     Repository,
+    goes_by_margin,
     policy_text,
     print_json,
     settings_of,
@@ -27,9 +29,13 @@ from cotenant.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cotenant.config import PredictSection
+    from cotenant.policies import AnyPolicy
     from cotenant.policies.lane_rounds import LaneRound
     from cotenant.predict.overlap import OverlapPredictor
     from cotenant.profile.table import Profile
+    from cotenant.serve.beliefs import Beliefs
+    from cotenant.sim.scenario import Scenario
 
 
 class World(StrEnum):
@@ -45,6 +51,7 @@ def simulate(
     policy: Annotated[list[str] | None, typer.Option(help="Policy to simulate; give it several times.")] = None,
     drop: Drop = None,
     preempt: Preempt = None,
+    cautious: Cautious = None,
     lanes: Lanes = None,
     plan: PlanOption = None,
     device_number: DeviceNumber = None,
@@ -71,7 +78,13 @@ def simulate(
     from cotenant.trace import TraceWriter, header
     from cotenant.workload import load_workload, scale
 
-    settings = settings_of(repository, None, drop, preempt, lanes, cores=cores, plan=plan, device_number=device_number)
+    settings = settings_of(
+        *(repository, None, drop, preempt, lanes),
+        cautious=cautious,
+        cores=cores,
+        plan=plan,
+        device_number=device_number,
+    )
     spec = load_workload(workload)
     spec = spec if factor == 1.0 else scale(spec, factor)
     used = device_cores(settings.device)
@@ -98,19 +111,15 @@ def simulate(
     runs = []
     for name in names:
         section = msgspec.structs.replace(settings.policy, name=name)
+        made = make_policy(section, partitions, rounds=rounds)
         for seed in range(spec.seed, spec.seed + seeds):
-            writer = None
+            beliefs, writer = _beliefs(scenario, made, settings.predict), None
             if trace is not None:
-                made = make_policy(section, partitions, rounds=rounds)
-                head = header(
-                    made,
-                    scenario.predictor(made),
-                    scenario.tenants,
-                    scenario.cores,
-                    created="",
-                )
+                head = header(made, beliefs.predictor, scenario.tenants, scenario.cores, created="")
                 writer = TraceWriter(trace.open("wb"), head)
-            outcomes = run_scenario(scenario, section, assumptions, seed, writer, contention=contention)
+            outcomes = run_scenario(
+                *(scenario, section, assumptions, seed, writer), contention=contention, follower=beliefs
+            )
             if writer is not None:
                 writer.close()
             summary = summarise(
@@ -121,12 +130,36 @@ def simulate(
                 tenants=list(scenario.slo_ns),
             )
             if as_json:
-                runs.append({"policy": name, "drop": section.drop.value, "seed": seed, **to_json(summary)})
+                is_cautious = goes_by_margin(made, settings.predict)
+                told = {"policy": name, "drop": section.drop.value, "cautious": is_cautious, "seed": seed}
+                runs.append({**told, **to_json(summary)})
             else:
-                title = f"simulated: {policy_text(section)}, seed {seed}, noise {noise:g}, world {world.value}"
+                text = policy_text(made, settings.predict)
+                title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
+
+
+def _beliefs(scenario: Scenario, policy: AnyPolicy, section: PredictSection) -> Beliefs:
+    """What a server would believe: the profile, corrected by what is observed, with the margin of cautious policies."""
+    from cotenant.core.admission import most_cores
+    from cotenant.serve.beliefs import Beliefs
+    from cotenant.serve.caution import Caution
+
+    quantile = section.group_quantile
+    made = Beliefs(
+        most_cores(policy),
+        adapt=section.adapt,
+        grouped=policy.grouped,
+        quantile=quantile,
+        caution=Caution(quantile) if goes_by_margin(policy, section) else None,
+    )
+    for tenant, table in scenario.tables.items():
+        made.add(tenant, table)
+    if policy.grouped:
+        made.believe_groups(scenario.groups)
+    return made
 
 
 def _fitted(root: Path, profile: Profile, quantile: float) -> OverlapPredictor | None:

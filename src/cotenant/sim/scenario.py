@@ -1,7 +1,8 @@
 """Simulating a workload: the tenants of a repository and their profile against a world made of the same profile.
 
 The policy believes the profile at one quantile; the world draws from it with noise of a named size. With noise 0 and
-the same quantile the policy is clairvoyant about latencies, which tables made here say.
+the same quantile the policy is clairvoyant about latencies, which tables made here say. A follower corrects what is
+believed by what happens, as a server does.
 
 What a server costs besides its launches, and what clients see of it, are named assumptions, all 0 unless they were
 measured (`python -m bench fidelity` measures them).
