@@ -342,6 +342,27 @@ def test_a_file_that_cannot_be_used_leaves_the_plan_as_it_is(
     assert len(following.watch.events(PolicyChanged)) == 1
 
 
+def test_a_file_that_names_a_tenant_without_a_model_is_refused_by_his_name(
+    following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = file_of(device(part(1, ("a", 5.0)), part(1, ("nobody", 5.0))), names=("a", "nobody"))
+    following.path.write_text(plan_text(strange))
+    following.follower.reload()
+    until(lambda: "the plan stays as it is" in caplog.text, lambda: following.client.ask("a", x(1)))
+    assert "names tenant 'nobody', who owns no model in" in caplog.text
+    assert "expected one of a, b" in caplog.text
+    assert following.follower.figures().version == 1
+    assert following.watch.events(PolicyChanged) == []
+    assert following.client.ask("b", x(1)).outcome is Outcome.ANSWERED
+
+
+def test_a_model_that_cannot_be_read_is_no_reason_to_refuse_its_plan(tmp_path: Path) -> None:
+    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
+    path.write_text(plan_text(file_of(PLANNED)))
+    (root / "b" / "config.toml").write_text("broken")
+    assert open_plan(path, 0, Cores((0, 1)), root=root).plan == PLANNED
+
+
 def test_a_session_that_cannot_be_made_leaves_the_policy_as_it_is(
     following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -217,3 +217,17 @@ def test_simulate_runs_the_same_plan(root: Path, tmp_path: Path) -> None:
     assert head.policy_options["rounds"][0]["slots"]
     replayed = cotenant("replay", str(trace), "--json")
     assert json.loads(replayed.stdout)["same"] is True
+
+
+@pytest.mark.parametrize("command", ["serve", "simulate"])
+def test_a_plan_of_a_tenant_without_a_model_is_refused_by_his_name(root: Path, tmp_path: Path, command: str) -> None:
+    path, workload = tmp_path / "plan.toml", tmp_path / "workload.toml"
+    path.write_text(plan_text(planned(root, 50.0, 50.0)).replace('"b"', '"nobody"'))
+    workload.write_text('duration_s = 1\n[[tenant]]\nmodel = "a"\nrate = 5.0\n')
+    places = [str(root)] if command == "serve" else [str(workload), str(root)]
+    done = cotenant(command, *places, "--plan", str(path), "--cores", "0,1")
+    assert done.returncode == 2
+    assert f"{path}: names tenant 'nobody', who owns no model in {root}, expected one of a, b" in " ".join(
+        done.stderr.split()
+    )
+    assert "Traceback" not in done.stderr

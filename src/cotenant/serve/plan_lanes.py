@@ -11,7 +11,7 @@ from typing import Protocol
 from cotenant.plan.file import PlanFile, read_plan
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PlanError
 from cotenant.policies.lane_rounds import LaneRound, LaneSlot
-from cotenant.serve.plan_names import check_names, renamed, shares_of, stage_tenants
+from cotenant.serve.plan_names import check_names, check_owners, renamed, shares_of, stage_tenants
 from cotenant.types import Partition
 
 
@@ -81,10 +81,16 @@ def open_plan(
 ) -> ServedPlan:
     """Read a plan file and lay its device of that number out here. Raises PlanError.
 
-    `root` is the repository that is served, which says whose queries the stages of its applications are.
+    `root` is the repository that is served, which says whose queries the stages of its applications are; a plan with a
+    tenant who owns no model there is refused.
     """
     file = read_plan(path)
-    return lay_out(file, str(path), number, place, running, stage_tenants(root, file.request) if root else {})
+    if root is None:
+        return lay_out(file, str(path), number, place, running)
+    served = lay_out(file, str(path), number, place, running, stage_tenants(root, file.request))
+    slots = [slot.tenant for partition in served.plan.partitions for slot in partition.slots]
+    check_owners([*slots, *[load.tenant for load in served.loads]], root, str(path))
+    return served
 
 
 def lay_out(

@@ -6,14 +6,14 @@ it; else, where the application is served, the tenant of the stage's model does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from cotenant.applications import readable_applications
 from cotenant.plan.file import Request
 from cotenant.plan.types import DevicePlan, PlanError
-from cotenant.repository import readable_versions
+from cotenant.repository import model_names, readable_versions
 
 
 def stage_tenants(root: Path, request: Request) -> dict[str, str]:
@@ -59,6 +59,20 @@ def check_names(names: Mapping[str, str], where: str) -> None:
                 f"{where}: the loads {other!r} and {load!r} would both be served by tenant {tenant!r}, expected one: "
                 f"give the stage a tenant of its own, a directory of the repository with the same model and "
                 f"tenant.name = {stage!r}, and name that directory as the stage's model"
+            )
+
+
+def check_owners(tenants: Iterable[str], root: Path, where: str) -> None:
+    """See to it that every tenant owns a model in the repository, readable or not. Raises PlanError."""
+    readable = list(readable_versions(root))
+    found = {each.model for each in readable}
+    known = {each.tenant for each in readable} | {name for name in model_names(root) if name not in found}
+    for tenant in tenants:
+        if tenant not in known:
+            raise PlanError(
+                f"{where}: names tenant {tenant!r}, who owns no model in {root}, "
+                f"expected one of {', '.join(sorted(known)) or 'none'} "
+                "(the load APPLICATION.STAGE is served by a tenant called so, else by that of the stage's model)"
             )
 
 
