@@ -25,7 +25,7 @@ def fault_of(
         if drop.query not in live or drop.query in gone:
             return f"drops query {drop.query}, which is not live"
         gone.add(drop.query)
-    resumed: set[int] = set()
+    resumed: tuple[int, ...] = ()
     for start in decision.starts:
         mask, number = start.partition.mask, start.batch
         if mask & free_mask != mask:
@@ -42,7 +42,7 @@ def fault_of(
                 return f"resumes batch {number}, which is not paused"
             if gone and all(query.id in gone for query in batch.queries):
                 return f"resumes batch {number}, of which it drops every query"
-            resumed.add(number)
+            resumed += (number,)
             tenant, begin = batch.tenant, batch.next_unit
         end, cuts = start.end, tenant.cuts
         if end <= begin or (end != cuts[-1] and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):

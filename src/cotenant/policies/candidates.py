@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Container, Sequence
 
 from cotenant.core.snapshot import BatchView, QueueView, Snapshot
@@ -39,10 +38,8 @@ class Candidates:
         self.taken: set[int] = set()
         self._heads: dict[str, int] = {}
         """Positions of the heads that are not in front; the length of the queue when all of it is given away."""
-        self._fronts: dict[str, int] = {}
-        """The same for those that are not held back, where some are."""
         self._passed: set[int] = set()
-        self.put_off: deque[tuple[QueueView, int]] = deque()
+        self.put_off: list[tuple[QueueView, int]] = []
         self._unsettled: tuple[QueueView, Sequence[Query]] | None = None
         self._paused: list[tuple[Key, int, BatchView]] = []
         if snapshot.paused:
@@ -75,6 +72,8 @@ class Candidates:
     def hold_back(self, numbers: frozenset[int]) -> None:
         """The queries of these numbers are candidates only when there are no others."""
         self._back = numbers
+        self._fronts: dict[str, int] = {}
+        """As `_heads`, for those that are not held back."""
 
     @property
     def paused_keys(self) -> list[tuple[Key, BatchView]]:
@@ -129,7 +128,7 @@ class Candidates:
         if self._unsettled is not None:
             self._settle()
         while self.put_off:
-            queue, at = self.put_off.popleft()
+            queue, at = self.put_off.pop(0)
             if queue.queries[at].id not in self.taken:
                 return queue, at
         return None
@@ -141,7 +140,8 @@ class Candidates:
         if self._passed:
             self._passed.clear()
             self.put_off.clear()
-            self._fronts.clear()
+            if self._back:
+                self._fronts.clear()
             self._heads = {name: self._next(queue, 0) for name, queue in self.snapshot.queues.items()}
         if self._paused_passed:
             self._paused = sorted([*self._paused, *self._paused_passed], key=_first_two, reverse=True)
