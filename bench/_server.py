@@ -18,6 +18,7 @@ from cotenant.zoo import build
 
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
 _STOP_S = 20.0
+_WORKER = b"cotenant.execute.worker.main"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +96,13 @@ def rss_mb(pid: int) -> float:
     """Resident memory of a process, in units of 10^6 bytes."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def worker_pid(server: Running, tenant: str) -> int:
+    """The worker process of a tenant. Raises BenchError when there is none."""
+    for task in Path(f"/proc/{server.pid}/task").iterdir():
+        for pid in (task / "children").read_text().split():
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if _WORKER in arguments and tenant.encode() in arguments:
+                return int(pid)
+    raise BenchError(f"the server has no worker of {tenant!r}")

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
-from bench._server import Running, cache_folder, rss_mb, serving
+from bench._server import Running, cache_folder, rss_mb, serving, worker_pid
 from bench._tenants import WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.types import ANSWERS, Outcome
@@ -43,7 +43,6 @@ AFTER_S = 4.0
 """How much of the time after a kill counts as its window; the rest up to the next kill is calm."""
 WARM_UP_S = 3.0
 SEED = 1
-_WORKER = b"cotenant.execute.worker.main"
 
 
 def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
@@ -59,7 +58,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         time.sleep(0.5)
         killer.note_recovery()
         page = _page(server)
-        resident = {model: round(rss_mb(_worker(server, model)), 1) for model in MODELS}
+        resident = {model: round(rss_mb(worker_pid(server, model)), 1) for model in MODELS}
         resident["server"] = round(rss_mb(server.pid), 1)
     rows = _rows(result, killer)
     lost = _lost(result, page)
@@ -85,7 +84,7 @@ class Killer:
         """Kill if it is time."""
         if len(self.at_s) < len(self._due) and stats.elapsed_ns >= self._due[len(self.at_s)] * 1e9:
             self.note_recovery()
-            pid = _worker(self._server, VICTIM)
+            pid = worker_pid(self._server, VICTIM)
             self.at_s.append(time.time())
             os.kill(pid, signal.SIGKILL)
 
@@ -109,16 +108,6 @@ def _repository(root: Path, quick: bool) -> tuple[Path, dict[str, float]]:
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
-
-
-def _worker(server: Running, tenant: str) -> int:
-    """The worker process of a tenant. Raises BenchError when there is none."""
-    for task in Path(f"/proc/{server.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if _WORKER in arguments and tenant.encode() in arguments:
-                return int(pid)
-    raise BenchError(f"the server has no worker of {tenant!r}")
 
 
 def _page(server: Running) -> str:

@@ -32,14 +32,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
-from cotenant.core.lifecycle import (
-    BatchState,
-    BatchStep,
-    QueryState,
-    QueryStep,
-    next_batch_state,
-    next_query_state,
-)
+from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_batch_state, next_query_state
 from cotenant.core.queues import Batch, Live, TenantQueues
 from cotenant.core.snapshot import Policy, Running, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError

@@ -1,0 +1,300 @@
+"""Integrity: every answer held against what that client had sent, while others disconnect, cancel, crash and reload.
+
+Models that give back the numbers they were given (`bench/_carry.py`): one of many layers, which is left at cuts all the
+time, one of rows of several widths, one of texts, one whose output has a size of its own, a torch archive, and an
+application of two of them. Clients in a closed loop, over HTTP (binary and JSON), gRPC and gRPC streams; three in ten
+leave before they are answered, a few bring time-outs of their own. Every configuration is a fresh server. SLOs are
+longer than clients wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by a
+kill or a reload that is a part of their configuration; those are `excused`, with the reason. `left_at_a_cut` is read
+from the servers' traces: members that left a batch between two of its launches while others stayed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from bench._askers import Askers, Tally, Target
+from bench._carry import (
+    MOST_ROWS,
+    ask_carry,
+    ask_some,
+    ask_wide,
+    ask_words,
+    carry,
+    some,
+    wide,
+    words,
+    write_chain,
+    write_model,
+    write_torch,
+)
+from bench._registry import BenchError
+from bench._server import Running, serving, worker_pid
+from cotenant.config import load_server_config
+from cotenant.plan.elastic import Elastic
+from cotenant.plan.file import PlanFile, Request, plan_text
+from cotenant.plan.sources import costs_of_repository
+from cotenant.plan.types import DeviceType, Load, Plan
+from cotenant.profile.measure import Effort
+from cotenant.profile.sweep import profile_repository
+from cotenant.repository import SERVER_FILE, trace_path
+from cotenant.trace import Record, read
+
+ANSWERS, QUICK_ANSWERS = 6500, 250
+"""Answers that each configuration goes on to."""
+CALLERS = 20
+PERIOD_S = 1.5
+"""From one kill, or reload, to the next."""
+SEED = 5
+_LEAST_DISTURBANCES = 2
+_MOST_S, _QUICK_MOST_S = 60.0, 8.0
+_SHAPES = ["[[model.shapes]]\nx = [1, 4]\n", "[[model.shapes]]\nx = [1, 30]\n"]
+_ONE_CORE = "[device]\ncores = [{core}]\n"
+_EVERY_CUT = "preempt = true\nstretch = 0.0\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A configuration: the server's, and what is done to it. `excuse` begins the reasons that count as excused."""
+
+    name: str
+    server: str
+    options: tuple[str, ...] = ()
+    disturb: str = ""
+    excuse: tuple[str, ...] = ()
+    planned: bool = False
+
+
+@dataclass(slots=True)
+class Row:
+    """What one configuration came to."""
+
+    configuration: str
+    answers: int = 0
+    foreign_answers: int = 0
+    unanswered: int = 0
+    innocent_failures: int = 0
+    excused: int = 0
+    left: int = 0
+    left_at_a_cut: int = 0
+    timed_out: int = 0
+    disturbances: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+SETTINGS = (
+    Setting("edf, one core", _ONE_CORE + f'[policy]\nname = "edf"\n{_EVERY_CUT}'),
+    Setting("edf, both cores together", f'[device]\nlanes = "all"\n[policy]\nname = "edf"\n{_EVERY_CUT}'),
+    Setting("fcfs", f'[policy]\nname = "fcfs"\n{_EVERY_CUT}'),
+    Setting("overlap", '[policy]\nname = "overlap"\nbarrier = true\nstretch = 0.0\n'),
+    Setting("duty cycle", f'[policy]\nname = "duty_cycle"\n{_EVERY_CUT}', planned=True),
+    Setting("edf in threads", _ONE_CORE + f'[policy]\nname = "edf"\n{_EVERY_CUT}', ("--isolation", "thread")),
+    Setting(
+        "overlap in threads", '[policy]\nname = "overlap"\nbarrier = false\nstretch = 0.0\n', ("--isolation", "thread")
+    ),
+    Setting(
+        "edf, workers killed",
+        f'[policy]\nname = "edf"\n{_EVERY_CUT}',
+        disturb="kill",
+        excuse=("failed: the worker of",),
+    ),
+    Setting(
+        "edf, models reloaded",
+        f'[policy]\nname = "edf"\n{_EVERY_CUT}',
+        disturb="reload",
+        excuse=(
+            "failed: the model was reloaded",
+            "model 'carry' is not served: it is being reloaded",
+            "application 'chain'",
+        ),
+    ),
+)
+QUICK = ("edf, one core", "overlap", "edf in threads", "edf, workers killed")
+
+
+def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+    """Measure; nothing is kept."""
+    settings = [each for each in SETTINGS if not quick or each.name in QUICK]
+    with tempfile.TemporaryDirectory(prefix="cotenant-integrity-") as name:
+        root = Path(name) / "models"
+        targets = build(root)
+        numbers = itertools.count(1)
+        rows = [
+            measure(
+                root, each, targets, numbers, QUICK_ANSWERS if quick else ANSWERS, _QUICK_MOST_S if quick else _MOST_S
+            )
+            for each in settings
+        ]
+    summary = summarise(rows)
+    _show(rows, summary)
+    if quick:
+        left_out = f"{len(QUICK)} of {len(SETTINGS)} configurations, {QUICK_ANSWERS} answers in each, not {ANSWERS}"
+        print(f"quick: {left_out}")
+    return {"summary": summary, "rows": [asdict(row) for row in rows], "seeds": [SEED]}
+
+
+def build(root: Path) -> list[Target]:
+    """The models in a repository, profiled; who is asked, and how often."""
+    write_model(root, "carry", carry(), MOST_ROWS)
+    write_model(root, "other", carry(1), MOST_ROWS)
+    write_model(root, "wide", wide(), MOST_ROWS, _SHAPES)
+    write_model(root, "words", words(), MOST_ROWS)
+    write_model(root, "some", some(), 1)
+    targets = [
+        Target("carry", ask_carry, 6.0),
+        Target("other", ask_carry, 1.0, 2),
+        Target("wide", ask_wide),
+        Target("words", ask_words),
+        Target("some", ask_some, 1.0, 1),
+        Target("chain", ask_carry),
+    ]
+    if write_torch(root, "archive"):
+        targets.append(Target("archive", ask_carry, 2.0))
+    write_chain(root, "chain", "carry", "wide", "y")
+    settings = load_server_config(root / SERVER_FILE)
+    effort = Effort(budget_s=0.03, min_runs=2)
+    _, errors = profile_repository(root, settings, effort, fresh=True, on_step=lambda *_: None)
+    if errors:
+        raise BenchError(f"cannot be profiled: {errors}")
+    return targets
+
+
+def measure(
+    root: Path, setting: Setting, targets: list[Target], numbers: Iterable[int], answers: int, most_s: float
+) -> Row:
+    """Serve and ask until there are so many answers, or so much time has passed."""
+    core = sorted(os.sched_getaffinity(0))[0]
+    (root / SERVER_FILE).write_text(setting.server.format(core=core), encoding="utf-8")
+    options = list(setting.options)
+    if setting.planned:
+        plan = root.parent / "plan.toml"
+        plan.write_text(_plan(root), encoding="utf-8")
+        options += ["--plan", str(plan)]
+    with serving(root, *options) as server:
+        tally, disturbances = uvloop.run(_ask(server, setting, targets, numbers, answers, most_s))
+    row = Row(setting.name, tally.answers, tally.foreign, tally.unanswered)
+    row.excused = sum(count for reason, count in tally.reasons.items() if reason.startswith(setting.excuse or ("\\0",)))
+    row.innocent_failures = tally.failed - row.excused
+    row.left, row.timed_out, row.disturbances = tally.left, tally.timed_out, disturbances
+    row.left_at_a_cut = left_at_a_cut(read(trace_path(root))[1])
+    row.reasons = dict(tally.reasons.most_common(8))
+    for example in tally.examples:
+        print(f"{setting.name}: FOREIGN {example}")
+    return row
+
+
+def left_at_a_cut(records: Iterable[Record]) -> int:
+    """Queries that left a batch between two of its launches while others stayed in it."""
+    left, members = 0, dict[int, int]()
+    for record in records:
+        for kind, action in record.actions:
+            if kind == "Launch":
+                count = len(action["queries"])
+                left += max(0, members.get(action["batch"], count) - count)
+                members[action["batch"]] = count
+    return left
+
+
+def summarise(rows: Iterable[Row]) -> dict[str, int]:
+    """The sums."""
+    rows = list(rows)
+    names = (
+        "answers",
+        "foreign_answers",
+        "unanswered",
+        "innocent_failures",
+        "excused",
+        "left",
+        "left_at_a_cut",
+        "timed_out",
+    )
+    return {name: sum(getattr(row, name) for row in rows) for name in names} | {"configurations": len(rows)}
+
+
+async def _ask(
+    server: Running, setting: Setting, targets: list[Target], numbers: Iterable[int], answers: int, most_s: float
+) -> tuple[Tally, int]:
+    grpc_url = f"{server.host}:{server.grpc_port}"
+    askers = Askers(server.http_url, grpc_url, targets, seed=SEED, numbers=iter(numbers))
+    end = asyncio.get_running_loop().time() + most_s
+    moments: list[float] = []
+    disturber = asyncio.ensure_future(_disturb(server, setting.disturb, moments))
+
+    def is_over(tally: Tally) -> bool:
+        is_disturbed = not setting.disturb or len(moments) >= _LEAST_DISTURBANCES
+        return (tally.answers >= answers and is_disturbed) or asyncio.get_running_loop().time() >= end
+
+    try:
+        tally = await askers.run(CALLERS, is_over)
+    finally:
+        disturber.cancel()
+        with suppress(asyncio.CancelledError):
+            await disturber
+    return tally, len(moments)
+
+
+async def _disturb(server: Running, how: str, moments: list[float]) -> None:
+    """Kill a worker, or reload a model, again and again, and note when."""
+    act: dict[str, Callable[[], None]] = {
+        "kill": lambda: os.kill(worker_pid(server, "carry"), signal.SIGKILL),
+        "reload": lambda: _post(f"{server.http_url}/v2/repository/models/carry/load"),
+    }
+    while how:
+        await asyncio.sleep(PERIOD_S)
+        with suppress(BenchError):  # it has not come back yet
+            await asyncio.to_thread(act[how])
+            moments.append(asyncio.get_running_loop().time())
+
+
+def _post(url: str) -> None:
+    with urllib.request.urlopen(urllib.request.Request(url, b"{}", method="POST"), timeout=60) as answer:
+        answer.read()
+
+
+def _plan(root: Path) -> str:
+    """A plan of two of the models on a core each, as `cotenant plan` would write it; the others are guests."""
+    kind = DeviceType("cpu", ((1, 1),), 1 << 40)
+    loads = tuple(Load(name, name, 20.0, 60_000_000_000) for name in ("carry", "wide"))
+    grounds = costs_of_repository(root, (kind,))
+    plan = Elastic(headroom=0.1).plan(loads, grounds.devices, grounds.costs)
+    if not isinstance(plan, Plan):
+        raise BenchError(f"no plan for {[load.tenant for load in loads]}: {plan}")
+    return plan_text(PlanFile(Request(loads, (kind,)), plan, 0.1))
+
+
+def _show(rows: list[Row], summary: dict[str, int]) -> None:
+    console = Console()
+    table = Table(
+        "configuration",
+        "answers",
+        "foreign",
+        "unanswered",
+        "innocent",
+        "excused",
+        "left",
+        "at a cut",
+        "timed out",
+        "disturbed",
+    )
+    table.title = "Answers held against what was sent"
+    for row in rows:
+        table.add_row(*(str(value) for key, value in asdict(row).items() if key != "reasons"))
+    console.print(table)
+    for row in rows:
+        for reason, count in row.reasons.items():
+            console.print(f"{row.configuration}: {count} x {reason}", highlight=False)
+    for key, value in summary.items():
+        console.print(f"{key}: {value}")
