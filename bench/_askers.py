@@ -174,7 +174,7 @@ class Askers:
         )
         message = self._pool.prepare("POST", f"{model_path(model)}/infer", headers, body)
         status, payload = await self._pool.request(message, self._give_up_s)
-        return [_http_outputs(payload) if status == 200 else json.loads(payload)["error"]]
+        return [http_outputs(payload) if status == 200 else json.loads(payload)["error"]]
 
     async def _send_stream(
         self, model: str, asked: Sequence[tuple[Arrays, Any]], parameters: dict[str, int]
@@ -217,8 +217,8 @@ def _json_request(inputs: Arrays, parameters: dict[str, int]) -> tuple[bytes, di
     return json.dumps({"inputs": tensors, "parameters": parameters}).encode(), {"Content-Type": "application/json"}
 
 
-def _http_outputs(payload: bytes) -> Arrays:
-    """Of an answer as JSON, or with binary outputs behind the JSON."""
+def http_outputs(payload: bytes) -> Arrays:
+    """The outputs of an answer as JSON, or with binary outputs behind the JSON."""
     head, at = json.JSONDecoder().raw_decode(payload.decode("latin-1"))  # a character a byte: nothing here is not ASCII
     outputs: Arrays = {}
     for output in head["outputs"]:

@@ -91,17 +91,19 @@ def numbers(query: int, rows: int, width: int = WIDTH) -> Any:
     return (query * MOST_ROWS + np.arange(rows, dtype=np.float32))[:, None] + np.arange(width, dtype=np.float32) / 32
 
 
-def write_model(root: Path, name: str, model: onnx.ModelProto, max_batch: int, lines: Sequence[str] = ()) -> None:
+def write_model(
+    root: Path, name: str, model: onnx.ModelProto, max_batch: int, lines: Sequence[str] = (), slo_ms: float = SLO_MS
+) -> None:
     """Put a model into a repository. `lines` end its configuration."""
     folder = root / name
     (folder / "1").mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "1" / "model.onnx")
-    write_config(folder, max_batch, lines)
+    write_config(folder, max_batch, lines, slo_ms)
 
 
-def write_config(folder: Path, max_batch: int, lines: Sequence[str] = ()) -> None:
-    """Configure a model: an SLO that is never missed, and segments as short as they get."""
-    head = [f"[tenant]\nslo_ms = {SLO_MS}\nmax_queue = 4096\n", f"[model]\nmax_batch = {max_batch}\n"]
+def write_config(folder: Path, max_batch: int, lines: Sequence[str] = (), slo_ms: float = SLO_MS) -> None:
+    """Configure a model: an SLO that is never missed unless it is given, and segments as short as they get."""
+    head = [f"[tenant]\nslo_ms = {slo_ms}\nmax_queue = 4096\n", f"[model]\nmax_batch = {max_batch}\n"]
     text = "\n".join([*head, *lines, f"\n[segments]\nmax_ms = {SEGMENT_MS}\n"])
     (folder / "config.toml").write_text(text, encoding="utf-8")
 
