@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -242,6 +243,7 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(host: Host, t
     path = tmp_path / "a.onnx"
     content = path.read_bytes()
     path.write_bytes(b"damaged")
+    shutil.rmtree(tmp_path / "graphs")
     os.kill(host.pid("a"), signal.SIGKILL)
     host.wait_for(lambda: sum("no readable ONNX model" in line for line in host.logs) >= 2)
     assert host.executor.workers()[0].restarts["unloadable"] >= 2
@@ -257,10 +259,31 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(host: Host, t
     host.executor.take(2)
 
 
+def test_a_worker_and_the_next_one_run_what_was_loaded_whatever_becomes_of_the_file(host: Host, tmp_path: Path) -> None:
+    """New content comes by loading the model again, not by a lane that is new or a worker that died."""
+    host.load("a", lambda: scaled(2.0))
+    file = tmp_path / "a.onnx"
+    with file.open("r+b") as opened:  # the same size, other weights
+        opened.write(scaled(3.0).SerializeToString())
+    whole = Partition((CORE.cores[0], OTHER.cores[0])) if CORE != OTHER else CORE
+    for life in range(3):
+        for lane, partition in enumerate((CORE, OTHER, whole)):
+            query = 10 * life + lane
+            assert host.wait(host.start("a", query, X, partition=partition)) == [None]
+            np.testing.assert_allclose(host.executor.take(query)["y"], 2 * X["x"] / (1 + abs(X["x"])), rtol=1e-5)
+        if life == 0:
+            file.write_bytes(b"cut short")
+        else:
+            file.unlink(missing_ok=True)
+        os.kill(host.pid("a"), signal.SIGKILL)
+        host.wait_resumed(life + 1)
+
+
 def test_a_file_that_has_changed_is_not_taken_for_the_model(host: Host, tmp_path: Path) -> None:
-    """The core knows the units of the first one; a new one comes by loading the model again."""
+    """When the copy of what was loaded is gone too: the core knows the units of that one."""
     host.load("a", lambda: scaled(2.0))
     onnx.save(chooser(), tmp_path / "a.onnx")
+    shutil.rmtree(tmp_path / "graphs")
     os.kill(host.pid("a"), signal.SIGKILL)
     host.wait_for(lambda: any("its file has changed since it was loaded" in line for line in host.logs))
     assert "has changed" in host.executor.problem("a")
@@ -273,6 +296,7 @@ def test_a_loss_before_the_core_knew_the_tenant_is_told_again(host: Host, tmp_pa
     loaded = host.executor.load("a", model, [(1, [(0, 2)])])
     host.executor.add_model("a", loaded)
     path.write_bytes(b"damaged")
+    shutil.rmtree(tmp_path / "graphs")
     os.kill(host.pid("a"), signal.SIGKILL)
     host.wait_for(lambda: bool(host.events))
     host.executor.announce("a")
@@ -290,6 +314,7 @@ def test_a_model_that_cannot_be_loaded_at_first_is_refused_with_the_reason(tmp_p
     onnx.save(scaled(1.0), path)
     model = SegmentedModel.open(path, cache_dir=tmp_path / "graphs")
     path.write_bytes(b"damaged")
+    shutil.rmtree(tmp_path / "graphs")
     with pytest.raises(ModelError, match="no readable ONNX model") as caught:
         host.executor.load("a", model, [(1, [(0, 2)])])
     assert caught.value.path == path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from cotenant.config import DeviceSection, ServerConfig
@@ -18,10 +20,11 @@ from cotenant.profile import measure, sweep
 from cotenant.profile.device import this_device
 from cotenant.profile.inputs import make_inputs
 from cotenant.profile.measure import Effort, Journal, Sweep, measure_model
+from cotenant.profile.opening import open_version
 from cotenant.profile.sweep import profile_repository
 from cotenant.profile.table import FORMAT, Profile, ProfileError, load_profile, save_profile
 from cotenant.profile.units import measure_units
-from cotenant.repository import profile_path
+from cotenant.repository import find_versions, profile_path
 from onnx_samples import residual_cnn
 from repositories import config, write_bad, write_good, write_model
 
@@ -98,6 +101,31 @@ def test_a_known_profile_is_not_measured_again_unless_asked(root: Path, counting
     assert again.models == first.models
     sweep_all(root, fresh=True)
     assert counting.points == sum(POINTS.values())
+
+
+def test_weights_in_files_beside_the_model_are_part_of_what_a_profile_is_of(tmp_path: Path) -> None:
+    """And one that is a single file is identified by its bytes, as profiles have it since there are any."""
+    root = write_good(tmp_path / "models", "add_sub")
+    write_model(root, "cnn", config(), {1: residual_cnn})
+    path = root / "cnn" / "1" / "model.onnx"
+    onnx.save(residual_cnn(), path, save_as_external_data=True, location="w.data", size_threshold=0)
+
+    def digest(name: str) -> str:
+        (found,) = find_versions(root, name)
+        opened = open_version(root, found)
+        opened.runner.close()
+        return opened.digest
+
+    first = digest("cnn")
+    assert digest("cnn") == first
+    weights = path.with_name("w.data")
+    weights.write_bytes(weights.read_bytes()[::-1])
+    assert digest("cnn") != first
+    (found,) = find_versions(root, "add_sub")
+    opened = open_version(root, found)
+    opened.runner.close()
+    form = msgspec.json.encode((opened.shapes, found.config.model.max_batch, found.config.segments.max_ms))
+    assert opened.digest == hashlib.sha256(found.path.read_bytes() + form).hexdigest()[:16]
 
 
 def test_an_interrupted_sweep_goes_on_where_it_stopped(root: Path, counting: Counting) -> None:

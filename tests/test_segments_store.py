@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import onnx_samples as samples
+from cotenant.execute.contents import PATHS
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
+
+EXTERNAL = {"save_as_external_data": True, "location": "w.data", "size_threshold": 0}
 
 
 def saved(model: onnx.ModelProto, path: Path, **options: Any) -> Path:
@@ -29,21 +35,25 @@ def result(path: Path, cache: Path | None) -> dict[str, Any]:
 
 
 def stamp(cache: Path) -> dict[str, tuple[int, int]]:
-    files = sorted(file for file in cache.rglob("*") if file.is_file())
+    files = sorted(file for file in cache.rglob("*") if file.is_file() and file.parent.name != PATHS)
     return {str(file.relative_to(cache)): (file.stat().st_ino, file.stat().st_mtime_ns) for file in files}
+
+
+def folders(cache: Path) -> list[Path]:
+    return sorted(entry for entry in cache.iterdir() if entry.name != PATHS)
 
 
 def test_a_second_opening_reads_the_cache(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = result(saved(samples.residual_cnn(), tmp_path / "a" / "m.onnx"), cache)
     before = stamp(cache)
-    assert len(before) == 3
+    assert len(before) == 4
     again = result(saved(samples.residual_cnn(), tmp_path / "b" / "other.onnx"), cache)
     assert stamp(cache) == before
     np.testing.assert_array_equal(first["y"], again["y"])
     result_of_other = SegmentedModel.open(saved(samples.encoder(), tmp_path / "m.onnx"), cache_dir=cache)
     result_of_other.close()
-    assert len(stamp(cache)) == 6
+    assert len(stamp(cache)) == 8
 
 
 @pytest.mark.parametrize("damage", ["cut weights", "flip a bit", "lose the graph", "garble the manifest", "old format"])
@@ -51,7 +61,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "cache"
     path = saved(samples.residual_cnn(), tmp_path / "m.onnx")
     first = result(path, cache)
-    (folder,) = cache.iterdir()
+    (folder,) = folders(cache)
     graph, weights, manifest = folder / "graph.onnx", folder / "weights.bin", folder / "manifest.json"
     match damage:
         case "cut weights":
@@ -67,7 +77,7 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: str) -> None:
         case _:
             manifest.write_text(manifest.read_text().replace('"format": ', '"format": 1000'))
     np.testing.assert_array_equal(result(path, cache)["y"], first["y"])
-    assert [entry.name for entry in cache.iterdir()] == [folder.name]
+    assert folders(cache) == [folder]
 
 
 def test_without_a_cache_directory_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +89,7 @@ def test_without_a_cache_directory_nothing_is_left(tmp_path: Path, monkeypatch: 
 
 def test_external_weights_inside_the_directory_work(tmp_path: Path) -> None:
     plain = result(saved(samples.residual_cnn(), tmp_path / "plain" / "m.onnx"), tmp_path / "cache")
-    options = {"save_as_external_data": True, "location": "w.data", "size_threshold": 0}
-    path = saved(samples.residual_cnn(), tmp_path / "split" / "m.onnx", **options)
+    path = saved(samples.residual_cnn(), tmp_path / "split" / "m.onnx", **EXTERNAL)
     assert (path.parent / "w.data").stat().st_size > 1000
     np.testing.assert_allclose(result(path, tmp_path / "cache")["y"], plain["y"], atol=1e-5)
     (path.parent / "w.data").write_bytes(b"short")
@@ -92,14 +101,131 @@ def test_external_weights_inside_the_directory_work(tmp_path: Path) -> None:
 
 
 def test_changed_external_weights_are_noticed(tmp_path: Path) -> None:
-    options = {"save_as_external_data": True, "location": "w.data", "size_threshold": 0}
-    path = saved(samples.residual_cnn(), tmp_path / "m.onnx", **options)
+    path = saved(samples.residual_cnn(), tmp_path / "m.onnx", **EXTERNAL)
     first = result(path, tmp_path / "cache")
     weights = path.parent / "w.data"
     values = np.frombuffer(weights.read_bytes(), np.uint8).copy()
     values[values == 62] = 63
     weights.write_bytes(values.tobytes())
     assert not np.allclose(result(path, tmp_path / "cache")["y"], first["y"])
+
+
+def reweighted(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph with other weights: a file of the same size."""
+    for weight in model.graph.initializer:
+        values = numpy_helper.to_array(weight)
+        if values.dtype == np.float32:
+            weight.CopyFrom(numpy_helper.from_array(values[..., ::-1] * np.float32(1.5), weight.name))
+    return model
+
+
+WAYS = ("overwritten", "cut short", "deleted", "replaced")
+
+
+def spoil(path: Path, way: str, content: bytes) -> None:
+    """Do to a file what people do to the files of models that are served."""
+    match way:
+        case "overwritten":
+            assert path.stat().st_size == len(content)
+            with path.open("r+b") as file:
+                file.write(content)
+        case "cut short":
+            os.truncate(path, 10)
+        case "deleted":
+            path.unlink()
+        case _:
+            fresh = path.with_name("fresh")
+            fresh.write_bytes(content)
+            fresh.rename(path)
+
+
+@pytest.mark.parametrize("options", [{}, EXTERNAL], ids=["one file", "weights beside it"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_stays_what_it_was_whatever_becomes_of_its_files(
+    tmp_path: Path, way: str, options: dict[str, Any]
+) -> None:
+    """Sessions for further cores are made long after a model was opened, and workers open it again."""
+    path = saved(samples.residual_cnn(), tmp_path / "m.onnx", **options)
+    other = saved(reweighted(samples.residual_cnn()), tmp_path / "other" / "m.onnx", **options).parent
+    feeds = samples.feeds(samples.residual_cnn())
+    with SegmentedModel.open(path, cache_dir=tmp_path / "cache") as model:
+        expected = to_numpy(model.run(0, model.unit_count, feeds))["y"]
+        for file in other.iterdir():
+            spoil(tmp_path / file.name, way, file.read_bytes())
+        for threads in (1, 2, (0, 1)):
+            whole = to_numpy(model.run(0, model.unit_count, feeds, threads))["y"]
+            cut = to_numpy(model.run(3, model.unit_count, model.run(0, 3, feeds, threads), threads))["y"]
+            np.testing.assert_allclose(whole, expected, atol=1e-5)
+            np.testing.assert_allclose(cut, expected, atol=1e-5)
+        content = model.graph_path.parent.name
+        with SegmentedModel.open(path, cache_dir=tmp_path / "cache", content=content) as again:
+            np.testing.assert_array_equal(to_numpy(again.run(0, again.unit_count, feeds))["y"], expected)
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ModelError, match=re.escape(str(path))):
+        SegmentedModel.open(path, cache_dir=tmp_path / "cache", content=content)
+
+
+def test_a_file_that_changes_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(samples.residual_cnn(), tmp_path / "m.onnx")
+    other = saved(reweighted(samples.residual_cnn()), tmp_path / "other.onnx")
+    copyfile = shutil.copyfile
+    monkeypatch.setattr("shutil.copyfile", lambda _, target: copyfile(other, target))
+    with pytest.raises(ModelError, match="changed while it was opened"):
+        SegmentedModel.open(path, cache_dir=tmp_path / "cache")
+    assert folders(tmp_path / "cache") == []
+
+
+def test_copies_that_cannot_be_written_are_an_error_of_the_model(tmp_path: Path) -> None:
+    path = saved(samples.residual_cnn(), tmp_path / "m.onnx")
+    (tmp_path / "cache").write_text("in the way")
+    with pytest.raises(ModelError, match=r"cannot be copied into .*cache"):
+        SegmentedModel.open(path, cache_dir=tmp_path / "cache")
+
+
+def test_a_cache_that_was_taken_away_is_named(tmp_path: Path) -> None:
+    path = saved(samples.residual_cnn(), tmp_path / "m.onnx")
+    with SegmentedModel.open(path, cache_dir=tmp_path / "cache") as model:
+        shutil.rmtree(tmp_path / "cache")
+        for start, end in ((0, 3), (0, model.unit_count)):
+            with pytest.raises(ModelError, match="cache"):
+                model.prepare([(start, end)])
+
+
+def test_old_content_goes_when_nobody_runs_it_any_more(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    path, twin = (saved(samples.residual_cnn(), tmp_path / name) for name in ("m.onnx", "twin.onnx"))
+    for file in (path, twin):
+        SegmentedModel.open(file, cache_dir=cache).close()
+    first = folders(cache)
+    assert len(first) == 1
+    old = SegmentedModel.open(twin, cache_dir=cache)
+    for file in (path, twin):
+        saved(reweighted(samples.residual_cnn()), file)
+        new = SegmentedModel.open(file, cache_dir=cache)
+        assert len(folders(cache)) == 2
+        new.close()
+    assert len(folders(cache)) == 2  # the old one is run, and the newest of a file is for its next opening
+    old.close()
+    (newest,) = folders(cache)
+    assert newest not in first
+    twin.unlink()
+    SegmentedModel.open(path, cache_dir=cache).close()
+    assert folders(cache) == [newest]
+    path.unlink()
+    third = saved(samples.encoder(), tmp_path / "third.onnx")
+    SegmentedModel.open(third, cache_dir=cache).close()
+    assert newest not in folders(cache)
+    assert len(folders(cache)) == 1
+
+
+def test_what_an_interrupted_opening_left_goes_and_what_others_put_there_stays(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    kept = ["notes", ".git", "0123-ort", "a" * 32]
+    left = [f".{'a' * 32}-k3j_2x", f"{'b' * 32}-ort1.0.0-{'c' * 12}"]
+    for name in (*kept, *left):
+        (cache / name / "inner").mkdir(parents=True)
+    result(saved(samples.residual_cnn(), tmp_path / "m.onnx"), cache)
+    assert sorted({entry.name for entry in folders(cache)} & {*kept, *left}) == sorted(kept)
 
 
 def link(path: Path, target: Path) -> str:
@@ -159,4 +285,4 @@ def test_an_unsupported_operator_is_named_with_a_mend(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"m\.onnx.*Levitate.*[Ee]xport") as caught:
         SegmentedModel.open(path, cache_dir=tmp_path / "cache")
     assert caught.value.path == path
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert folders(tmp_path / "cache") == []

@@ -6,18 +6,24 @@ import io
 import json
 import os
 import pickle
+import re
+import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from cotenant.execute.errors import ModelError
+from cotenant.execute.runner import to_numpy
 from cotenant.execute.torch.check import UnsafeArchiveError, check_expression, check_name, check_target
 from cotenant.execute.torch.model import TorchModel
+from cotenant.execute.worker.channel import Open
+from cotenant.execute.worker.model import _open
 from torch_samples import SAMPLES, exported
 
 INPUTS = {"input": torch.ones(2, 4)}
@@ -50,6 +56,43 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batch = torch.export.Dim("batch", min=1, max=8)
     torch.export.save(torch.export.export(Small().eval(), (), INPUTS, dynamic_shapes={"input": {0: batch}}), path)
     return path
+
+
+@pytest.mark.parametrize("way", ["overwritten", "cut short", "deleted"])
+def test_a_model_stays_what_it_was_whatever_becomes_of_its_file(good: Path, tmp_path: Path, way: str) -> None:
+    """What identifies it is of the bytes that were opened, and a worker that is started later opens the same."""
+    path, other = tmp_path / "m.pt2", tmp_path / "other.pt2"
+    shutil.copyfile(good, path)
+    batch = torch.export.Dim("batch", min=1, max=8)
+    torch.export.save(torch.export.export(Small().eval(), (), INPUTS, dynamic_shapes={"input": {0: batch}}), other)
+    with TorchModel.open(path, cache_dir=tmp_path / "cache") as model:
+        expected = to_numpy(model.run(0, model.unit_count, INPUTS))
+        if way == "overwritten":
+            path.write_bytes(other.read_bytes())
+        elif way == "cut short":
+            os.truncate(path, 100)
+        else:
+            path.unlink()
+        folder = model.graph_path.parent
+        message = Open("m", str(path), str(folder.parent), folder.name, (), 0)
+        with _open(message) as again:
+            np.testing.assert_equal(to_numpy(again.run(0, again.unit_count, INPUTS)), expected)
+            assert again.graph_path == model.graph_path
+        np.testing.assert_equal(to_numpy(model.run(0, model.unit_count, INPUTS, 2)), expected)
+        with TorchModel.open(other, cache_dir=tmp_path / "cache") as changed:
+            assert changed.graph_path.parent != folder
+            assert changed.files != model.files
+    shutil.rmtree(folder, ignore_errors=True)  # a deleted file's copy goes with its last user
+    with pytest.raises(ModelError, match=re.escape(str(path))):
+        _open(message)
+
+
+def test_without_a_cache_directory_nothing_is_left(good: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    TorchModel.open(good).close()
+    with pytest.raises(ModelError, match="does not exist"):
+        TorchModel.open(tmp_path / "none.pt2")
+    assert list(tmp_path.iterdir()) == []
 
 
 def edited(

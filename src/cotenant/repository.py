@@ -20,7 +20,8 @@ MODEL_FILE = "model.onnx"
 TORCH_FILE = "model.pt2"
 CONFIG_FILE = "config.toml"
 STATE_FOLDER = ".cotenant"
-"""Beside the models: the profile, optimised graphs and the trace. May be removed at any time."""
+"""Beside the models: the profile, copies and optimised graphs of them, and the trace. May be removed while no server
+runs."""
 SERVER_FILE = "cotenant.toml"
 _MOST_DIGITS = 18
 """Of a version's number, which is a 64-bit integer on the wire."""

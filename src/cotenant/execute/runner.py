@@ -34,6 +34,10 @@ class Runner(Protocol):
     def graph_path(self) -> Path:
         """What is run, in a folder whose name says what was opened, by which version of the engine."""
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Copies of the model's own files, its file first: nothing else is ever loaded of it."""
+
     def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
         """Boundaries such that segments weigh at most `max_weight`."""
 
@@ -89,23 +93,29 @@ def engine_of(path: Path) -> Engine:
     return engine
 
 
-def open_model(path: Path, *, cache_dir: Path | None = None, name: str = "", device: str = CPU) -> Runner:
+def open_model(
+    path: Path, *, cache_dir: Path | None = None, name: str = "", device: str = CPU, content: str = ""
+) -> Runner:
     """Open the model file at `path` on the CPU, or on "cuda:N", with the engine of its format.
 
-    `name` is for messages, by default the file's stem; `cache_dir` is where an engine may keep what it prepares.
-    Raises ModelError when the file cannot be read or run, or its engine is not installed.
+    `name` is for messages, by default the file's stem; `cache_dir` is where copies of its files, and what the engine
+    prepares, are kept. `content` is "", or the name of the folder in there that an earlier opening gave (`graph_path`):
+    that is opened, whatever lies at `path` by now.
+
+    Raises ModelError when the file cannot be read or run, is not the one with that `content`, or its engine is not
+    installed.
     """
     if engine_of(path).package == "torch":
         if importlib.util.find_spec("torch") is None:
             raise ModelError(path, "it needs torch, which is not installed", "Run: pip install 'cotenant[torch]'")
         from cotenant.execute.torch.model import TorchModel
 
-        return TorchModel.open(path, name=name, device=device, cache_dir=cache_dir)
+        return TorchModel.open(path, name=name, device=device, cache_dir=cache_dir, content=content)
     if device != CPU:
         raise ModelError(path, f"{engine_of(path).package} runs it on the CPU alone", f"Export it as .pt2 for {device}")
     from cotenant.execute.onnx.segments import SegmentedModel
 
-    return SegmentedModel.open(path, cache_dir=cache_dir, name=name)
+    return SegmentedModel.open(path, cache_dir=cache_dir, name=name, content=content)
 
 
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.execute.contents import Held
 from cotenant.execute.errors import ModelError
 from cotenant.execute.worker.channel import Keep, Message, Open, Prepare
 
@@ -24,6 +25,11 @@ class SessionLadder:
         self.model = model
         self._ended = threading.Event()
         self._reason = ""
+
+    def hold(self, keep: Callable[[], None]) -> None:
+        """Keep workers, whose model's files stay meanwhile."""
+        with Held(Path(self.model.cache_dir) / self.model.graph):
+            keep()
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]], send: Send) -> None:
         """Add sessions, and wait until the worker has them or is lost. Raises ModelError when it refuses them."""

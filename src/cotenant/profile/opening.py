@@ -11,6 +11,7 @@ import msgspec
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
+from cotenant.execute.contents import file_digest
 from cotenant.execute.runner import Runner, engine_of, open_model
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.inputs import DeclaredShape, check_shapes
@@ -61,8 +62,10 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     except CotenantError:
         runner.close()
         raise
-    with found.path.open("rb") as file:
+    with runner.files[0].open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
+    for weights in runner.files[1:]:
+        content.update(file_digest(weights).encode())
     content.update(msgspec.json.encode((shapes, found.config.model.max_batch, found.config.segments.max_ms)))
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models

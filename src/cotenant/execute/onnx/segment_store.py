@@ -1,17 +1,13 @@
-"""The optimised graph of a model on disk: made once per file content, onnxruntime version and processor.
+"""A model's files and its optimised graph on disk: made once per content, onnxruntime version and processor.
 
 onnxruntime writes the graph it would run (fused operators, blocked convolution layout) with its larger weights in a
-file beside it. What is left is a small skeleton that can be kept in memory and cut anywhere.
+file beside it. What is left is a small skeleton that can be kept in memory and cut anywhere. Beside them lie copies of
+the files themselves: no session is made of anything else than what is in the folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import platform
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +17,19 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, TypeProto
 
+from cotenant.execute.contents import Held, copy, digest_of, file_digest, opened, processor
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segment_session import load_session, session_options
 from cotenant.graph.dfg import Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.onnx import bind_inputs, parse_type, read_model
 
-FORMAT = 1
+FORMAT = 2
 """Version of the folder's layout; another one is rebuilt."""
-GRAPH, WEIGHTS, MANIFEST = "graph.onnx", "weights.bin", "manifest.json"
+GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json", "source"
 _INLINE_BYTES = "1024"
+_DIGEST = 32
+"""So many digits of the digest of a model's files begin the name of its folder."""
 _LEVELS = ("ALL", "EXTENDED", "BASIC")
 
 
@@ -38,12 +37,14 @@ _LEVELS = ("ALL", "EXTENDED", "BASIC")
 class Stored:
     """An optimised graph as found on disk.
 
-    `skeleton` has the operators and small constants; larger ones are references into `folder / WEIGHTS`. `types` are
-    those of the tensors between operators, with open dimensions of the inputs taken as 1. `uncut_reason` tells why the
-    graph can only be run as a whole, or is "".
+    `files` are copies of the model's own, the ONNX file first and then those with external weights. `skeleton` has the
+    operators and small constants; larger ones are references into `folder / WEIGHTS`. `types` are those of the tensors
+    between operators, with open dimensions of the inputs taken as 1. `uncut_reason` tells why the graph can only be run
+    as a whole, or is "".
     """
 
     folder: Path
+    files: tuple[Path, ...]
     skeleton: onnx.ModelProto
     types: dict[str, TypeProto]
     inputs: tuple[Tensor, ...]
@@ -51,62 +52,58 @@ class Stored:
     uncut_reason: str
 
 
-def open_store(path: Path, cache_dir: Path) -> Stored:
+def open_store(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, Stored]:
     """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
 
-    The folder appears in one rename; one that is incomplete or damaged is made again. Raises ModelError when the file
-    cannot be read, holds weights outside its directory, or cannot be run by onnxruntime.
+    `content` is "", or the name of the folder that an earlier opening gave: that one is taken, whatever lies at `path`
+    by now. Raises ModelError when the file cannot be read, holds weights outside its directory, cannot be run by
+    onnxruntime, or is not the one with that `content`.
     """
-    key = f"{_digest(path, _check_external(path))[:32]}-ort{ort.__version__}-{_processor()}"
-    folder = cache_dir / key
-    stored = _read(folder)
-    if stored is not None:
-        return stored
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=cache_dir))
-    try:
-        _make(path, fresh)
-        _publish(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    stored = _read(folder)
-    if stored is None:
-        raise ModelError(path, f"its optimised graph in {folder} cannot be read back", "Check the disk and try again")
-    return stored
+
+    def name() -> str:
+        digest = digest_of([path, *_external(path, path).values()])[:_DIGEST]
+        return f"{digest}-ort{ort.__version__}-{processor()}"
+
+    return opened(path, cache_dir, content, name, lambda folder, name: _make(path, folder, name), _read)
 
 
-def _check_external(path: Path) -> list[Path]:
-    """Files with external weights of the model; refuses those outside the model's directory or too short."""
+def _external(path: Path, file: Path) -> dict[str, Path]:
+    """Files with external weights of the model, by their location; refuses those outside its directory or too short.
+
+    `file` is what is read: the model at `path` itself, or a copy.
+    """
     try:
-        model = read_model(path)
+        model = read_model(file)
     except GraphError as error:
         raise ModelError(path, str(error), "Give a complete ONNX file") from error
-    home = path.resolve().parent
-    found: dict[Path, None] = {}
+    home = file.resolve().parent
+    found: dict[str, Path] = {}
     for tensor in _tensors(model):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         entry = {item.key: item.value for item in tensor.external_data}
-        location = entry.get("location", "")
-        target = (path.parent / location).resolve()
-        if not location or Path(location).is_absolute() or not target.is_relative_to(home):
+        location = Path(entry.get("location", ""))
+        target = (file.parent / location).resolve()
+        if not location.name or location.is_absolute() or ".." in location.parts or not target.is_relative_to(home):
             raise ModelError(
                 path,
-                f"weight {tensor.name!r} is kept in {location!r}, outside the model's directory",
+                f"weight {tensor.name!r} is kept in {str(location)!r}, outside the model's directory",
                 "Put the weights beside the model and export it again with a relative location",
             )
         if not target.is_file():
-            raise ModelError(path, f"its weight file {location!r} is missing", "Copy it beside the model")
+            raise ModelError(path, f"its weight file {str(location)!r} is missing", "Copy it beside the model")
         try:
             needed = int(entry.get("offset", 0)) + int(entry.get("length", 0))
         except ValueError:
             raise ModelError(path, f"weight {tensor.name!r} has no readable offset", "Export it again") from None
         if target.stat().st_size < needed:
             raise ModelError(
-                path, f"its weight file {location!r} ends before weight {tensor.name!r}", "Copy it again, completely"
+                path,
+                f"its weight file {str(location)!r} ends before weight {tensor.name!r}",
+                "Copy it again, completely",
             )
-        found[target] = None
-    return list(found)
+        found[str(location)] = target
+    return found
 
 
 def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
@@ -137,36 +134,17 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
         yield from of_nodes(function.node)
 
 
-def _digest(path: Path, others: list[Path]) -> str:
-    whole = hashlib.sha256()
-    for file in (path, *others):
-        whole.update(_file_digest(file).encode())
-    return whole.hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _processor() -> str:
-    """Fingerprint of the processor: the blocked layout depends on its vector instructions."""
-    text = f"{platform.machine()} {platform.processor()}"
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for field in ("model name", "flags", "Features"):
-        text += next((line for line in lines if line.startswith(field)), "")
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _make(path: Path, folder: Path) -> None:
-    """Fill `folder` from the model at `path`."""
+def _make(path: Path, folder: Path, name: str) -> None:
+    """Fill `folder` from the model at `path`, whose content `name` begins with."""
+    source = folder / SOURCE / path.name
+    external = _external(path, path)
+    copies = {folder / SOURCE / location: target for location, target in external.items()}
+    copy(path, [(path, source), *((target, place) for place, target in copies.items())], name[:_DIGEST])
+    _external(path, source)  # should it have changed just before it was copied
     reason = ""
     for level in _LEVELS:
         try:
-            whole = _export(path, folder, level)
+            whole = _export(path, source, folder, level)
             types = _types(folder)
         except Exception as error:  # a graph that cannot be written or read back: try a plainer one
             reason = reason or f"its optimised graph cannot be cut: {_first_line(error)}"
@@ -176,30 +154,33 @@ def _make(path: Path, folder: Path) -> None:
         reason = ""
         break
     else:
-        whole = load_session(path, path, session_options(1, optimise=True))
-        model = read_model(path)
+        whole = load_session(path, source, session_options(1, optimise=True))
+        model = read_model(source)
         del model.graph.initializer[:]
         onnx.save(model, str(folder / GRAPH))
         types = {}
+    files = [source, *copies]
+    written = [*files, *(file for file in (folder / GRAPH, folder / WEIGHTS) if file.exists())]
     manifest = {
         "format": FORMAT,
+        "source": [str(file.relative_to(folder)) for file in files],
         "inputs": [[info.name, info.type, list(info.shape)] for info in whole.get_inputs()],
         "outputs": [[info.name, info.type, list(info.shape)] for info in whole.get_outputs()],
         "types": types,
         "uncut_reason": reason,
-        "files": {file: _file_digest(folder / file) for file in (GRAPH, WEIGHTS) if (folder / file).exists()},
+        "files": {str(file.relative_to(folder)): file_digest(file) for file in written},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def _export(path: Path, folder: Path, level: str) -> ort.InferenceSession:
+def _export(path: Path, source: Path, folder: Path, level: str) -> ort.InferenceSession:
     options = session_options(1, optimise=True)
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
     options.optimized_model_filepath = str(folder / GRAPH)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _INLINE_BYTES)
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return load_session(path, path, options)
+    return load_session(path, source, options)
 
 
 def types_at(folder: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, TypeProto]:
@@ -248,30 +229,18 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def _publish(fresh: Path, folder: Path) -> None:
-    """Move a complete folder into place; one that another process put there meanwhile is as good."""
-    if folder.exists() and _read(folder) is None:
-        broken = Path(tempfile.mkdtemp(prefix=".broken-", dir=folder.parent))
-        os.replace(folder, broken / "old")
-        shutil.rmtree(broken, ignore_errors=True)
-    try:
-        os.rename(fresh, folder)
-    except OSError:
-        if not folder.exists():
-            raise
-
-
 def _read(folder: Path) -> Stored | None:
     """What lies in `folder`, or None when it is absent, of another format, incomplete or damaged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT or GRAPH not in manifest["files"]:
             return None
-        if any(_file_digest(folder / file) != digest for file, digest in manifest["files"].items()):
+        if any(file_digest(folder / file) != digest for file, digest in manifest["files"].items()):
             return None
         types = {name: parse_type(text, shape) for name, (text, shape) in manifest["types"].items()}
         return Stored(
             folder=folder,
+            files=tuple(folder / file for file in manifest["source"]),
             skeleton=onnx.load(str(folder / GRAPH), load_external_data=False),
             types={name: kind for name, kind in types.items() if kind is not None},
             inputs=tuple(_spec(*entry) for entry in manifest["inputs"]),

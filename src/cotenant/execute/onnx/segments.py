@@ -23,6 +23,7 @@ import onnxruntime as ort
 from onnx import TypeProto, numpy_helper
 
 from cotenant.errors import InvalidValueError
+from cotenant.execute.contents import Held
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segment_cut import Cutter, sealed_tensors
 from cotenant.execute.onnx.segment_session import (
@@ -64,7 +65,7 @@ class SegmentedModel:
     dimensions. `uncut_reason` is "" or tells why the model has a single unit.
     """
 
-    def __init__(self, path: Path, stored: Stored, name: str, owned: Path | None = None) -> None:
+    def __init__(self, path: Path, held: Held, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
             if _has_ort_value(tensor) and tensor.dtype not in _NUMPY_TYPES:
                 reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime neither takes from Python nor gives"
@@ -77,6 +78,7 @@ class SegmentedModel:
         self.uncut_reason = stored.uncut_reason or (
             "" if self._plain else "it takes or gives values that are no numbers"
         )
+        self._held = held
         self._stored = stored
         self._sealed = sealed_tensors(stored)
         self.dfg: Dfg = self._dfg(stored.types, {})
@@ -91,18 +93,19 @@ class SegmentedModel:
         self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
 
     @classmethod
-    def open(cls, path: Path, *, cache_dir: Path | None = None, name: str = "") -> SegmentedModel:
+    def open(cls, path: Path, *, cache_dir: Path | None = None, name: str = "", content: str = "") -> SegmentedModel:
         """Open the ONNX file at `path`; `name` is for messages and the DFG, by default the file's stem.
 
-        The optimised graph is kept under `cache_dir`, or in a temporary directory that `close` removes.
+        Copies of the model's files, and the optimised graph, are kept under `cache_dir`, or in a temporary directory
+        that `close` removes: what becomes of the files themselves changes nothing. `content` is as in `open_store`.
 
         Raises ModelError when the file cannot be read, refers to weights outside its directory, or cannot be run.
         """
         path = Path(path)
         owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-segments-"))
         try:
-            stored = open_store(path, cache_dir or owned or Path())
-            return cls(path, stored, name or path.stem, owned)
+            held, stored = open_store(path, cache_dir or owned or Path(), content)
+            return cls(path, held, stored, name or path.stem, owned)
         except BaseException:
             if owned:
                 shutil.rmtree(owned, ignore_errors=True)
@@ -117,6 +120,11 @@ class SegmentedModel:
     def graph_path(self) -> Path:
         """The optimised graph on disk, whose operators the units are made of; gone after `close` without a cache."""
         return self._folder / GRAPH
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Copies of the model's own files, the ONNX file first: what it is loaded from."""
+        return self._stored.files
 
     def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
         """Boundaries from 0 to `unit_count` such that segments weigh at most `max_weight`, cheap cuts preferred.
@@ -136,8 +144,8 @@ class SegmentedModel:
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Load sessions for the ranges of units; those already loaded are kept.
 
-        The whole range (0, unit_count) gets the ordinary session of the original file. `threads` is a number, or the
-        cores to run on: the caller pins itself to the first, the session's pool is pinned to the others.
+        The whole range (0, unit_count) gets the ordinary session of the model as it was opened. `threads` is a
+        number, or the cores to run on: the caller pins itself to the first, the session's pool is pinned to the others.
 
         Raises InvalidValueError for a range outside the model, ModelError when a session cannot be loaded.
         """
@@ -197,6 +205,7 @@ class SegmentedModel:
             self._segments = {}
             self._plans = {}
             self._weights = Weights(self._folder / WEIGHTS, ())
+        self._held.close()
         if self._cleanup is not None:
             self._cleanup()
         return_memory()
@@ -290,14 +299,18 @@ class SegmentedModel:
     def _load(self, key: Threads, start: int, end: int) -> _Segment:
         dead = tuple(sorted(set(self.dfg.live(start)) - set(self.dfg.live(end))))
         if (start, end) == (0, self.unit_count):
-            whole = load_session(self.path, self.path, session_options(key, optimise=True))
+            whole = load_session(self.path, self._stored.files[0], session_options(key, optimise=True))
             inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
             return _Segment(start, end, whole, inputs, outputs, dead)
         piece = self._cutter.piece(start, end)
         if not piece.outputs:
             return _Segment(start, end, None, piece.inputs, (), dead)
         options = segment_options(key, self._folder)
-        self._weights.lend(options, piece.weights)
+        try:
+            self._weights.lend(options, piece.weights)
+        except OSError as error:
+            reason = f"its copy in {self._folder} cannot be read ({error.strerror or error})"
+            raise ModelError(self.path, reason, "Load the model again") from error
         session = load_session(self.path, piece.model, options)
         return _Segment(start, end, session, piece.inputs, piece.outputs, dead, self._weights)
 

@@ -20,9 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from cotenant.execute.contents import Held, copy, file_digest, opened
 from cotenant.execute.errors import ModelError
 from cotenant.execute.torch.check import UnsafeArchiveError, check_fqn, clean_program
 
+_COPY = "model.pt2"
+_DIGEST = 32
 _VERSION = "0"
 _ROOT = "cotenant"
 _MODEL = "models/model.json"
@@ -59,25 +62,51 @@ class Archive:
     outputs: tuple[str, ...]
 
 
-def read_archive(path: Path) -> Archive:
-    """Read the archive at `path`; weights are on the CPU.
+def open_copy(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, Path]:
+    """Find or make a copy of the archive at `path` in a folder under `cache_dir`; `content` is as in `opened`.
+
+    Raises ModelError when the file cannot be copied, or is not the one with that `content`.
+    """
+
+    def name() -> str:
+        try:
+            return f"{file_digest(path)[:_DIGEST]}-torch{torch.__version__}"
+        except FileNotFoundError:
+            raise ModelError(path, "the file does not exist", "Check the path") from None
+        except OSError as error:
+            raise _unreadable(path, error) from None
+
+    def make(folder: Path, name: str) -> None:
+        copy(path, [(path, folder / _COPY)], name[:_DIGEST])
+
+    def read(folder: Path) -> Path | None:
+        file = folder / _COPY
+        return file if file.is_file() and file_digest(file).startswith(folder.name[:_DIGEST]) else None
+
+    return opened(path, cache_dir, content, name, make, read)
+
+
+def read_archive(path: Path, file: Path) -> Archive:
+    """Read the archive that was at `path` from its copy, `file`; weights are on the CPU.
 
     Raises ModelError when it is no archive, of another version, holds pickled or compiled parts, or is damaged.
     """
     try:
-        with zipfile.ZipFile(path) as file:
-            return _read(path, file)
-    except FileNotFoundError:
-        raise ModelError(path, "the file does not exist", "Check the path") from None
+        with zipfile.ZipFile(file) as archive:
+            return _read(path, archive)
     except zipfile.BadZipFile as error:
         raise ModelError(path, f"it is no complete torch.export archive ({error})", _AGAIN) from None
     except UnsafeArchiveError as error:
         raise ModelError(path, str(error), "Export a plain module in evaluation mode, without pickled parts") from None
     except OSError as error:
-        raise ModelError(path, f"it cannot be read ({error.strerror})", "Check the file and its permissions") from None
+        raise _unreadable(path, error) from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ModelError(path, f"its description is not one that torch writes ({text})", _AGAIN) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelError:
+    return ModelError(path, f"it cannot be read ({error.strerror})", "Check the file and its permissions")
 
 
 def _read(path: Path, file: zipfile.ZipFile) -> Archive:

@@ -6,10 +6,12 @@ archive is unpickled; see `torch_archive` and docs/torch.md.
 
 from __future__ import annotations
 
-import hashlib
+import shutil
+import tempfile
 import threading
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +22,10 @@ import numpy as np
 import torch
 
 from cotenant.errors import InvalidValueError
+from cotenant.execute.contents import Held
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.threads import Threads
-from cotenant.execute.torch.archive import read_archive
+from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold
 from cotenant.execute.torch.inputs import InputCheck
@@ -55,12 +58,14 @@ class TorchModel:
     or tells why the model has a single unit.
     """
 
-    def __init__(self, path: Path, name: str, device: str, cache_dir: Path | None) -> None:
+    def __init__(self, path: Path, held: Held, file: Path, name: str, device: str, owned: Path | None = None) -> None:
         self.path = path
         self.name = name
+        self.graph_path = file
+        """Its copy of the archive, in a folder whose name identifies the content and this torch."""
         self._device = torch.device(device)
-        self._cache_dir = cache_dir or path.parent
-        archive = read_archive(path)
+        self._held = held
+        archive = read_archive(path, file)
         weights = archive.weights
         try:
             lowered = lower(archive.program)
@@ -81,16 +86,30 @@ class TorchModel:
         self._ready: dict[tuple[int, int], _Ready] = {}
         self._lock = threading.Lock()
         self._is_closed = False
-        self._digest = ""
+        self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
 
     @classmethod
-    def open(cls, path: Path, *, name: str = "", device: str = "cpu", cache_dir: Path | None = None) -> TorchModel:
+    def open(
+        cls, path: Path, *, name: str = "", device: str = "cpu", cache_dir: Path | None = None, content: str = ""
+    ) -> TorchModel:
         """Open the archive at `path`; `name` is for messages and the DFG, by default the file's stem.
 
-        `device` is "cpu" or "cuda:N". Raises ModelError when the file cannot be read, holds pickled or compiled parts,
-        keeps state between runs, or torch cannot load it.
+        `device` is "cpu" or "cuda:N". A copy of the file is kept under `cache_dir`, or in a temporary directory that
+        `close` removes. `content` is "", or the name of the folder that an earlier opening gave: that one is taken,
+        whatever lies at `path` by now.
+
+        Raises ModelError when the file cannot be read, holds pickled or compiled parts, keeps state between runs, is
+        not the one with that `content`, or torch cannot load it.
         """
-        return cls(Path(path), name or Path(path).stem, device, cache_dir)
+        path = Path(path)
+        owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-torch-"))
+        try:
+            held, file = open_copy(path, cache_dir or owned or Path(), content)
+            return cls(path, held, file, name or path.stem, device, owned)
+        except BaseException:
+            if owned:
+                shutil.rmtree(owned, ignore_errors=True)
+            raise
 
     @property
     def device(self) -> str:
@@ -109,12 +128,9 @@ class TorchModel:
         return sum(stores.values())
 
     @property
-    def graph_path(self) -> Path:
-        """What identifies the file's content and this torch: `cache_dir/<content>-torch<version>/model.pt2`."""
-        if not self._digest:
-            with self.path.open("rb") as file:
-                self._digest = hashlib.file_digest(file, "sha256").hexdigest()[:32]
-        return self._cache_dir / f"{self._digest}-torch{torch.__version__}" / "model.pt2"
+    def files(self) -> tuple[Path, ...]:
+        """What it was loaded from: its copy of the archive."""
+        return (self.graph_path,)
 
     def suggest_cuts(self, weights: Sequence[float], max_weight: float) -> tuple[int, ...]:
         """Boundaries such that segments weigh at most `max_weight`, cheap cuts preferred; see `graph.cuts`."""
@@ -218,6 +234,9 @@ class TorchModel:
             self._built = OrderedDict()
             self._ready = {}
             self._weights = {}
+        self._held.close()
+        if self._cleanup is not None:
+            self._cleanup()
 
     def __enter__(self) -> TorchModel:
         return self

@@ -24,7 +24,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """To a worker, first: the model to load. `graph` names the optimised graph that it must turn out to have.
+    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened.
 
     `device` is "cpu", or "cuda:N": the model then runs on that GPU, and the cores of lanes are slots of its SMs.
     """

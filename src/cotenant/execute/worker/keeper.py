@@ -72,7 +72,8 @@ class Keeper:
         self._near = NearCores()
         self._start_ns = self._load_ns = 0
         self._idle_ns = self._last_ns = 0
-        self._thread = threading.Thread(target=self._keep, name=f"cotenant-worker-{self.tenant}", daemon=True)
+        name, work = f"cotenant-worker-{self.tenant}", lambda: self._ladder.hold(self._keep)
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
 
     # --- for the executor -----------------------------------------------------------------------------------------
 

@@ -162,12 +162,10 @@ class Worker:
 
 
 def _open(message: Open) -> Runner:
-    """Open the model with its sessions. Raises ModelError, also when the file is not the one it was."""
-    path = Path(message.path)
-    model = open_model(path, cache_dir=Path(message.cache_dir), name=message.tenant, device=message.device)
+    """Open the model with its sessions, from what the server opened. Raises ModelError."""
+    place = Path(message.path), Path(message.cache_dir)
+    model = open_model(place[0], cache_dir=place[1], name=message.tenant, device=message.device, content=message.graph)
     try:
-        if model.graph_path.parent.name != message.graph:
-            raise ModelError(path, "its file has changed since it was loaded", "Load the model again")
         for threads, ranges in message.sessions:
             if threads == 1:
                 model.prepare(ranges, threads)
