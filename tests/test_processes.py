@@ -31,7 +31,7 @@ from cotenant.execute.worker.model import Worker
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, SharedMemoryError
 from cotenant.serve.server import Server
 from cotenant.types import Outcome, Partition
-from onnx_samples import strings
+from onnx_samples import Sketch, info, strings
 from repositories import chooser, config, scaled, write_good, write_model
 from test_server import Client, assert_balanced, feeds, sample
 
@@ -333,6 +333,24 @@ def test_text_of_any_length_crosses(host: Host) -> None:
     given = host.executor.take(1)
     assert all(isinstance(item, bytes) for array in given.values() for item in array.ravel())
     assert "x" * 300_000 in [item.decode() for array in given.values() for item in array.ravel()]
+
+
+def verbose() -> onnx.ModelProto:
+    """Outputs whose names alone are more than a message holds."""
+    s = Sketch()
+    names = [s.op("Mul", "x", s.constant(np.float32(at)), out=f"y{at}_{'y' * 5000}") for at in range(60)]
+    return s.model([info("x", ["batch", 8])], [info(name, ["batch", 8]) for name in names])
+
+
+def test_outputs_that_cannot_be_told_are_an_error_of_that_launch_alone(host: Host) -> None:
+    host.load("a", verbose)
+    pid = host.pid("a")
+    units = 60
+    for query in (1, 2):
+        assert "too many tensors" in str(host.wait(host.start("a", query, X, units=units))[0])
+        host.executor.discard(query)
+    assert host.pid("a") == pid
+    assert host.events == []
 
 
 def test_buffers_grow_and_outputs_stay_what_they_were(host: Host) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.errors import CotenantError
 from cotenant.execute.contents import Held
 from cotenant.execute.errors import ModelError
 from cotenant.execute.worker.channel import Keep, Message, Open, Prepare
@@ -15,47 +16,93 @@ from cotenant.execute.worker.channel import Keep, Message, Open, Prepare
 Wanted = tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
 """Threads, or cores, and the ranges of units to be run with them."""
 Send = Callable[[Message], bool]
-"""Tells the worker something; False when it is not there."""
+"""Tells the worker something; False when it is not there. Raises CotenantError when that cannot be said."""
 
 
 class SessionLadder:
-    """What the worker of a model loads when it starts, which is what it has by then. One caller at a time."""
+    """What the worker of a model loads when it starts, which is what it has by then.
+
+    One caller at a time prepares and keeps; the rest is for the thread that keeps the worker.
+    """
 
     def __init__(self, model: Open) -> None:
-        self.model = model
+        self._lock = threading.Lock()
+        self._model = model
+        self._told: Wanted = ()
+        """What a worker that is opening knows of."""
+        self._trying: Wanted = ()
+        """What a worker loads beside what it has: forgotten if that cannot be."""
+        self._shapes: dict[str, tuple[int, ...]] = {}
         self._ended = threading.Event()
         self._reason = ""
 
-    def hold(self, keep: Callable[[], None]) -> None:
-        """Keep workers, whose model's files stay meanwhile."""
-        with Held(Path(self.model.cache_dir) / self.model.graph):
-            keep()
+    @property
+    def model(self) -> Open:
+        """What to tell a worker that has started now."""
+        return self._model
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]], send: Send) -> None:
-        """Add sessions, and wait until the worker has them or is lost. Raises ModelError when it refuses them."""
-        before = self.model
-        missing = _without(sessions, before.sessions)
-        if not missing:
-            return
-        self._ended.clear()
-        self._reason = ""
-        self.model = msgspec.structs.replace(before, sessions=before.sessions + missing)
-        if not send(Prepare(missing, shapes)):
-            return
+        """Add sessions, and wait until the worker has them or is lost. Raises ModelError when they cannot be loaded.
+
+        A worker that is not there is not waited for: it is up again when it has these as well.
+        """
+        with self._lock:
+            missing = _without(sessions, self._model.sessions)
+            if not missing:
+                return
+            self._ended.clear()
+            self._reason = ""
+            self._trying, self._shapes = missing, shapes
+            self._model = msgspec.structs.replace(self._model, sessions=self._model.sessions + missing)
+        try:
+            if not send(Prepare(missing, shapes)):
+                return
+        except CotenantError as error:
+            self.end(str(error))
         self._ended.wait()
         if self._reason:
-            self.model = before
-            raise ModelError(Path(before.path), self._reason, "It is served as before")
+            raise ModelError(Path(self._model.path), self._reason, "It is served as before")
 
     def keep(self, sessions: Wanted, send: Send) -> None:
         """Leave these sessions alone."""
-        self.model = msgspec.structs.replace(self.model, sessions=sessions)
+        with self._lock:
+            self._model = msgspec.structs.replace(self._model, sessions=sessions)
         send(Keep(tuple(threads for threads, _ in sessions)))
 
+    # --- for who keeps the worker ---------------------------------------------------------------------------------
+
+    def hold(self, keep: Callable[[], None]) -> None:
+        """Keep workers, whose model's files stay meanwhile."""
+        with Held(Path(self._model.cache_dir) / self._model.graph):
+            keep()
+
+    def begin(self) -> Open:
+        """What to tell a worker that has started."""
+        with self._lock:
+            self._told, self._trying = self._model.sessions, ()
+            return self._model
+
+    def rest(self) -> Prepare | None:
+        """What was asked for since a worker was told what to load: it is not up before it has that too."""
+        with self._lock:
+            missing = _without(self._model.sessions, self._told)
+            self._told += missing
+            self._trying = missing
+            return Prepare(missing, self._shapes) if missing else None
+
     def end(self, reason: str) -> None:
-        """The worker has answered, or is lost: whoever waits goes on."""
-        self._reason = reason
-        self._ended.set()
+        """What the worker was to load beside the rest is there, or, with a reason, is forgotten: whoever waits goes on.
+
+        Without a reason a worker may also have been lost: the next one loads it with the model.
+        """
+        with self._lock:
+            if reason:
+                left = _without(self._model.sessions, self._trying)
+                self._model = msgspec.structs.replace(self._model, sessions=left)
+            self._trying = ()
+            if not self._ended.is_set():
+                self._reason = reason
+                self._ended.set()
 
 
 def _without(sessions: Wanted, known: Wanted) -> Wanted:

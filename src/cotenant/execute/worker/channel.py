@@ -7,16 +7,27 @@ file descriptors, and ends with an empty message when the other side has died, h
 from __future__ import annotations
 
 import array
+import errno
 import socket
 import struct
+import threading
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
+from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import Layout
 
 MOST_MESSAGE_BYTES = 200 << 10
+"""What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
 _MOST_DESCRIPTORS = 3
+_FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
+"""How the system says that a message has to wait; whatever else it says, the other side is gone."""
+
+
+class MessageError(CotenantError):
+    """A message cannot be sent, though the other side is there."""
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -120,11 +131,15 @@ class Channel:
         self._buffer = bytearray(MOST_MESSAGE_BYTES)
         self._view = memoryview(self._buffer)
         self._decoder = msgspec.msgpack.Decoder(Message)
+        self._posted: deque[bytes] = deque()
+        self._posting = threading.Lock()
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
         """Both ends of a new connection."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):  # whatever the system's default: a message of any size that is sent passes
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MOST_MESSAGE_BYTES)
         return cls(ours), cls(theirs)
 
     def fileno(self) -> int:
@@ -137,14 +152,51 @@ class Channel:
         limit = struct.pack("ll", whole, max(1, int((seconds - whole) * 1e6)))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
-    def send(self, message: Message) -> None:
-        """Send and never wait. Raises OSError when the other side is gone or takes nothing."""
-        self._socket.send(_encode(message), socket.MSG_DONTWAIT)
+    def send(self, message: Message, *, waits: bool = False) -> None:
+        """Send; `waits` for room, or never.
+
+        Raises MessageError when the message is too large or there is no room for it, OSError when the other side is
+        gone.
+        """
+        data = _packed(message)
+        try:
+            self._socket.send(data, 0 if waits else socket.MSG_DONTWAIT)
+        except OSError as error:
+            raise _why(error, data) from None
 
     def send_with(self, message: Message, descriptors: Sequence[int]) -> None:
-        """Send a message and copies of file descriptors."""
+        """Send a message and copies of file descriptors, and never wait. Raises as `send` does."""
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
-        self._socket.sendmsg([_encode(message)], [rights], socket.MSG_DONTWAIT)
+        data = _packed(message)
+        try:
+            self._socket.sendmsg([data], [rights], socket.MSG_DONTWAIT)
+        except OSError as error:
+            raise _why(error, data) from None
+
+    def post(self, message: Message) -> None:
+        """Send as soon as there is room, after what was posted before, and never wait: see `flush`.
+
+        Who is gone gets nothing, and no error. Raises MessageError when the message is too large.
+        """
+        data = _packed(message)
+        with self._posting:
+            self._posted.append(data)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what was posted, as far as there is room; to be called now and then."""
+        if not self._posted:
+            return
+        with self._posting:
+            while self._posted:
+                try:
+                    self._socket.send(self._posted[0], socket.MSG_DONTWAIT)
+                except OSError as error:
+                    if error.errno in _FULL:
+                        return
+                    self._posted.clear()
+                    return
+                self._posted.popleft()
 
     def receive(self) -> Message | None:
         """Wait for the next message; None when the other side has gone. Raises TimeoutError, msgspec.MsgspecError."""
@@ -171,3 +223,22 @@ class Channel:
     def close(self) -> None:
         """Let go of this end."""
         self._socket.close()
+
+
+def _packed(message: Message) -> bytes:
+    data = _encode(message)
+    if len(data) > MOST_MESSAGE_BYTES:
+        raise _too_large(data)
+    return data
+
+
+def _why(error: OSError, data: bytes) -> Exception:
+    """What an error of the system's means here."""
+    if error.errno in _FULL:
+        return MessageError("the other side has taken no message for too long: there is no room for another one")
+    return _too_large(data) if error.errno == errno.EMSGSIZE else error
+
+
+def _too_large(data: bytes) -> MessageError:
+    text = f"a message of {len(data)} bytes is too large, expected at most {MOST_MESSAGE_BYTES}"
+    return MessageError(f"{text}: there are too many tensors, or ranges of units, or their names are too long")

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
@@ -25,19 +24,12 @@ from cotenant.execute.worker.channel import Ended, Message, Open, Prepared, Read
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Limits, Loss, LossKind, overdue
 from cotenant.execute.worker.near_cores import NearCores
-from cotenant.execute.worker.process import WorkerProcess
+from cotenant.execute.worker.process import WorkerProcess, WorkerState
 from cotenant.types import CPU
 
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
 _S = 1_000_000_000
-
-
-class _State(StrEnum):
-    DOWN = "down"
-    UP = "up"
-    FAILING = "failing"
-    """Lost; the core is being told, and may still start launches, which will fail with the others."""
 
 
 class Keeper:
@@ -60,7 +52,7 @@ class Keeper:
         self._on_event = on_event
         self._lock = threading.Lock()  # held for moments only: the driver's lock may be held by who waits for it
         self._telling = threading.Lock()  # held while the core is told: never wait for it under the driver's lock
-        self._state = _State.DOWN
+        self._state = WorkerState.DOWN
         self._closing = threading.Event()
         self._first = threading.Event()
         self._refusal: Loss | None = None
@@ -88,10 +80,10 @@ class Keeper:
     def start(self, launch: Launch, batch: Batch[Keeper], on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
         with self._lock:
-            if self._closing.is_set() or self._state is _State.DOWN:
+            if self._closing.is_set() or self._state is WorkerState.DOWN:
                 return self._problem or f"the worker of {self.tenant!r} is not there any more"
             pending = self._pending[launch.id] = Pending(launch, on_end, batch)
-            return self._put(pending) if self._state is _State.UP else None
+            return self._put(pending) if self._state is WorkerState.UP else None
 
     def release(self, batch: int) -> None:
         """Forget the tensors of a paused batch."""
@@ -111,14 +103,14 @@ class Keeper:
     def announce(self) -> None:
         """The core knows the tenant now: tell it if the worker has been lost meanwhile."""
         with self._telling:
-            if self._state is not _State.UP:
+            if self._state is not WorkerState.UP:
                 self._on_event(TenantSuspended(self.tenant, self._problem))
 
     def close(self) -> None:
         """Take no more launches, and end the worker when those under way have ended."""
         with self._telling, self._lock:
             self._closing.set()
-            if self._state is _State.UP:
+            if self._state is WorkerState.UP:
                 self._shut_if_idle()
             elif self._process is not None:
                 self._process.kill()
@@ -136,7 +128,7 @@ class Keeper:
     @property
     def problem(self) -> str:
         """Why the tenant cannot be served at the moment, or ""."""
-        return "" if self._state is _State.UP else self._problem
+        return "" if self._state is WorkerState.UP else self._problem
 
     @property
     def status(self) -> WorkerStatus:
@@ -202,13 +194,19 @@ class Keeper:
             match message:
                 case Started():
                     self._start_ns = at - last
-                    try:
-                        process.channel.send(self._ladder.model)
-                    except OSError:
-                        continue  # it is dead, which is the next message
-                case Ready():
-                    self._load_ns = at - last
-                    return None
+                    process.channel.post(self._ladder.begin())
+                case Ready() | Prepared(""):
+                    self._load_ns = at - began - self._start_ns
+                    if isinstance(message, Prepared) and (loss := self._look(process)) is not None:
+                        return loss
+                    with self._lock:
+                        rest = self._ladder.rest()
+                        if rest is None:
+                            self._state = WorkerState.UP
+                            return None
+                    process.channel.post(rest)
+                case Prepared(reason):
+                    return Loss(LossKind.UNLOADABLE, reason)
                 case Refused(reason, mend):
                     return Loss(LossKind.UNLOADABLE, reason, mend)
                 case _:
@@ -231,15 +229,16 @@ class Keeper:
                 return self._broken(error)
             if isinstance(message, Ended):
                 self._ended(message)
-            elif isinstance(message, Prepared):
-                self._ladder.end(message.reason)
-            elif not is_tick:
+            elif not is_tick and not isinstance(message, Prepared):
                 with self._lock:
                     is_done = self._closing.is_set() and not self._pending
                 return None if is_done else self._died()
+            process.channel.flush()
             loss = self._look(process)
             if loss is not None:
                 return loss
+            if isinstance(message, Prepared):  # only now: what it has loaded it also has room for
+                self._ladder.end(message.reason)
 
     def _ended(self, message: Ended) -> None:
         pending = self._pending.get(message.launch)
@@ -296,7 +295,6 @@ class Keeper:
         """The worker is up: tell whoever waits for it. A worker that is to be closed meanwhile ends at once."""
         with self._telling:
             with self._lock:
-                self._state = _State.UP
                 if self._closing.is_set():
                     self._shut_if_idle()
             if not self._first.is_set():
@@ -310,19 +308,21 @@ class Keeper:
         """Tell the core before the launches end, so that it starts nothing else there; then let them end."""
         if self._process is not None:
             self._process.kill()
+        if loss.kind in (LossKind.MEMORY, LossKind.UNLOADABLE):
+            self._ladder.end(loss.reason)  # the next worker does not try that again
         with self._telling:
             with self._lock:
                 self._problem = loss.reason
-                was_up = self._state is _State.UP
+                was_up = self._state is WorkerState.UP
                 if was_up:
-                    self._state = _State.FAILING
+                    self._state = WorkerState.FAILING
                 self._losses[loss.kind.value] += 1
             if not self._closing.is_set() and self._first.is_set():
                 _log.error("%s", loss.reason if was_up else f"the worker of {self.tenant!r}: {loss.reason}")
                 if was_up:
                     self._on_event(TenantSuspended(self.tenant, loss.reason))
         with self._lock:
-            self._state = _State.DOWN
+            self._state = WorkerState.DOWN
             ended = list(self._pending.values())
             self._pending.clear()
         self._end_process()
@@ -331,7 +331,7 @@ class Keeper:
 
     def _end_process(self) -> None:
         with self._lock:
-            self._state = _State.DOWN
+            self._state = WorkerState.DOWN
             process, self._process = self._process, None
             links, self._links = list(self._links.values()), {}
             for link in links:
@@ -355,18 +355,17 @@ class Keeper:
             link.put(pending)
         except Exception as error:
             del self._pending[pending.launch.id]
+            if pending.launch.start > 0:
+                self._process.channel.post(Release(pending.launch.batch))
             return reason_of(error)
         return None
 
     def _send(self, message: Message) -> bool:
         """Tell the worker something, if it is up."""
         with self._lock:
-            if self._state is not _State.UP or self._process is None:
+            if self._state is not WorkerState.UP or self._process is None:
                 return False
-            try:
-                self._process.channel.send(message)
-            except OSError:  # a worker that takes no messages is dead, or stopped and soon given up
-                return False
+            self._process.channel.post(message)
             return True
 
     def _shut_if_idle(self) -> None:

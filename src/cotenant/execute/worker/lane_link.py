@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -32,25 +33,29 @@ class Pending:
 class LaneLink:
     """Sends launches to one lane of a worker, the next one when the last has ended: the buffers serve one at a time.
 
-    Called under its keeper's lock; `outputs` alone is not, as only the keeper reads.
+    Called under its keeper's lock; `outputs` alone is not, as only the keeper reads. To make one raises OSError or
+    MessageError, and leaves nothing behind, when the system or the worker has no room for it.
     """
 
     def __init__(self, control: Channel, cores: tuple[int, ...]) -> None:
-        self._channel, theirs = Channel.pair()
-        self._inputs = SharedBuffer.create("cotenant-inputs")
-        self._outputs = SharedBuffer.create("cotenant-outputs")
+        with contextlib.ExitStack() as if_it_fails:
+            self._channel, theirs = Channel.pair()
+            if_it_fails.callback(self._channel.close)
+            with contextlib.closing(theirs):
+                self._inputs = SharedBuffer.create("cotenant-inputs")
+                if_it_fails.callback(self._inputs.close)
+                self._outputs = SharedBuffer.create("cotenant-outputs")
+                if_it_fails.callback(self._outputs.close)
+                descriptors = [theirs.fileno(), self._inputs.descriptor, self._outputs.descriptor]
+                with contextlib.suppress(OSError):  # the worker is dead, which its keeper finds out
+                    control.send_with(AddLane(cores), descriptors)
+            if_it_fails.pop_all()
         self._waiting: deque[Pending] = deque()
         self._is_busy = False
-        try:
-            descriptors = [theirs.fileno(), self._inputs.descriptor, self._outputs.descriptor]
-            control.send_with(AddLane(cores), descriptors)
-        except OSError:  # the worker is dead, which its keeper finds out
-            pass
-        finally:
-            theirs.close()
 
     def put(self, pending: Pending) -> None:
-        """Send a launch now, or when those before it have ended. Raises what `gather` and `write` do."""
+        """Send a launch now, or when those before it have ended. Raises what `gather`, `write` and `Channel.send` do:
+        then it was not sent."""
         if self._is_busy:
             self._waiting.append(pending)
         else:
@@ -82,8 +87,6 @@ class LaneLink:
             began = time.perf_counter_ns()
             layouts = self._inputs.write(pending.batch.gather())
             pending.input_ns = time.perf_counter_ns() - began
-        self._is_busy = pending.is_sent = True
-        try:
+        with contextlib.suppress(OSError):  # the worker is dead, which its keeper finds out and says
             self._channel.send(Run(launch.id, launch.batch, launch.start, launch.end, launch.last, layouts))
-        except OSError:  # the worker is dead, which its keeper finds out and says
-            pass
+        self._is_busy = pending.is_sent = True

@@ -20,6 +20,7 @@ from cotenant.execute.worker.channel import (
     Channel,
     Ended,
     Keep,
+    MessageError,
     Open,
     Prepare,
     Prepared,
@@ -111,7 +112,7 @@ class Worker:
         except Exception as error:  # the server has to know, and goes on as it was
             reason = reason_of(error)
         try:
-            self._channel.send(Prepared(reason))
+            self._channel.send(Prepared(reason), waits=True)
         except OSError:  # the server has gone
             pass
 
@@ -127,9 +128,9 @@ class Worker:
             while isinstance(run := lane.receive(), Run):
                 ended = self._run(model, place, run, inputs, outputs)
                 try:
-                    self._channel.send(ended)
-                except OSError as error:
-                    self._channel.send(Ended(run.launch, reason_of(error), 0, 0, 0))
+                    self._channel.send(ended, waits=True)
+                except MessageError as error:
+                    self._channel.send(Ended(run.launch, reason_of(error), 0, 0, 0), waits=True)
 
     def _run(self, model: Runner, place: Place, run: Run, inputs: SharedBuffer, outputs: SharedBuffer) -> Ended:
         began = started = ran = time.perf_counter_ns()

@@ -6,11 +6,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from enum import StrEnum
 from types import MappingProxyType
 
 from cotenant.execute.worker.channel import Channel
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class WorkerState(StrEnum):
+    """Whether launches can be sent to a worker."""
+
+    DOWN = "down"
+    UP = "up"
+    FAILING = "failing"
+    """Lost; the core is being told, and may still start launches, which will fail with the others."""
 
 
 class WorkerProcess:
