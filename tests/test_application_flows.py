@@ -54,6 +54,7 @@ class FakeModel:
     """As much of a served model as applications look at; the simulated executor gives `x` back as `x`."""
 
     smallest_shape = 0
+    is_over = False
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -61,6 +62,11 @@ class FakeModel:
 
     def form(self, request: InferRequest) -> QueryForm:
         return QueryForm(len(request.inputs["x"]), 0, 0)
+
+    def still_served(self) -> Tenant:
+        if self.is_over:
+            raise ServeError(Status.UNAVAILABLE, "it was reloaded")
+        return self.tenant
 
 
 def application(slo_ms: float, after: Sequence[Sequence[int]], outputs: Sequence[int] = ()) -> ApplicationSpec:
@@ -263,6 +269,14 @@ def test_a_model_that_goes_away_between_two_stages() -> None:
     world.run()
     text = "dropped: stage 's1' was rejected: model 'm1' is not served: it was unloaded"
     assert world.story == [(10, Outcome.DROPPED, text)]
+
+
+def test_a_model_that_goes_away_when_a_query_of_a_stage_has_been_checked() -> None:
+    world = World(application(100, CHAIN[:2]), [10, 10])
+    world.ask()
+    world.at(5, lambda: setattr(world.models["m1"], "is_over", True))
+    world.run()
+    assert world.story == [(10, Outcome.DROPPED, "dropped: stage 's1' was rejected: it was reloaded")]
 
 
 def test_a_model_that_goes_away_below_a_stage_fails_the_whole() -> None:

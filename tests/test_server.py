@@ -494,6 +494,36 @@ def test_unload_load_and_reload(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_query_that_was_checked_against_a_model_never_runs_in_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_good(tmp_path / "models", "two")
+    server = started(root)
+    client = Client(server)
+    form = models_module.ServedModel.form
+    forms: list[models_module.QueryForm] = []
+
+    def reloaded(served: models_module.ServedModel, request: InferRequest) -> models_module.QueryForm:
+        """The model is reloaded when the first query has been checked and before it arrives."""
+        forms.append(form(served, request))
+        if len(forms) == 1:
+            write_model(root, "two", config(max_batch=2), {2: chooser})
+            server.load("two")
+        return forms[-1]
+
+    monkeypatch.setattr(models_module.ServedModel, "form", reloaded)
+    try:
+        with pytest.raises(ServeError, match="send it again") as caught:
+            client.submit("two", feeds("two"))
+        assert caught.value.status is Status.UNAVAILABLE
+        assert client.ask("two", {"index": np.array([1])}).outcome is Outcome.ANSWERED
+        assert forms[0].merge_key != forms[1].merge_key
+        assert server.driver.wait_idle(WAIT_S)
+        assert_balanced(server)
+    finally:
+        server.stop()
+
+
 def test_reloads_and_control_calls_under_load_lose_no_query(tmp_path: Path) -> None:
     server = started(write_good(tmp_path / "models", "two", "chooser", "add_sub"))
     client = Client(server)

@@ -194,7 +194,7 @@ class Flows:
         def make(number: int, now_ns: int) -> StageQuery:
             return StageQuery(
                 number,
-                model.tenant.name,
+                model.still_served().name,
                 now_ns,
                 run.deadlines_ns[stage],
                 rank,
@@ -206,7 +206,11 @@ class Flows:
                 spec.name,
             )
 
-        number = self._driver().submit(make, request.inputs, partial(self._answered, run, stage))
+        try:
+            number = self._driver().submit(make, request.inputs, partial(self._answered, run, stage))
+        except ServeError as error:
+            self._step(run, stage, Outcome.REJECTED, error.message)
+            return
         with run.lock:
             reason = run.withdrawn.pop(stage, None)
             run.numbers[stage] = number

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +26,9 @@ from cotenant.types import Tenant
 
 _MOST_MERGE_KEYS = 4096
 """Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
+
+_NEXT_KEY = itertools.count()
+"""One count for all models: what was checked against one never has the key of another shape of its successor."""
 
 
 @quick_init
@@ -51,8 +53,9 @@ class ServedModel:
     _by_elements: tuple[tuple[int, int], ...]
     _texts: tuple[str, ...]
     """Inputs that the engine takes as text."""
+    is_over: bool = False
+    """It is not served any more, whether or not another one is under its name."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
-    _next_key: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def version(self) -> str:
@@ -68,6 +71,16 @@ class ServedModel:
     def tenants(self) -> tuple[str, ...]:
         """Whom its queries are of: one tenant."""
         return (self.tenant.name,)
+
+    def still_served(self) -> Tenant:
+        """Its tenant, for a query in the making, under the driver's lock.
+
+        Raises ServeError (UNAVAILABLE) when it is over: its successor was never asked whether it takes the query.
+        """
+        if self.is_over:
+            sentence = f"model {self.metadata.name!r} was reloaded or unloaded at that very moment: send it again"
+            raise ServeError(Status.UNAVAILABLE, sentence)
+        return self.tenant
 
     def form(self, request: InferRequest) -> QueryForm:
         """Check a request and say what it means for scheduling. Raises ServeError (INVALID_ARGUMENT)."""
@@ -90,7 +103,7 @@ class ServedModel:
         if key is None:
             if len(self._merge_keys) >= _MOST_MERGE_KEYS:
                 self._merge_keys.clear()  # the numbers go on, so that no key ever stands for two shapes
-            key = self._merge_keys.setdefault(row_shapes, next(self._next_key))
+            key = self._merge_keys.setdefault(row_shapes, next(_NEXT_KEY))
         return QueryForm(items, self._nearest_shape(arrays, items), key)
 
     def _nearest_shape(self, arrays: list[Array], items: int) -> int:

@@ -9,14 +9,17 @@ from cotenant.execute.protocol import Tensors
 from cotenant.serve.accounts import Account, Sum
 from cotenant.serve.api import Duration, InferResult, ModelStatistics, unanswered
 from cotenant.serve.clock import Clock
-from cotenant.serve.models import QueryForm
-from cotenant.types import Query, Tenant, priority_rank
+from cotenant.serve.models import QueryForm, ServedModel
+from cotenant.types import Query, priority_rank
 
 Done = Callable[[InferResult], None]
 
 
-def query_of(tenant: Tenant, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int) -> Query:
-    """The query of a request. A time-out shorter than the SLO is its deadline."""
+def query_of(
+    served: ServedModel, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int
+) -> Query:
+    """The query of a request. A time-out shorter than the SLO is its deadline. Raises as `still_served` does."""
+    tenant = served.still_served()
     slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
     return Query(
         id=number,

@@ -239,7 +239,7 @@ class Server:
         if isinstance(served, ServedApplication):
             return self._flows.submit(served, request, done)
         form = served.form(request)
-        make = partial(query_of, served.tenant, form, request.priority, request.timeout_ns)
+        make = partial(query_of, served, form, request.priority, request.timeout_ns)
         return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
 
     def cancel(self, query: int) -> None:
@@ -378,6 +378,7 @@ class Server:
     def _remove(self, model: str, reason: str) -> None:
         versions = self._models.pop(model)
         for served in {id(served): served for served in versions.values()}.values():
+            served.is_over = True
             self.driver.post(TenantRemoved(served.tenant.name, reason))
             self._executor.remove_model(served.tenant.name)
             served.loaded.close()
