@@ -106,6 +106,8 @@ def test_what_is_measured_is_found_again_and_half_a_line_is_not(tmp_path: Path) 
     assert not again.has("latency", "b")
     assert again.rows("latency") == [{"p50_ms": 1.5}]
     assert again.rows("corun") == []
+    again.put("latency", "b", [{"p50_ms": 2.5}], 0.25)  # half a line costs itself alone
+    assert Journal(path).rows("latency") == [{"p50_ms": 1.5}, {"p50_ms": 2.5}]
 
 
 def test_a_point_that_failed_is_left_alone_until_the_next_run(tmp_path: Path) -> None:

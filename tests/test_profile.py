@@ -148,6 +148,23 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(root: Path, counting: Cou
     assert {name: len(model.points) for name, model in profile.models.items()} == POINTS
 
 
+@pytest.mark.parametrize(
+    "torn", [b'{"key": "cut sho', b'{"key": "b", "value": "\xc3', b"\x00\x00", b"[1, 2]\n17", b"\n"]
+)
+def test_a_line_cut_short_costs_itself_alone(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "deep" / "x.journal"
+    Journal(path).put("first", [1, 2])
+    for number in range(3):
+        with path.open("ab") as file:
+            file.write(torn)
+        Journal(path).put(f"after {number}", number)
+    again = Journal(path)
+    assert again.values() == ([1, 2], 0, 1, 2)
+    assert again.get("after 0") == 0
+    again.remove()
+    assert Journal(path).values() == ()
+
+
 def test_what_has_changed_is_measured_again_and_nothing_else(root: Path, counting: Counting) -> None:
     first, _ = sweep_all(root)
     counting.points = 0

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cotenant.errors import CotenantError
+from cotenant.files import append_entry, read_entries
 
 Row = dict[str, Any]
 """One line of a table: plain numbers and texts by column. Names of columns end in their unit."""
@@ -32,13 +32,9 @@ class Journal:
         self._path = path
         self._done: dict[tuple[str, str], list[Row]] = {}
         self._failed: dict[tuple[str, str], str] = {}
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    entry = json.loads(line)
-                    self._take(entry)
-                except (ValueError, KeyError, TypeError):
-                    continue  # the line that an interruption cut short
+        for entry in read_entries(path):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # of something else
+                self._take(entry)
         self._old_failures = frozenset(self._failed)
 
     def _take(self, entry: Mapping[str, Any]) -> None:
@@ -86,11 +82,7 @@ class Journal:
 
     def _write(self, entry: Row) -> None:
         self._take(entry)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_entry(self._path, entry)
 
 
 class Budget:

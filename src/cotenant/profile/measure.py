@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cotenant.execute.runner import Runner, to_numpy
+from cotenant.files import append_entry, read_entries
 from cotenant.profile.inputs import DeclaredShape, make_inputs
 from cotenant.profile.place import CorePlace, Place
 from cotenant.profile.table import ModelProfile, Point
@@ -75,13 +75,9 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    entry = json.loads(line)
-                    self._known[entry["key"]] = entry["value"]
-                except (ValueError, KeyError, TypeError):
-                    continue  # the line that an interruption cut short
+        for entry in read_entries(path) if path is not None else ():
+            with contextlib.suppress(KeyError, TypeError):  # of something else
+                self._known[entry["key"]] = entry["value"]
 
     def get(self, key: str) -> Any:
         """What was measured under this key, or None."""
@@ -95,11 +91,7 @@ class Journal:
         """Keep a measurement; it is on disk when this returns."""
         self._known[key] = value
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "value": value}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            append_entry(self._path, {"key": key, "value": value})
 
     def remove(self) -> None:
         """Everything is in the profile now."""
