@@ -16,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 import onnx_samples as samples
 from cotenant.execute.contents import PATHS
 from cotenant.execute.errors import ModelError
+from cotenant.execute.onnx import fitness
+from cotenant.execute.onnx.segment_session import load_session, session_options
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
 
@@ -78,6 +80,71 @@ def test_a_damaged_cache_is_made_again(tmp_path: Path, damage: str) -> None:
             manifest.write_text(manifest.read_text().replace('"format": ', '"format": 1000'))
     np.testing.assert_array_equal(result(path, cache)["y"], first["y"])
     assert folders(cache) == [folder]
+
+
+def looping(model: str) -> onnx.ModelProto:
+    """Graphs whose Loop, or If, alone reads what two Transposes give that undo each other, behind two such Casts."""
+    s = samples.Sketch()
+    cast = s.op("Cast", s.op("Cast", "x", to=TensorProto.DOUBLE), to=TensorProto.FLOAT)
+    s.op("Transpose", s.op("Transpose", cast, perm=[1, 0]), perm=[1, 0], out="same")
+    s.op("Sub", cast, cast, out="none")
+    dims = ["batch", 4]
+    both = helper.make_node("Mul", ["same", "none"], ["both"])
+    if model == "If":
+        inner = [both, helper.make_node("Add", ["x", "both"], ["inner"])]
+        branch = helper.make_graph(inner, "branch", [], [samples.info("inner", dims)])
+        other = helper.make_graph(
+            [helper.make_node("Relu", ["x"], ["other"])], "other", [], [samples.info("other", dims)]
+        )
+        made = s.op("If", "flag", then_branch=branch, else_branch=other)
+    else:
+        keep = [
+            helper.make_node("Identity", ["go"], ["on"]),
+            both,
+            helper.make_node("Add", ["state", "both"], ["next"]),
+        ]
+        inputs = [samples.info("at", [], TensorProto.INT64), samples.info("go", [], TensorProto.BOOL)]
+        inputs.append(samples.info("state", dims))
+        outputs = [samples.info("on", [], TensorProto.BOOL), samples.info("next", dims)]
+        body = helper.make_graph(keep, "body", inputs, outputs)
+        count = "" if model == "endless Loop" else s.constant(np.array(2))
+        made = s.op("Loop", count, "flag", "x", body=body)
+    s.op("Relu", made, out="y")
+    return s.model([samples.info("x", dims), samples.info("flag", [], TensorProto.BOOL)], [samples.info("y", dims)])
+
+
+@pytest.mark.parametrize("model", ["Loop", "If", "endless Loop"])
+def test_a_graph_that_the_optimiser_breaks_runs_as_it_was(
+    tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every opening, whole and cut, on any threads; and one that would never end does not keep an opening."""
+    monkeypatch.setattr(fitness, "_PATIENCE_S", 0.2)
+    path = saved(looping(model), tmp_path / "m.onnx")
+    plain = load_session(path, path, session_options(1, optimise=False))
+    optimised = load_session(path, path, session_options(1, optimise=True))
+    for _ in range(2):
+        with SegmentedModel.open(path, cache_dir=tmp_path / "cache") as opened:
+            assert opened.uncut_reason == "" or "endless" in model
+            for flag in (False, True)[: 1 if "endless" in model else 2]:
+                feeds = {"x": np.arange(-4, 4, dtype=np.float32).reshape(2, 4), "flag": np.array(flag)}
+                (expected,) = plain.run(None, feeds)
+                tensors: Any = feeds
+                for at in range(opened.unit_count):
+                    tensors = opened.run(at, at + 1, tensors)
+                np.testing.assert_array_equal(to_numpy(tensors)["y"], expected)
+                for threads in (1, 2):
+                    whole = to_numpy(opened.run(0, opened.unit_count, feeds, threads))
+                    np.testing.assert_array_equal(whole["y"], expected)
+    if "endless" not in model:
+        with pytest.raises(Exception, match="Missing Input"):
+            optimised.run(None, feeds)  # once it does not, the optimiser is mended, and this can go
+
+
+def test_an_optimiser_is_kept_where_it_breaks_nothing(tmp_path: Path) -> None:
+    for name in ("branching", "residual_cnn"):
+        path = saved(getattr(samples, name)(), tmp_path / f"{name}.onnx")
+        with SegmentedModel.open(path, cache_dir=tmp_path / "cache") as opened:
+            assert opened._stored.is_optimised
 
 
 def test_without_a_cache_directory_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

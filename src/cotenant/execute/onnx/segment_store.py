@@ -19,6 +19,7 @@ from onnx import TensorProto, TypeProto
 
 from cotenant.execute.contents import Held, copy, digest_of, file_digest, opened, processor
 from cotenant.execute.errors import ModelError
+from cotenant.execute.onnx.fitness import has_branches, is_fit
 from cotenant.execute.onnx.segment_session import load_session, session_options
 from cotenant.graph.dfg import Tensor
 from cotenant.graph.errors import GraphError
@@ -30,7 +31,7 @@ GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json",
 _INLINE_BYTES = "1024"
 _DIGEST = 32
 """So many digits of the digest of a model's files begin the name of its folder."""
-_LEVELS = ("ALL", "EXTENDED", "BASIC")
+_LEVELS = ("ENABLE_ALL", "ENABLE_EXTENDED", "ENABLE_BASIC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Stored:
     `files` are copies of the model's own, the ONNX file first and then those with external weights. `skeleton` has the
     operators and small constants; larger ones are references into `folder / WEIGHTS`. `types` are those of the tensors
     between operators, with open dimensions of the inputs taken as 1. `uncut_reason` tells why the graph can only be run
-    as a whole, or is "".
+    as a whole, or is "". `is_optimised` is False when the optimiser breaks the model: the graph is then as it was.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class Stored:
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     uncut_reason: str
+    is_optimised: bool
 
 
 def open_store(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, Stored]:
@@ -141,24 +143,14 @@ def _make(path: Path, folder: Path, name: str) -> None:
     copies = {folder / SOURCE / location: target for location, target in external.items()}
     copy(path, [(path, source), *((target, place) for place, target in copies.items())], name[:_DIGEST])
     _external(path, source)  # should it have changed just before it was copied
-    reason = ""
-    for level in _LEVELS:
-        try:
-            whole = _export(path, source, folder, level)
-            types = _types(folder)
-        except Exception as error:  # a graph that cannot be written or read back: try a plainer one
-            reason = reason or f"its optimised graph cannot be cut: {_first_line(error)}"
-            for file in (GRAPH, WEIGHTS):
-                (folder / file).unlink(missing_ok=True)
-            continue
-        reason = ""
-        break
-    else:
-        whole = load_session(path, source, session_options(1, optimise=True))
-        model = read_model(source)
+    model = read_model(source)
+    whole, types, reason = _written(path, source, folder, _LEVELS)
+    is_sound = not has_branches(model) or _is_fit(path, model, source, [whole], [] if reason else [folder / GRAPH])
+    if not is_sound:
+        whole, types, reason = _written(path, source, folder, ("DISABLE_ALL",))
+    if reason:
         del model.graph.initializer[:]
         onnx.save(model, str(folder / GRAPH))
-        types = {}
     files = [source, *copies]
     written = [*files, *(file for file in (folder / GRAPH, folder / WEIGHTS) if file.exists())]
     manifest = {
@@ -168,14 +160,45 @@ def _make(path: Path, folder: Path, name: str) -> None:
         "outputs": [[info.name, info.type, list(info.shape)] for info in whole.get_outputs()],
         "types": types,
         "uncut_reason": reason,
+        "is_optimised": is_sound,
         "files": {str(file.relative_to(folder)): file_digest(file) for file in written},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 
+def _is_fit(
+    path: Path, model: onnx.ModelProto, source: Path, sessions: Sequence[ort.InferenceSession], files: Sequence[Path]
+) -> bool:
+    """Whether these sessions, and those of these files as they are, run where the unoptimised model does."""
+    try:
+        plain, *others = (load_session(path, file, session_options(1, optimise=False)) for file in (source, *files))
+    except ModelError:  # nothing to compare with
+        return True
+    return is_fit(plain, [*sessions, *others], model)
+
+
+def _written(
+    path: Path, source: Path, folder: Path, levels: Sequence[str]
+) -> tuple[ort.InferenceSession, dict[str, list[Any]], str]:
+    """Write the graph at the first of these levels that can be read back; gives the session that wrote it, and types.
+
+    If there is none, an ordinary session and the reason: then nothing is written.
+    """
+    reason = ""
+    for level in levels:
+        try:
+            return _export(path, source, folder, level), _types(folder), ""
+        except Exception as error:  # a graph that cannot be written or read back: try a plainer one
+            reason = reason or f"its optimised graph cannot be cut: {_first_line(error)}"
+            for file in (GRAPH, WEIGHTS):
+                (folder / file).unlink(missing_ok=True)
+    is_plain = levels[0] == "DISABLE_ALL"
+    return load_session(path, source, session_options(1, optimise=not is_plain)), {}, reason
+
+
 def _export(path: Path, source: Path, folder: Path, level: str) -> ort.InferenceSession:
     options = session_options(1, optimise=True)
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
     options.optimized_model_filepath = str(folder / GRAPH)
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", _INLINE_BYTES)
@@ -246,6 +269,7 @@ def _read(folder: Path) -> Stored | None:
             inputs=tuple(_spec(*entry) for entry in manifest["inputs"]),
             outputs=tuple(_spec(*entry) for entry in manifest["outputs"]),
             uncut_reason=manifest["uncut_reason"],
+            is_optimised=manifest["is_optimised"],
         )
     except Exception:  # whatever is wrong with a cache, making it again mends it
         return None

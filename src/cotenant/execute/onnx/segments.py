@@ -299,7 +299,9 @@ class SegmentedModel:
     def _load(self, key: Threads, start: int, end: int) -> _Segment:
         dead = tuple(sorted(set(self.dfg.live(start)) - set(self.dfg.live(end))))
         if (start, end) == (0, self.unit_count):
-            whole = load_session(self.path, self._stored.files[0], session_options(key, optimise=True))
+            whole = load_session(
+                self.path, self._stored.files[0], session_options(key, optimise=self._stored.is_optimised)
+            )
             inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
             return _Segment(start, end, whole, inputs, outputs, dead)
         piece = self._cutter.piece(start, end)
