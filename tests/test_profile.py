@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ import onnx
 import pytest
 
 from cotenant.config import DeviceSection, ServerConfig
+from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Tensor
 from cotenant.profile import measure, sweep
@@ -230,6 +232,45 @@ def test_lanes_of_more_cores_are_measured_when_they_come(root: Path, counting: C
     counting.points = 0
     sweep_all(root, settings=SETTINGS)
     assert counting.points == 0
+
+
+def test_what_was_measured_at_other_sizes_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of models that a sweep fails at, or does not come to before it is interrupted."""
+    first, _ = sweep_all(root)
+    wide = {
+        name: replace(model, points=tuple(replace(point, cores=77) for point in model.points))
+        for name, model in first.models.items()
+    }
+    save_profile(profile_path(root), replace(first, models=wide))
+
+    def stop(done: int, total: int, text: str) -> None:
+        if text.startswith("encoder") and "units" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
+    interrupted = load_profile(profile_path(root)).models
+    assert interrupted["encoder"] == wide["encoder"]
+    assert {point.cores for point in interrupted["add_sub"].points} == {1, 77}
+
+    def fail(model: Any, *rest: Any) -> Any:
+        if model.name == "encoder":
+            raise ModelError(model.path, "out of memory", "Buy some")
+        return measure_model(model, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep, "measure_model", fail)
+        _, errors = profile_repository(root, SETTINGS, TINY, fresh=False, on_step=lambda *_: None)
+    assert list(errors) == ["encoder"]
+    assert load_profile(profile_path(root)).models["encoder"] == wide["encoder"]
+    again, _ = sweep_all(root)
+    for name, model in again.models.items():
+        assert set(wide[name].points) < set(model.points)
+        assert {point.cores for point in model.points} == {1, 77}
+        assert len(model.points) == 2 * POINTS[name]
+    write_model(root, "add_sub", config(max_batch=2), {})
+    assert {point.cores for point in sweep_all(root)[0].models["add_sub"].points} == {1}
+    assert {point.cores for point in sweep_all(root, fresh=True)[0].models["encoder"].points} == {1}
 
 
 def test_models_that_cannot_be_profiled_are_left_out_with_the_reason(root: Path) -> None:

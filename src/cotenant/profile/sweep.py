@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -56,7 +57,11 @@ def _profile(
     journal = Journal(unfinished)
     known = {} if fresh else _known(path, device.fingerprint)
     opened, errors = _open_all(root, place.device)
-    todo = [each for each in opened if not _is_known(known, each, lanes)]
+    profiles = {each.found.tenant: known[each.found.tenant] for each in opened if _is_known(known, each)}
+    todo = [each for each in opened if not _is_covered(profiles.get(each.found.tenant), lanes)]
+    for each in opened:
+        if each not in todo:
+            each.runner.close()
     total = sum(each.sweep(lanes, effort).steps for each in todo)
     done = 0
     on_step(done, total, "")
@@ -66,11 +71,12 @@ def _profile(
         done += 1
         on_step(done, total, text)
 
-    profiles = {each.found.tenant: known[each.found.tenant] for each in opened if each not in todo}
     profile = Profile(device, now_text(), this_command(), profiles)
     for each in todo:
+        name = each.found.tenant
         try:
-            profiles[each.found.tenant] = measure_model(each.runner, each.sweep(lanes, effort), journal, step, place)
+            measured = measure_model(each.runner, each.sweep(lanes, effort), journal, step, place)
+            profiles[name] = _with_others(measured, profiles.get(name))
         except CotenantError as error:
             errors[each.found.model] = str(error)
         finally:
@@ -113,12 +119,22 @@ def _known(path: Path, fingerprint: str) -> dict[str, ModelProfile]:
     return profile.models if profile.device.fingerprint == fingerprint else {}
 
 
-def _is_known(known: dict[str, ModelProfile], opened: OpenedModel, lanes: Sequence[Partition]) -> bool:
-    """Whether the profile is of this very model, and has every size of partition that the lanes have."""
+def _is_known(known: dict[str, ModelProfile], opened: OpenedModel) -> bool:
+    """Whether the profile is of this very model."""
     profile = known.get(opened.found.tenant)
-    if profile is None or profile.digest != opened.digest or profile.cuts[-1] != opened.runner.unit_count:
-        return False
-    return covers(profile, lanes)
+    return profile is not None and profile.digest == opened.digest and profile.cuts[-1] == opened.runner.unit_count
+
+
+def _is_covered(profile: ModelProfile | None, lanes: Sequence[Partition]) -> bool:
+    return profile is not None and covers(profile, lanes)
+
+
+def _with_others(measured: ModelProfile, before: ModelProfile | None) -> ModelProfile:
+    """With what was measured before at other sizes of partition."""
+    sizes = {point.cores for point in measured.points}
+    others = [point for point in before.points if point.cores not in sizes] if before else []
+    points = sorted((*measured.points, *others), key=lambda point: (point.shape, point.cores, point.items))
+    return replace(measured, points=tuple(points))
 
 
 def now_text() -> str:
