@@ -279,6 +279,22 @@ def test_a_worker_and_the_next_one_run_what_was_loaded_whatever_becomes_of_the_f
         host.wait_resumed(life + 1)
 
 
+def test_what_a_worker_runs_is_kept_until_it_is_gone(host: Host, tmp_path: Path) -> None:
+    """Also when the file has been loaded anew with other content, and when nothing is left of the file."""
+    host.load("a", lambda: scaled(2.0))
+    (first,) = (tmp_path / "graphs").glob("*-ort*")
+    old = host.executor._keepers["a"]
+    host.load("a", lambda: scaled(3.0))
+    assert first.is_dir()
+    old.close()
+    old.join()
+    assert not first.is_dir()
+    (second,) = (tmp_path / "graphs").glob("*-ort*")
+    (tmp_path / "a.onnx").unlink()
+    host.load("b", lambda: scaled(4.0))
+    assert second.is_dir()
+
+
 def test_a_file_that_has_changed_is_not_taken_for_the_model(host: Host, tmp_path: Path) -> None:
     """When the copy of what was loaded is gone too: the core knows the units of that one."""
     host.load("a", lambda: scaled(2.0))

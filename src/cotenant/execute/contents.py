@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import re
@@ -20,8 +21,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from cotenant.execute.errors import ModelError
 from cotenant.files import write_whole
 
@@ -30,11 +29,6 @@ PATHS = "paths"
 _FOLDER = re.compile(r"[0-9a-f]{32}-(ort|torch)[0-9].*")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}-\w+")
 _T = TypeVar("_T")
-
-
-class _Newest(msgspec.Struct):
-    path: str
-    folder: str
 
 
 class Held:
@@ -177,7 +171,7 @@ def _note(path: Path, folder: Path) -> None:
     """The newest content of the file at `path` is in this folder, on this kind of processor."""
     whole = str(path.absolute())
     name = hashlib.sha256(f"{whole}\0{processor()}".encode()).hexdigest()[:32]
-    content = msgspec.json.encode(_Newest(whole, folder.name))
+    content = json.dumps({"path": whole, "folder": folder.name}).encode()
     target = folder.parent / PATHS / name
     with contextlib.suppress(OSError):  # a cache that is read only is not swept either
         if not target.exists() or target.read_bytes() != content:
@@ -191,11 +185,12 @@ def _newest_folders(cache_dir: Path) -> set[str]:
         return found
     for entry in (cache_dir / PATHS).iterdir():
         try:
-            newest = msgspec.json.decode(entry.read_bytes(), type=_Newest)
-        except (OSError, msgspec.MsgspecError):
-            newest = None
-        if newest is not None and Path(newest.path).exists():
-            found.add(newest.folder)
+            newest = json.loads(entry.read_bytes())
+            is_there, folder = Path(newest["path"]).exists(), str(newest["folder"])
+        except (OSError, ValueError, LookupError, TypeError):  # damaged
+            is_there = False
+        if is_there:
+            found.add(folder)
         else:
             entry.unlink(missing_ok=True)
     return found
