@@ -2,8 +2,8 @@
 
 One model of many layers behind a table of marks (`bench/_carry.py`), `max_batch` 8, served on one core by a worker
 process under edf. Good queries come open loop, Poisson, at 60 % of what the server answers in a closed loop; in every
-other phase 2 % of all queries bring a mark that is not in the table. A batch that fails is run again, one query at a
-time, so no good query may fail (`innocent_failures`), and those runs are what a bad query costs:
+other phase 2 % of all queries bring a mark that is not in the table. A batch that fails is run again in halves, so no
+good query may fail (`innocent_failures`), and those runs are what a bad query costs:
 `attainment_drop_points` is the share of good queries in time without bad ones, less that with them, both medians over
 the phases of one server.
 """

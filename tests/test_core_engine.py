@@ -174,35 +174,50 @@ def test_a_failed_launch_fails_its_queries_and_releases_the_batch() -> None:
     assert (core.live, core.running) == (0, 0)
 
 
-def test_the_members_of_a_batch_that_fails_run_alone_before_anybody_fails() -> None:
-    """One of them is at fault, the others are answered; who left before is not asked, and nobody is merged again."""
+def test_a_batch_that_fails_is_run_again_in_halves_until_one_is_left_who_fails_alone() -> None:
+    """One of them is at fault, the others are answered; who left before is not asked, and no newcomer joins them."""
     core = engine(stretch=0.0)
     core.handle(QueryArrived(query(0)), 0)
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
     [_, launch] = core.handle(LaunchEnded(0), 10 * MS)
     assert isinstance(launch, Launch)
-    assert launch.queries == (1, 2, 3)
+    assert launch.queries == (1, 2, 3, 4)
     core.handle(QueryCancelled(2), 11 * MS)
-    release, alone = core.handle(LaunchEnded(launch.id, "token 99 is out of range"), 20 * MS)
+    fault = "token 99 is out of range"
+    release, again = core.handle(LaunchEnded(launch.id, fault), 20 * MS)
     assert release == Release(launch.batch)
-    core.handle(QueryArrived(query(4, "b", slo_ns=500 * MS)), 20 * MS)
+    core.handle(QueryArrived(query(5, "b", slo_ns=500 * MS)), 20 * MS)
     begun: list[tuple[int, ...]] = []
     ended: list[object] = []
-    while isinstance(alone, Launch):
-        begun.append(alone.queries)
-        actions = core.handle(
-            LaunchEnded(alone.id, "token 99 is out of range" if 3 in alone.queries else None), 30 * MS
-        )
+    while isinstance(again, Launch):
+        begun.append(again.queries)
+        actions = core.handle(LaunchEnded(again.id, fault if 3 in again.queries else None), 30 * MS)
         ended += [action for action in actions if isinstance(action, Respond)]
-        alone = next((action for action in actions if isinstance(action, Launch)), None)
-    assert begun == [(1,), (1,), (3,), (4,), (4,)]
+        again = next((action for action in actions if isinstance(action, Launch)), None)
+    assert begun == [(1, 3), (1,), (1,), (3,), (4,), (4,), (5,), (5,)]
     assert ended == [
         Respond(1, Outcome.ANSWERED),
         Respond(3, Outcome.FAILED, "failed: token 99 is out of range"),
         Respond(4, Outcome.ANSWERED),
+        Respond(5, Outcome.ANSWERED),
     ]
-    assert (core.live, core.running) == (0, 0)
+
+
+def test_the_members_of_a_batch_in_which_a_worker_died_are_run_alone() -> None:
+    """In halves, whoever kills workers would kill one at each step."""
+    core = engine(stretch=0.0)
+    core.handle(QueryArrived(query(0)), 0)
+    for number in (1, 2, 3, 4):
+        core.handle(QueryArrived(query(number, "b", slo_ns=500 * MS)), 0)
+    [_, launch] = core.handle(LaunchEnded(0), 10 * MS)
+    assert isinstance(launch, Launch)
+    core.handle(TenantSuspended("b", "its worker died"), 11 * MS)
+    assert core.handle(LaunchEnded(launch.id, "its worker died"), 12 * MS) == [Release(launch.batch)]
+    assert core.waiting("b") == 4
+    [again] = core.handle(TenantResumed("b"), 20 * MS)
+    assert isinstance(again, Launch)
+    assert again.queries == (1,)
 
 
 def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:

@@ -125,7 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.arrived: dict[int, Query] = {}
         self.queued: dict[int, Query] = {}
         self.waits_since: dict[int, int] = {}
-        self.alone: set[int] = set()
+        self.group_of: dict[int, tuple[int, int]] = {}
         self.tensors: Batches[Any] = Batches()
         self.flights: dict[int, Batch[Any]] = {}
         self.ended: dict[int, Outcome] = {}
@@ -309,7 +309,10 @@ class EngineMachine(RuleBasedStateMachine):
             if ended.tenant in self.suspended:
                 self.put_back(ended.batch, "ended just before the worker died")
         elif len(batch.queries) > 1:
-            self.alone |= self.batches[ended.batch][1]
+            left = [query for query in ended.queries if query not in self.ended]
+            size = 1 if ended.tenant in self.suspended else (len(left) + 1) // 2
+            for at, query in enumerate(left):
+                self.group_of[query] = (ended.id, at // size)
             self.put_back(ended.batch, "a merged batch failed")
         return ended
 
@@ -373,7 +376,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert query.id in ended.queries
                 self.seen["answered"] += 1
                 self.seen["answered after others had left"] += len(ended.queries) < len(self.members[ended.batch])
-                self.seen["answered alone after its batch had failed"] += query.id in self.alone
+                self.seen["answered after its batch had failed"] += query.id in self.group_of
                 assert (respond.outcome is Outcome.ANSWERED) == (self.now <= query.deadline_ns)
             case Outcome.REJECTED:
                 assert isinstance(event, QueryArrived)
@@ -416,7 +419,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert launch.items <= tenant.max_batch or len(queries) == 1
             self.batches[launch.batch] = (tenant, set(launch.queries), launch.items)
             self.members[launch.batch] = set(launch.queries)
-            assert len(queries) == 1 or not self.alone & set(launch.queries), "merged again"
+            groups = {self.group_of.get(query) for query in launch.queries}
+            assert len(groups) == 1, "merged with others after a batch had failed"
             batch = self.flights[launch.id] = self.tensors.begin(launch)
             batch.kept = joined(batch.gather()["x"])
         else:
@@ -497,7 +501,7 @@ FLOORS = {
     "left, running": 50,
     "left others of a batch, running": 20,
     "a merged batch failed": 40,
-    "answered alone after its batch had failed": 10,
+    "answered after its batch had failed": 10,
     "expired, queued": 20,
     "expired, running": 3,
 }

@@ -134,7 +134,7 @@ class Explanation:
             f"+{_ms(begun)}: units {launch.units[0]} to {launch.units[1]} in a batch of {launch.queries} on cores "
             f"{cores}: took {_ms(took)}, predicted {_ms(launch.predicted_ns)}, headroom {_ms(launch.headroom_ns)}"
             + (f", failed: {launch.error}" if launch.error else "")
-            + (", and it was run again alone" if launch.error and launch is not self.launches[-1] else "")
+            + (", and it was run again apart from others" if launch.error and launch is not self.launches[-1] else "")
         )
 
 

@@ -45,7 +45,6 @@ _ADMIT, _LAUNCH, _FINISH = QueryStep.ADMIT, QueryStep.LAUNCH, QueryStep.FINISH
 _LAUNCH_BATCH, _PAUSE_BATCH, _END_BATCH = BatchStep.LAUNCH, BatchStep.PAUSE, BatchStep.END
 _PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
 _ANSWERED = Outcome.ANSWERED
-
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
@@ -69,6 +68,7 @@ class Engine:
         self._launch_count = 0
         self._batch_count = 0
         self._group_count = 0
+        self._apart_count = 0
         self._is_planning = False
         """A Plan action is on its way."""
         self._draining = False
@@ -178,7 +178,8 @@ class Engine:
         if is_lost:  # it ended just before its worker, and what it made went with that
             self._return(batch)
         elif error is not None and batch.is_merged:  # one of its queries may be at fault, the others are not
-            self._return(batch, alone=True)
+            has_died = launch.tenant in self._queues.suspended  # and might die at each further try
+            self._return(batch, 1 if has_died else (len(batch.queries) + 1) // 2)
         elif error is not None:
             for query in batch.queries:
                 self._close(query.id, QueryStep.FAIL, Outcome.FAILED, f"failed: {error}", actions)
@@ -297,13 +298,17 @@ class Engine:
         del self._batches[batch.id]
         actions.append(Release(batch.id))
 
-    def _return(self, batch: Batch, *, alone: bool = False) -> None:
-        """Let the queries of a batch that cannot go on wait again, to be run anew; `alone`: never merged any more."""
-        for query in batch.queries:
+    def _return(self, batch: Batch, apart: int = 0) -> None:
+        """Let the queries of a batch that cannot go on wait again, to be run anew.
+
+        With `apart`, in groups of so many, whose queries are merged with nobody else from now on.
+        """
+        for at, query in enumerate(batch.queries):
             live = self._live[query.id]
             live.state, live.batch = next_query_state(live.state, QueryStep.RETURN, query.id), None
-            if alone:
-                live.query = replace(query, merge_key=~query.id)  # nobody else's: those of clients are not negative
+            if apart:
+                self._apart_count += at % apart == 0
+                live.query = replace(query, merge_key=-self._apart_count)  # nobody's: those of clients begin at 0
             live.key = self.policy.queue_key(live.query, batch.tenant, self.predictor)
             self._queues.push(live.key, live.query)
             self._expiries.watch(live)
@@ -352,7 +357,11 @@ class Engine:
                 self._start(start, decision.ahead, now_ns, actions)
 
     def _start(self, start: Start, ahead: bool, now_ns: int, actions: list[Action]) -> None:
-        batch = self._new_batch(start) if start.batch is None else self._resumed_batch(start.batch)
+        if start.batch is None:
+            batch = self._new_batch(start)
+        else:
+            batch = self._batches[start.batch]
+            self._paused.remove(batch)
         tenant, end = batch.tenant, start.end
         self._step_batch(batch, _LAUNCH_BATCH)
         # By position, in the order of the fields: keywords cost as much again as the launch itself.
@@ -388,9 +397,4 @@ class Engine:
             live.batch = batch
             keys.append(live.key)
         self._queues.take(keys, start.tenant)
-        return batch
-
-    def _resumed_batch(self, number: int) -> Batch:
-        batch = self._batches[number]
-        self._paused.remove(batch)
         return batch

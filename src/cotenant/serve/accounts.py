@@ -41,7 +41,7 @@ class Account:
     rows: int = 0
     launches: int = 0
     reruns: int = 0
-    """Queries that were run again alone, since a batch that they were in failed."""
+    """How often a query was run again, since a batch that it was in had failed."""
     success: Sum = field(default_factory=Sum)
     fail: Sum = field(default_factory=Sum)
     queue: Sum = field(default_factory=Sum)

@@ -62,7 +62,7 @@ def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
         "cotenant_latency_seconds", "From arrival to answer, of answered queries.", labels=["tenant"]
     )
     reruns = CounterMetricFamily(
-        "cotenant_query_reruns", "Queries run again alone after their batch had failed.", labels=["tenant"]
+        "cotenant_query_reruns", "Queries run again after their batch had failed.", labels=["tenant"]
     )
     for tenant, account in accounts:
         for outcome in Outcome:
