@@ -65,6 +65,7 @@ class Host:
         self.executor.on_event = self._event
         self.events: list[Event] = []
         self.ends: dict[int, str | None] = {}
+        self.units: dict[str, int] = {}
         self._folder = folder
         self._changed = threading.Condition()
         self._order: list[object] = []
@@ -75,7 +76,7 @@ class Host:
         path = self._folder / f"{tenant}.onnx"
         onnx.save(make(), path)
         model = SegmentedModel.open(path, cache_dir=self._folder / "graphs")
-        units = model.unit_count
+        units = self.units[tenant] = model.unit_count
         self.executor.add_model(tenant, self.executor.load(tenant, model, [(1, [(0, units)])], memory_bytes))
         self.executor.announce(tenant)
 

@@ -25,6 +25,8 @@ class Runner(Protocol):
     outputs: tuple[Tensor, ...]
     dfg: Dfg
     uncut_reason: str
+    names_rows: bool
+    """See `batches.names_rows`."""
 
     @property
     def unit_count(self) -> int:

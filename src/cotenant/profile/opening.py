@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.contents import file_digest
-from cotenant.execute.runner import Runner, engine_of, open_model
+from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
 from cotenant.profile.device import Device, this_device
-from cotenant.profile.inputs import DeclaredShape, check_shapes
+from cotenant.profile.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.profile.measure import Effort, Sweep
 from cotenant.profile.table import ModelProfile
 from cotenant.repository import STATE_FOLDER, ModelVersion
@@ -58,7 +60,7 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     runner = open_model(found.path, cache_dir=root / STATE_FOLDER / "graphs", name=name, device=device)
     try:
         shapes = check_shapes(name, runner.inputs, found.config.model.shapes)
-        _check_batch(found, runner)
+        _check_batch(found, runner, shapes[0])
     except CotenantError:
         runner.close()
         raise
@@ -73,17 +75,50 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device)
 
 
-def _check_batch(found: ModelVersion, runner: Runner) -> None:
-    """A model whose queries are merged must leave the first dimension of every input and output open."""
+def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape) -> None:
+    """A model whose queries are merged must give a row for every row that it takes, and make it of that row alone.
+
+    Raises ConfigError when a first dimension is fixed, or an output turns out to be of something else than the batch:
+    the boxes that were found, the different values that there are. Where the names of dimensions do not tell, two
+    made-up rows are run together and each alone.
+    """
     if found.config.model.max_batch == 1:
         return
+    where = f"model {found.model!r}: max_batch is {found.config.model.max_batch}, but"
     for kind, tensors in (("input", runner.inputs), ("output", runner.outputs)):
         for tensor in tensors:
             if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int)):
                 raise ConfigError(
-                    f"model {found.model!r}: max_batch is {found.config.model.max_batch}, but the first dimension of "
-                    f"{kind} {tensor.name!r} is fixed (shape {list(tensor.shape)}): set max_batch = 1"
+                    f"{where} the first dimension of {kind} {tensor.name!r} is fixed (shape {list(tensor.shape)}): "
+                    "set max_batch = 1"
                 )
+    if runner.names_rows:
+        return
+    two = make_inputs(runner.inputs, shape, 2, True)
+    firsts, seconds = ({name: array[at : at + 1] for name, array in two.items()} for at in (0, 1))
+    twice = {name: np.concatenate([array, array]) for name, array in firsts.items()}
+    whole = [(0, runner.unit_count)]
+    runner.prepare(whole)
+    first, second, both, same = (to_numpy(runner.run(*whole[0], each)) for each in (firsts, seconds, two, twice))
+    for name in first:
+        lengths = [
+            array.shape[0] if array.ndim else None for array in (each[name] for each in (first, second, both, same))
+        ]
+        alone = [first[name], second[name], first[name], first[name]]
+        together = [both[name][:1], both[name][1:], same[name][:1], same[name][1:]]
+        if lengths != [1, 1, 2, 2] or not all(map(_are_alike, alone, together)):
+            raise ConfigError(
+                f"{where} output {name!r} does not have a row of its own for every row of the inputs ({lengths[2]} for "
+                "two rows, or values that depend on the other row): set max_batch = 1, or give the first dimensions of "
+                "inputs and outputs one name if that is wrong"
+            )
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether two outputs are the same but for the rounding of other kernels."""
+    if one.dtype.kind not in "fc":
+        return bool((one == other).all())
+    return bool(np.allclose(one, other, rtol=1e-2, atol=1e-2 * float(np.abs(one).max(initial=0.0)), equal_nan=True))
 
 
 def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:

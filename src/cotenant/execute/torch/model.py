@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from cotenant.errors import InvalidValueError
+from cotenant.execute.batches import names_rows
 from cotenant.execute.contents import Held
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.threads import Threads
@@ -77,6 +78,7 @@ class TorchModel:
         self.uncut_reason = lowered.trouble
         self.inputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.inputs))
         self.outputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.outputs))
+        self.names_rows = names_rows([node.meta["val"].shape for node in (*lowered.inputs, *lowered.outputs)])
         modules = dict(archive.program.graph_module.named_children())
         self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)
         self._cutter = Cutter(self._graph, self.dfg, modules)
@@ -293,7 +295,7 @@ class TorchModel:
     def _tensor(self, value: Any, device: torch.device) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             try:
-                value = tensor_of(np.ascontiguousarray(value))
+                value = tensor_of(np.asarray(value, order="C"))  # `ascontiguousarray` gives no 0-d arrays
             except (TypeError, ValueError) as error:
                 raise TensorError(f"model {self.name!r}: a tensor is no numeric array ({error})") from error
         tensor: torch.Tensor = value
