@@ -103,7 +103,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     policy_name = "edf"
     preempt = True
-    seen: ClassVar[Counter[str]]
+    seen: ClassVar[Counter[str]] = Counter()
     """What all histories of this machine have reached."""
 
     @initialize(

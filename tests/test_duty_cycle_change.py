@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -32,7 +34,7 @@ from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
 from cotenant.trace import TraceError
 from cotenant.types import Outcome, Partition, Query, Tenant
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
-from test_core_properties import EngineMachine, Watched
+from test_core_properties import EngineMachine, Watched, walk
 
 ROUNDS = (
     LaneRound(60, (LaneSlot("quick", 3, 10.0), LaneSlot("wide", 2, 5.0))),
@@ -76,17 +78,20 @@ class ChangingMachine(EngineMachine):
         expiry = self.expiry(query)
         if "is not in the plan" in respond.reason:
             assert respond.outcome is Outcome.DROPPED
-            assert query.tenant == "long"
             assert isinstance(self.policy, DutyCycle)
-            del self.queued[query.id]
-            self.ended[query.id] = respond.outcome
+            assert query.tenant not in self.policy.slots_of
+            self.forget(respond)
             return
         if isinstance(event, PolicyChanged) and expiry is not None and expiry < self.now and query.id in self.queued:
             assert respond.outcome is Outcome.DROPPED  # it had waited beyond what the new rule allows
-            del self.queued[query.id]
-            self.ended[query.id] = respond.outcome
+            self.forget(respond)
             return
         super().check_respond(respond, event, ended)
+
+    def forget(self, respond: Respond) -> None:
+        del self.queued[respond.query]
+        self.ended[respond.query] = respond.outcome
+        self.tensors.discard(respond.query)
 
     def check_launch(self, launch: Launch) -> None:
         policy = self.policy
@@ -115,6 +120,26 @@ def test_every_history_keeps_the_contract_when_the_policy_changes_at_any_time() 
     run_state_machine_as_test(
         machine, settings=settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
     )
+
+
+def test_long_histories_keep_the_contract_when_the_policy_changes_at_any_time() -> None:
+    class Walking(ChangingMachine):
+        policy_name, preempt = "edf", True
+        seen: ClassVar[Counter[str]] = Counter()
+        rng: Random
+
+        def wait(self, step: int) -> None:
+            if self.rng.random() < 0.3:
+                self.seen["changed"] += 1
+                self.change_policy(self.rng.randrange(len(CHOICES)))
+            super().wait(step)
+
+    for number in range(80):
+        machine = Walking()
+        machine.rng = Random(number)
+        walk(machine, machine.rng)
+    assert Walking.seen["changed"] > 150
+    assert min(Walking.seen[name] for name in ("left, paused", "a merged batch failed", "expired, paused")) >= 3
 
 
 COSTS = tables({"a": 10 * MS, "b": 10 * MS, "long": 90 * MS}, units=3)

@@ -15,9 +15,9 @@ import pytest
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
-from cotenant.execute.batches import QueryTensors
+from cotenant.execute.batches import Batch, Batches
 from cotenant.execute.errors import ModelError
-from cotenant.execute.protocol import Timing
+from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.session_ladder import SessionLadder, Wanted
 from cotenant.execute.worker import keeper as module
 from cotenant.execute.worker.channel import (
@@ -55,6 +55,10 @@ OPEN = Open("a", "/nowhere/a.onnx", "/nowhere/graphs", "folder", FIRST, 0)
 
 def launch(number: int, start: int = 0, end: int = 2, partition: Partition = CORE) -> Launch:
     return Launch(number, number, "a", (number,), 1, 0, start, end, end == 2, partition, 1, 1)
+
+
+def tensors(count: int) -> Tensors:
+    return {f"x{number}" + "x" * 40: np.ones((1, 1), np.float32) for number in range(count)}
 
 
 class Script:
@@ -104,7 +108,8 @@ class Stage:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
         limits = Limits(backoff_s=0.001, backoff_most_s=0.001, memory_bytes=1000)
-        self.keeper = Keeper(OPEN, limits, QueryTensors(), self.events.put)
+        self.batches: Batches[Keeper] = Batches()
+        self.keeper = Keeper(OPEN, limits, self.batches, self.events.put)
 
     def next(self) -> Script:
         return Script.made.get(timeout=WAIT_S)
@@ -119,8 +124,8 @@ class Stage:
         return worker
 
     def start(self, each: Launch, inputs: int = 1) -> str | None:
-        pieces = {f"x{number}" + "x" * 40: (np.ones((1, 1), np.float32),) for number in range(inputs)}
-        return self.keeper.start(each, pieces, (1,), self.end)
+        self.batches.put(each.queries[0], tensors(inputs))
+        return self.keeper.start(each, self.batches.begin(each), self.end)
 
     def end(self, number: int, error: str | None, _: Timing) -> None:
         self.ends.put((number, error))
@@ -360,7 +365,8 @@ def test_what_a_worker_keeps_of_a_batch_goes_when_the_rest_of_it_cannot_be_sent(
     monkeypatch.setattr(module, "LaneLink", fail)
     assert "Too many open files" in str(stage.start(launch(1, 1, 2, Partition((1,)))))
     assert worker.hear() == Release(1)
-    assert stage.keeper.kept == 0
+    stage.batches.discard(1)
+    assert len(stage.batches) == 0
 
 
 def test_what_finds_no_room_is_told_later(stage: Stage) -> None:
@@ -386,10 +392,9 @@ def test_lengths_of_layouts_are_what_a_launch_is_bounded_by(ends: tuple[Channel,
 
 def test_a_pending_launch_that_was_refused_leaves_its_lane_free(ends: tuple[Channel, Channel]) -> None:
     link = LaneLink(ends[0], (0,))
-    many = {f"x{number}" + "x" * 40: (np.ones((1, 1), np.float32),) for number in range(8000)}
     with pytest.raises(MessageError, match="too large"):
-        link.put(Pending(launch(1), lambda *_: None, many, (1,), (1,)))
-    after = Pending(launch(2), lambda *_: None, {"x": (np.ones((1, 1), np.float32),)}, (2,), (1,))
+        link.put(Pending(launch(1), lambda *_: None, Batch(launch(1), [tensors(8000)])))
+    after = Pending(launch(2), lambda *_: None, Batch(launch(2), [tensors(1)]))
     link.put(after)
     assert after.is_sent
     link.close()
