@@ -14,13 +14,12 @@ from random import Random
 from typing import Any
 
 import grpc
-import numpy as np
 
 from bench._carry import MOST_ROWS, Arrays, Ask
+from cotenant.load.check import grpc_outputs, http_outputs
 from cotenant.load.clients import model_path, open_channel
 from cotenant.load.encode import grpc_request, http_request
 from cotenant.load.http import HttpPool
-from cotenant.serve.codec import decode_raw
 from cotenant.serve.oip import MESSAGES, SERVICE
 
 GIVE_UP_S = 60.0
@@ -168,7 +167,7 @@ class Askers:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL):
                     return [error.details() or error.code().name]
                 raise
-            return [_grpc_outputs(MESSAGES["ModelInferResponse"].FromString(data))]
+            return [grpc_outputs(MESSAGES["ModelInferResponse"].FromString(data))]
         body, headers = (
             http_request(inputs, parameters) if transport == "http-binary" else _json_request(inputs, parameters)
         )
@@ -195,7 +194,7 @@ class Askers:
         if len(answers) != len(asked):
             raise OSError(f"a stream of {len(asked)} requests ended with {len(answers)} answers")
         ordered = [answers[str(at)] for at in range(len(asked))]
-        return [answer.error_message or _grpc_outputs(answer.infer_response) for answer in ordered]
+        return [answer.error_message or grpc_outputs(answer.infer_response) for answer in ordered]
 
 
 def for_seconds(seconds: float) -> Callable[[Tally], bool]:
@@ -215,30 +214,6 @@ def _json_request(inputs: Arrays, parameters: dict[str, int]) -> tuple[bytes, di
         for name, array in inputs.items()
     ]
     return json.dumps({"inputs": tensors, "parameters": parameters}).encode(), {"Content-Type": "application/json"}
-
-
-def http_outputs(payload: bytes) -> Arrays:
-    """The outputs of an answer as JSON, or with binary outputs behind the JSON."""
-    head, at = json.JSONDecoder().raw_decode(payload.decode("latin-1"))  # a character a byte: nothing here is not ASCII
-    outputs: Arrays = {}
-    for output in head["outputs"]:
-        size = output.get("parameters", {}).get("binary_data_size")
-        if size is None:
-            items = [each.encode() if isinstance(each, str) else each for each in output["data"]]
-            dtype = np.object_ if output["datatype"] == "BYTES" else np.float32
-            outputs[output["name"]] = np.array(items, dtype).reshape(output["shape"])
-        else:
-            data = payload[at : at + size]
-            outputs[output["name"]] = decode_raw(output["name"], output["datatype"], output["shape"], data)
-            at += size
-    return outputs
-
-
-def _grpc_outputs(answer: Any) -> Arrays:
-    return {
-        output.name: decode_raw(output.name, output.datatype, list(output.shape), data)
-        for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)
-    }
 
 
 def _short(array: Any) -> str:

@@ -8,7 +8,8 @@ two cores with the nodes: the times are those of such a machine.
 
 The node that is left cannot plan for all three: whom its plan leaves out is a guest there. Recovery runs from the
 kill to the arrival of the last query that was refused or failed because of it. A query is lost when client and
-gateway do not agree on exactly one outcome of it, by the gateway's own counts once they stand still.
+gateway do not agree on exactly one outcome of it, by the gateway's own counts once they stand still. Every answer is
+held against what its inputs were answered alone (`foreign_answers`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import cache_folder
-from bench._tenants import WARM_UPS, Inputs, clients, prepare, sample_all, warm_up, workload
+from bench._tenants import SAMPLES, WARM_UPS, Inputs, clients, prepare, sample_all, warm_up, workload
 from cotenant.cluster.types import Counts
 from cotenant.demo import stop_process
 from cotenant.load import LiveStats, LoadResult, run_load_process
@@ -122,7 +123,7 @@ def run(
         killer = Killer(up, kills, cycle_s)
         load = workload(root, "", sent, SEED, cycle_s * kills + BEFORE_S, WARM_UP_S)
         result = run_load_process(
-            load, http_url=up.url, grpc_url=up.grpc, inputs=inputs, on_tick=killer.tick, tick_s=0.05
+            load, http_url=up.url, grpc_url=up.grpc, inputs=inputs, on_tick=killer.tick, tick_s=0.05, check=True
         )
         counts = settled(up.counts, _sent(result), SETTLE_S)
         status = up.status()
@@ -130,6 +131,7 @@ def run(
     rows = _rows(result, killer.at_ns, status, period_s)
     reasons = _reasons(result)
     summary = _summary(rows, lost_queries(_sent(result), counts), counts, reasons, added_ms)
+    summary["foreign_answers"] = result.wrong_answers
     _show(rows, summary, sent, planned, reasons)
     if quick:
         print(
@@ -162,13 +164,18 @@ class Killer:
         """When, in nanoseconds from the start of the load."""
 
     def tick(self, stats: LiveStats) -> None:
-        """Kill if it is time: agent and server, as a node that loses its power."""
+        """Kill if it is time."""
         if len(self.at_ns) < len(self._due) and stats.elapsed_ns >= self._due[len(self.at_ns)] * 1e9:
-            serving = [node for node in self._up.status()["nodes"] if node["state"] == "serving" and node["pid"]]
-            victim = serving[len(self.at_ns) % len(serving)]
-            for pid in (victim["agent_pid"], victim["pid"]):
-                os.kill(pid, signal.SIGKILL)
+            kill_node(self._up, len(self.at_ns))
             self.at_ns.append(stats.elapsed_ns)
+
+
+def kill_node(up: Up, turn: int) -> None:
+    """SIGKILL for agent and server of one of the nodes that serve, as for a node that loses its power."""
+    serving = [node for node in up.status()["nodes"] if node["state"] == "serving" and node["pid"]]
+    victim = serving[turn % len(serving)]
+    for pid in (victim["agent_pid"], victim["pid"]):
+        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -227,8 +234,8 @@ def lost_queries(sent: Mapping[str, int], counts: Mapping[str, Counts]) -> int:
 
 
 def _sent(result: LoadResult) -> dict[str, int]:
-    """Queries by tenant, with those of the warming up."""
-    return {model: len(result.log.columns(model).outcome) + WARM_UPS for model in MODELS}
+    """Queries by tenant, with those of the warming up and those that were asked alone."""
+    return {model: len(result.log.columns(model).outcome) + WARM_UPS + SAMPLES for model in MODELS}
 
 
 async def _added_ms(up: Up, inputs: Inputs, echoes: int) -> float:

@@ -4,8 +4,9 @@ ResNet-50, MiniLM and magika with the SLOs of the quick start, one query a reque
 arrivals, each tenant asking for the same share of 40 % of the machine (profiled latencies, all cores). The worker of
 MiniLM gets SIGKILL at regular times. Attainment of the other two in the seconds after a kill is held against that in
 the seconds before the next one, in the same run. A query is lost when the server counts no outcome for it, or more than
-one. Recovery runs from the kill to the first answer to a query that arrived after it; the server says how much of it
-was the new process and how much its model.
+one. Every answer is held against what its inputs were answered alone (`foreign_answers`). Recovery runs from the kill
+to the first answer to a query that arrived after it; the server says how much of it was the new process and how much
+its model.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import Running, cache_folder, rss_mb, serving, worker_pid
-from bench._tenants import WARM_UPS, core_times, sample_all, warm_up, workload
+from bench._tenants import SAMPLES, WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import for_capacity
@@ -54,7 +55,9 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         asyncio.run(warm_up(server.http_url, "", inputs, strict=False))
         killer = Killer(server, kills)
         load = workload(root, "", rates, SEED, PERIOD_S * kills, WARM_UP_S)
-        result = run_load_process(load, http_url=server.http_url, inputs=inputs, on_tick=killer.tick, tick_s=0.05)
+        result = run_load_process(
+            load, http_url=server.http_url, inputs=inputs, on_tick=killer.tick, tick_s=0.05, check=True
+        )
         time.sleep(0.5)
         killer.note_recovery()
         page = _page(server)
@@ -62,7 +65,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         resident["server"] = round(rss_mb(server.pid), 1)
     rows = _rows(result, killer)
     lost = _lost(result, page)
-    summary = _summary(rows, lost, resident)
+    summary = _summary(rows, lost, resident) | {"foreign_answers": result.wrong_answers}
     _show(rows, summary, rates)
     if quick:
         print(f"quick: {QUICK_KILLS} kills instead of {KILLS}, a coarser profile")
@@ -128,7 +131,7 @@ def _lost(result: LoadResult, page: str) -> int:
     lost = 0
     for model in MODELS:
         outcomes = sum(_value(page, f'cotenant_queries_total{{outcome="{o.value}",tenant="{model}"}}') for o in Outcome)
-        sent = len(result.log.columns(model).outcome) + WARM_UPS  # those of the warm-up are not the generator's
+        sent = len(result.log.columns(model).outcome) + WARM_UPS + SAMPLES  # warming up, and asked alone
         pending = _value(page, f'nv_inference_pending_request_count{{model="{model}"}}')
         lost += abs(sent - round(outcomes)) + round(pending)
     return lost

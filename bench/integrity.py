@@ -3,8 +3,8 @@
 Models that give back the numbers they were given (`bench/_carry.py`): one of many layers, which is left at cuts all the
 time, one of rows of several widths, one of texts, one whose output has a size of its own, a torch archive, and an
 application of two of them. Clients in a closed loop, over HTTP (binary and JSON), gRPC and gRPC streams; three in ten
-leave before they are answered, a few bring time-outs of their own. Every configuration is a fresh server. SLOs are
-longer than clients wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by a
+leave before they are answered, a few bring time-outs of their own. Every configuration is a fresh server, the last one
+a cluster of two nodes behind its gateway. SLOs are longer than clients wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by a
 kill or a reload that is a part of their configuration; those are `excused`, with the reason. `left_at_a_cut` is read
 from the servers' traces: members that left a batch between two of its launches while others stayed.
 """
@@ -17,9 +17,10 @@ import os
 import signal
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -42,7 +43,8 @@ from bench._carry import (
     write_torch,
 )
 from bench._registry import BenchError
-from bench._server import Running, serving, worker_pid
+from bench._server import serving, worker_pid
+from bench.cluster import cluster, kill_node
 from cotenant.config import load_server_config
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text
@@ -56,8 +58,8 @@ from cotenant.trace import Record, read
 ANSWERS, QUICK_ANSWERS = 6500, 250
 """Answers that each configuration goes on to."""
 CALLERS = 20
-PERIOD_S = 1.5
-"""From one kill, or reload, to the next."""
+CLUSTER_PERIOD_S = 2.0
+"""From one look at the plan to the next."""
 SEED = 5
 _LEAST_DISTURBANCES = 2
 _MOST_S, _QUICK_MOST_S = 60.0, 8.0
@@ -76,6 +78,8 @@ class Setting:
     disturb: str = ""
     excuse: tuple[str, ...] = ()
     planned: bool = False
+    period_s: float = 1.5
+    """From one kill, or reload, to the next."""
 
 
 @dataclass(slots=True)
@@ -120,6 +124,13 @@ SETTINGS = (
             "model 'carry' is not served: it is being reloaded",
             "application 'chain'",
         ),
+    ),
+    Setting(
+        "two nodes, one killed",
+        "",
+        disturb="node",
+        excuse=("rejected: no node serves model", "failed: the node was lost while the query ran"),
+        period_s=12.0,
     ),
 )
 QUICK = ("edf, one core", "overlap", "edf in threads", "edf, workers killed")
@@ -183,13 +194,16 @@ def measure(
         plan = root.parent / "plan.toml"
         plan.write_text(_plan(root), encoding="utf-8")
         options += ["--plan", str(plan)]
-    with serving(root, *options) as server:
-        tally, disturbances = uvloop.run(_ask(server, setting, targets, numbers, answers, most_s))
+    try:
+        with _start(root, setting, targets, options) as served:
+            tally, disturbances = uvloop.run(_ask(served, setting, targets, numbers, answers, most_s))
+    finally:
+        (root / SERVER_FILE).unlink()
     row = Row(setting.name, tally.answers, tally.foreign, tally.unanswered)
     row.excused = sum(count for reason, count in tally.reasons.items() if reason.startswith(setting.excuse or ("\\0",)))
     row.innocent_failures = tally.failed - row.excused
     row.left, row.timed_out, row.disturbances = tally.left, tally.timed_out, disturbances
-    row.left_at_a_cut = left_at_a_cut(read(trace_path(root))[1])
+    row.left_at_a_cut = 0 if setting.disturb == "node" else left_at_a_cut(read(trace_path(root))[1])
     row.reasons = dict(tally.reasons.most_common(8))
     for example in tally.examples:
         print(f"{setting.name}: FOREIGN {example}")
@@ -224,14 +238,40 @@ def summarise(rows: Iterable[Row]) -> dict[str, int]:
     return {name: sum(getattr(row, name) for row in rows) for name in names} | {"configurations": len(rows)}
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where to ask, and what can be done to disturb it; `disturb` gets the number of the turn."""
+
+    http_url: str
+    grpc_url: str
+    disturb: Callable[[int], None]
+
+
+@contextmanager
+def _start(root: Path, setting: Setting, targets: list[Target], options: list[str]) -> Iterator[Served]:
+    """A server, or a cluster of two nodes, until the block ends."""
+    if setting.disturb == "node":
+        rates = {target.model: 5.0 for target in targets if target.model != "chain"}
+        with cluster(root, rates, CLUSTER_PERIOD_S) as up:
+            yield Served(up.url, up.grpc, partial(kill_node, up))
+        return
+    with serving(root, *options) as server:
+        acts: dict[str, Callable[[int], None]] = {
+            "": lambda _: None,
+            "kill": lambda _: os.kill(worker_pid(server, "carry"), signal.SIGKILL),
+            "reload": lambda _: _post(f"{server.http_url}/v2/repository/models/carry/load"),
+        }
+        yield Served(server.http_url, f"{server.host}:{server.grpc_port}", acts[setting.disturb])
+
+
 async def _ask(
-    server: Running, setting: Setting, targets: list[Target], numbers: Iterable[int], answers: int, most_s: float
+    served: Served, setting: Setting, targets: list[Target], numbers: Iterable[int], answers: int, most_s: float
 ) -> tuple[Tally, int]:
-    grpc_url = f"{server.host}:{server.grpc_port}"
-    askers = Askers(server.http_url, grpc_url, targets, seed=SEED, numbers=iter(numbers))
+    asked = [target for target in targets if setting.disturb != "node" or target.model != "chain"]
+    askers = Askers(served.http_url, served.grpc_url, asked, seed=SEED, numbers=iter(numbers))
     end = asyncio.get_running_loop().time() + most_s
     moments: list[float] = []
-    disturber = asyncio.ensure_future(_disturb(server, setting.disturb, moments))
+    disturber = asyncio.ensure_future(_disturb(served, setting, moments))
 
     def is_over(tally: Tally) -> bool:
         is_disturbed = not setting.disturb or len(moments) >= _LEAST_DISTURBANCES
@@ -246,16 +286,12 @@ async def _ask(
     return tally, len(moments)
 
 
-async def _disturb(server: Running, how: str, moments: list[float]) -> None:
-    """Kill a worker, or reload a model, again and again, and note when."""
-    act: dict[str, Callable[[], None]] = {
-        "kill": lambda: os.kill(worker_pid(server, "carry"), signal.SIGKILL),
-        "reload": lambda: _post(f"{server.http_url}/v2/repository/models/carry/load"),
-    }
-    while how:
-        await asyncio.sleep(PERIOD_S)
-        with suppress(BenchError):  # it has not come back yet
-            await asyncio.to_thread(act[how])
+async def _disturb(served: Served, setting: Setting, moments: list[float]) -> None:
+    """Kill a worker or a node, or reload a model, again and again, and note when."""
+    while setting.disturb:
+        await asyncio.sleep(setting.period_s)
+        with suppress(BenchError, ZeroDivisionError, ProcessLookupError):  # it has not come back yet
+            await asyncio.to_thread(served.disturb, len(moments))
             moments.append(asyncio.get_running_loop().time())
 
 

@@ -28,11 +28,11 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from bench._askers import http_outputs
 from bench._carry import MOST_ROWS, Arrays, numbers, picky, write_model
 from bench._registry import BenchError
 from bench._server import serving
 from cotenant.config import load_server_config
+from cotenant.load.check import http_outputs
 from cotenant.load.clients import model_path
 from cotenant.load.encode import http_request
 from cotenant.load.http import HttpPool

@@ -11,12 +11,14 @@ from functools import wraps
 from typing import Any
 
 import grpc
+import numpy as np
 from aiohttp import web
 
 from cotenant.serve.oip import MESSAGES, OUTCOME_KEY, SERVICE
 
 Answer = tuple[int, str] | tuple[int, str, str]
-"""200 for a result; else the HTTP status, or the number of the gRPC status code, the text, and how it is marked."""
+"""200 for a result, and its outputs as JSON. Else the HTTP status, or the number of the gRPC status code, the text, and
+how it is marked."""
 
 
 @dataclass
@@ -37,7 +39,7 @@ class FakeServer:
         self.bodies[number] = await request.read()
         status, text, *marks = await self.answer(number)
         if status == 200:
-            return web.json_response({"model_name": request.match_info["model"], "outputs": []})
+            return web.json_response({"model_name": request.match_info["model"], "outputs": json.loads(text or "[]")})
         return web.json_response({"error": text}, status=status, headers={OUTCOME_KEY: marks[0]} if marks else None)
 
     async def infer_grpc(self, body: bytes, context: Any) -> bytes:
@@ -49,7 +51,11 @@ class FakeServer:
             context.set_trailing_metadata(tuple((OUTCOME_KEY, mark) for mark in marks))
             code = next(code for code in grpc.StatusCode if code.value[0] == status)
             await context.abort(code, text)
-        return bytes(MESSAGES["ModelInferResponse"](model_name="m").SerializeToString())
+        made = MESSAGES["ModelInferResponse"](model_name="m")
+        for output in json.loads(text or "[]"):
+            made.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+            made.raw_output_contents.append(np.array(output["data"], np.float32).tobytes())
+        return bytes(made.SerializeToString())
 
     async def metadata(self, request: web.Request) -> web.Response:
         return web.json_response(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import os
 from collections.abc import Mapping
@@ -87,6 +88,50 @@ async def test_programmed_outcomes_are_counted_exactly(protocol: str, plan: list
     reasons = result.tenants[0].reasons
     assert sum(reasons.values()) == 14
     assert reasons["dropped: hopeless"] == 2
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+@in_loop
+async def test_an_answer_that_is_not_the_one_that_was_given_alone_is_a_failure(protocol: str) -> None:
+    """Two samples, each asked alone first. Then one gets the other's answer, one a row too many, and one nothing."""
+
+    def outputs(*rows: float) -> str:
+        return json.dumps([{"name": "y", "datatype": "FP32", "shape": [len(rows), 1], "data": rows}])
+
+    async def answer(number: int) -> Answer:
+        own = 2.0 if np.ones(3, np.float32).tobytes() in server.bodies[number] else 1.0
+        odd = {4: outputs(3.0 - own), 7: outputs(own, own), 9: "[]"}
+        return 200, odd.get(number, outputs(own + 1e-5 * number))
+
+    async with serving(answer) as server:
+        result = await run_load(
+            workload(tenant(count=10, protocol=protocol)),
+            http_url=server.http_url,
+            grpc_url=server.grpc_url,
+            inputs={"m": [{"x": np.zeros((1, 3), np.float32)}, {"x": np.ones((1, 3), np.float32)}]},
+            check=True,
+        )
+        unchecked = await run_load(
+            workload(tenant(count=2, protocol=protocol)),
+            http_url=server.http_url,
+            grpc_url=server.grpc_url,
+            inputs=INPUTS,
+        )
+    found = counts(result, "m")
+    assert len(server.bodies) == 2 + 10 + 2
+    assert (found["answered"], found["failed"], result.wrong_answers) == (7, 3, 3)
+    assert all(reason.startswith("wrong answer: output") for reason in result.tenants[0].reasons)
+    assert (unchecked.wrong_answers, counts(unchecked, "m")["answered"]) == (0, 2)
+
+
+@in_loop
+async def test_nothing_is_checked_where_a_sample_is_not_answered_alone() -> None:
+    async def refuse(_: int) -> Answer:
+        return 503, "rejected: the queue is full"
+
+    async with serving(refuse) as server:
+        with pytest.raises(LoadError, match="a sample is not answered alone, so nothing can be checked: rejected"):
+            await run_load(workload(tenant(count=1)), http_url=server.http_url, inputs=INPUTS, check=True)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])

@@ -16,6 +16,9 @@ def load(
     grpc: Annotated[str, typer.Option(help="Address of its gRPC front-end.")] = "127.0.0.1:8001",
     factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Save every query's outcome to this JSON file.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Ask each sample alone first; an answer that differs counts as failed.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Send an open-loop load of all tenants, and say what became of it. Ctrl-C stops early and still reports."""
@@ -37,7 +40,7 @@ def load(
         def show(stats: LiveStats) -> None:
             live.update(live_table(stats), refresh=True)
 
-        result = run_load_process(spec, http_url=http, grpc_url=grpc, on_tick=show)
+        result = run_load_process(spec, http_url=http, grpc_url=grpc, on_tick=show, check=check)
     if out is not None:
         result.save(out)
     if as_json:

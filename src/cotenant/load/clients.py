@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import grpc
 from google.protobuf import json_format
 
+from cotenant.load.check import WRONG, AnswerCheck, grpc_outputs, http_outputs
 from cotenant.load.errors import LoadError
 from cotenant.load.http import HttpPool
+from cotenant.serve.api import Array
 from cotenant.serve.oip import MESSAGES, SERVICE
 from cotenant.types import Outcome
 
@@ -58,8 +60,15 @@ def refusal(message: str, unnamed: Outcome) -> Reply:
 class HttpClient:
     """One tenant over HTTP; the pool of connections is shared between tenants."""
 
-    def __init__(self, pool: HttpPool, model: str, requests: Sequence[tuple[bytes, Mapping[str, str]]]) -> None:
+    def __init__(
+        self,
+        pool: HttpPool,
+        model: str,
+        requests: Sequence[tuple[bytes, Mapping[str, str]]],
+        check: AnswerCheck | None = None,
+    ) -> None:
         self._pool = pool
+        self._check = check
         path = f"{model_path(model)}/infer"
         self._requests = [pool.prepare("POST", path, headers, body) for body, headers in requests]
 
@@ -72,7 +81,7 @@ class HttpClient:
         except OSError as error:
             return Reply(Outcome.FAILED, f"{type(error).__name__}: {error}")
         if status == 200:
-            return _RESULT
+            return _RESULT if self._check is None else _checked(self._check, request, http_outputs, payload)
         unnamed = {503: Outcome.REJECTED, 429: Outcome.REJECTED, 499: Outcome.CANCELLED}.get(status, Outcome.FAILED)
         return refusal(_error_text(payload, status), unnamed)
 
@@ -96,22 +105,34 @@ def _error_text(payload: bytes, status: int) -> str:
 class GrpcClient:
     """One tenant over gRPC, with a connection of its own; messages pass as bytes, undecoded."""
 
-    def __init__(self, target: str, requests: Sequence[bytes]) -> None:
+    def __init__(self, target: str, requests: Sequence[bytes], check: AnswerCheck | None = None) -> None:
         self._requests = requests
+        self._check = check
         self._channel = open_channel(target)
         self._infer = self._channel.unary_unary(f"/{SERVICE}/ModelInfer")
 
     async def send(self, request: int, timeout_s: float) -> Reply:
         """Send prepared request number `request`."""
         try:
-            await self._infer(self._requests[request], timeout=timeout_s)
+            data = await self._infer(self._requests[request], timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             return _grpc_reply(error)
-        return _RESULT
+        if self._check is None:
+            return _RESULT
+        return _checked(self._check, request, grpc_outputs, MESSAGES["ModelInferResponse"].FromString(data))
 
     async def close(self) -> None:
         """Close the connection."""
         await self._channel.close()
+
+
+def _checked(check: AnswerCheck, request: int, decode: Callable[[Any], dict[str, Array]], answer: Any) -> Reply:
+    """A result, or a failure if the answer is not what it was before or cannot be read."""
+    try:
+        fault = check.fault(request, decode(answer))
+    except Exception as error:  # whatever a server sends that is no answer
+        fault = f"{WRONG} {type(error).__name__}: {error}"
+    return Reply(Outcome.FAILED, fault) if fault else _RESULT
 
 
 _TRANSPORT = re.compile("connect|socket|recvmsg|sendmsg|endpoint|resolution|goaway|transport", re.IGNORECASE)

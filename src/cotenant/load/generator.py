@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from cotenant.load.check import AnswerCheck
 from cotenant.load.clients import (
     Client,
     GrpcClient,
@@ -49,6 +50,7 @@ _RECENT = 2000
 _BURST = 32
 """Sends in a row before the loop gets to write them, when many are due at once."""
 _REASONS = 20
+_TRIES = 5
 
 
 async def run_load(
@@ -60,12 +62,14 @@ async def run_load(
     on_tick: Callable[[LiveStats], None] | None = None,
     tick_s: float = 0.5,
     stop: asyncio.Event | None = None,
+    check: bool = False,
 ) -> LoadResult:
     """Send the workload to a server and wait for every answer.
 
     `http_url` is like `http://host:8000`, `grpc_url` like `host:8001`; each is needed when a tenant uses it, and either
     is enough to ask for models. `inputs` gives samples by model; models without come from the zoo or are made up from
     their metadata. `on_tick` is called every `tick_s` on the loop: keep it short. Setting `stop` ends sending early.
+    With `check`, every sample is asked alone beforehand, and an answer that differs from that one counts as failed.
 
     Raises LoadError when the server or a model cannot be used.
     """
@@ -74,7 +78,7 @@ async def run_load(
     tenants: list[_Tenant] = []
     try:
         for load in workload.tenants:
-            tenants.append(await _prepare(load, workload.seed, pool, grpc_url, inputs or {}))  # noqa: PERF401 (closed below)
+            tenants.append(await _prepare(load, workload.seed, pool, grpc_url, inputs or {}, check))  # noqa: PERF401 (closed below)
         run = _Run(workload, tenants)
         await run.go(on_tick, tick_s, stop or asyncio.Event())
     finally:
@@ -128,8 +132,9 @@ async def _prepare(
     http: HttpPool | None,
     grpc_url: str | None,
     inputs: Inputs,
+    check: bool,
 ) -> _Tenant:
-    """Find SLO and samples of a tenant, and encode its requests."""
+    """Find SLO and samples of a tenant, and encode its requests; ask each once, to `check` the others by."""
     if load.protocol == "http" and http is None:
         raise LoadError(f"tenant {load.name!r} uses HTTP, but no HTTP address was given")
     if load.protocol == "grpc" and grpc_url is None:
@@ -154,7 +159,9 @@ async def _prepare(
         parameters["timeout"] = max(1, load.timeout_ns // 1000)
     if load.priority:
         parameters["priority"] = load.priority
-    client = _client(load, pool, parameters, http, grpc_url)
+    client = _client(load, pool, parameters, http, grpc_url, AnswerCheck() if check else None)
+    for number in range(len(pool) if check else 0):
+        await _ask_alone(load, client, number)
     return _Tenant(load, slo_ns, client, len(pool))
 
 
@@ -164,11 +171,21 @@ def _client(
     parameters: Parameters,
     http: HttpPool | None,
     grpc_url: str | None,
+    check: AnswerCheck | None,
 ) -> Client:
     if load.protocol == "grpc":
-        return GrpcClient(grpc_url or "", [grpc_request(load.model, sample, parameters) for sample in pool])
+        return GrpcClient(grpc_url or "", [grpc_request(load.model, sample, parameters) for sample in pool], check)
     assert http is not None
-    return HttpClient(http, load.model, [http_request(sample, parameters) for sample in pool])
+    return HttpClient(http, load.model, [http_request(sample, parameters) for sample in pool], check)
+
+
+async def _ask_alone(load: TenantLoad, client: Client, number: int) -> None:
+    """Have a sample answered while nothing else is asked. Raises LoadError when it is not in several tries."""
+    for _ in range(_TRIES):
+        reply = await client.send(number, GIVE_UP_NS / 1e9)
+        if reply.outcome is None:
+            return
+    raise LoadError(f"tenant {load.name!r}: a sample is not answered alone, so nothing can be checked: {reply.reason}")
 
 
 class _Run:

@@ -25,6 +25,7 @@ def run_load_process(
     inputs: Inputs | None = None,
     on_tick: Callable[[LiveStats], None] | None = None,
     tick_s: float = 0.5,
+    check: bool = False,
 ) -> LoadResult:
     """Do what `run_load` does in a fresh process, and return its result.
 
@@ -37,7 +38,7 @@ def run_load_process(
     # Two pipes: a loop that waits for one may make it non-blocking, and results need a blocking one.
     news, teller = context.Pipe(duplex=False)
     orders, commander = context.Pipe(duplex=False)
-    arguments = {"http_url": http_url, "grpc_url": grpc_url, "inputs": inputs, "tick_s": tick_s}
+    arguments = {"http_url": http_url, "grpc_url": grpc_url, "inputs": inputs, "tick_s": tick_s, "check": check}
     process = context.Process(
         target=_child,
         args=(teller, orders, workload, arguments, on_tick is not None),

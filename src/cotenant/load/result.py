@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import ConfigError
+from cotenant.load.check import WRONG
 from cotenant.metrics import OUTCOMES, OutcomeLog, QueryRecord, Summary, percentile_ns, summarise, to_json
 from cotenant.types import Outcome
 
@@ -97,6 +98,12 @@ class LoadResult:
     def stopped_early(self) -> bool:
         """Whether sending ended before the planned duration."""
         return self.sent_until_ns < self.duration_ns
+
+    @property
+    def wrong_answers(self) -> int:
+        """Queries whose answer was not the one that their inputs had been given alone; 0 where nothing was checked."""
+        told = (entry for tenant in self.tenants for entry in tenant.reasons.items())
+        return sum(count for reason, count in told if reason.startswith(WRONG))
 
     @property
     def slo_ns(self) -> dict[str, int]:
