@@ -63,7 +63,7 @@ CLUSTER_PERIOD_S = 2.0
 """From one look at the plan to the next."""
 SEED = 5
 _LEAST_DISTURBANCES = 2
-_MOST_S, _QUICK_MOST_S = 60.0, 8.0
+_MOST_S, _QUICK_MOST_S = 60.0, 16.0
 _SHAPES = ["[[model.shapes]]\nx = [1, 4]\n", "[[model.shapes]]\nx = [1, 30]\n"]
 _ONE_CORE = "[device]\ncores = [{core}]\n"
 _EVERY_CUT = "preempt = true\nstretch = 0.0\n"
@@ -115,6 +115,7 @@ SETTINGS = (
         f'[policy]\nname = "edf"\n{_EVERY_CUT}',
         disturb="kill",
         excuse=("failed: the worker of",),
+        period_s=7.0,  # a worker that is lost sooner counts as one that cannot live, and the next one waits longer
     ),
     Setting(
         "edf, models reloaded",
@@ -197,7 +198,7 @@ def measure(
     finally:
         (root / SERVER_FILE).unlink()
     row = Row(setting.name, tally.answers, tally.foreign, tally.unanswered)
-    row.excused = sum(count for reason, count in tally.reasons.items() if reason.startswith(setting.excuse or ("\\0",)))
+    row.excused = sum(count for why, count in tally.reasons.items() if any(each in why for each in setting.excuse))
     row.innocent_failures = tally.failed - row.excused
     row.left, row.timed_out, row.disturbances = tally.left, tally.timed_out, disturbances
     row.left_at_a_cut = 0 if setting.disturb == "node" else left_at_a_cut(read(trace_path(root))[1])
@@ -309,7 +310,7 @@ def _plan(root: Path) -> str:
 
 
 def _show(rows: list[Row], summary: dict[str, int]) -> None:
-    console = Console()
+    console = Console(width=110)
     table = Table(box=None)
     for name in (
         "configuration",
