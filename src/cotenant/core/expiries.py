@@ -57,27 +57,28 @@ class Expiries:
 
     def pop_due(self, known: Mapping[int, Live], now_ns: int) -> Live | None:
         """The next query whose time has come, taken off the heap; None when there is none."""
-        first = self._first(known)
-        if first is None or self.heap[0][0] > now_ns:
-            return None
-        heappop(self.heap)
-        first.timed_ns = None
+        first = self._first(known, now_ns)
+        if first is not None:
+            heappop(self.heap)
+            first.timed_ns = None
         return first
 
     def arm(self, known: Mapping[int, Live], actions: list[Action]) -> None:
         """Keep one timer at the earliest expiry. One that became needless is left to fire: cheaper than moving it."""
-        if self._first(known) is None:
+        if self._first(known, self.timer_ns) is None:
             return
         expiry = self.heap[0][0]
         if self.timer_ns is None or expiry < self.timer_ns:
             self.timer_ns = expiry
             actions.append(SetTimer(expiry))
 
-    def _first(self, known: Mapping[int, Live]) -> Live | None:
-        """The query with the earliest expiry, whose entry is then in front; None when nobody has one."""
+    def _first(self, known: Mapping[int, Live], until_ns: int | None) -> Live | None:
+        """The query with the earliest expiry, whose entry is then in front; None when nobody has one so early."""
         heap = self.heap
         while heap:
             at, number = heap[0]
+            if until_ns is not None and at > until_ns:
+                return None
             live = known.get(number)
             if live is not None and live.timed_ns == at:
                 expiry = expiry_of(live, self.drop)
