@@ -220,6 +220,20 @@ def test_the_members_of_a_batch_in_which_a_worker_died_are_run_alone() -> None:
     assert again.queries == (1,)
 
 
+def test_who_comes_back_waits_in_the_order_of_the_policy_of_that_time() -> None:
+    core = engine(preempt=False)
+    core.handle(QueryArrived(query(0)), 0)
+    for number in (1, 2):
+        core.handle(QueryArrived(query(number, "b", number * MS, slo_ns=500 * MS)), number * MS)
+    [_, launch] = core.handle(LaunchEnded(0), 10 * MS)
+    assert isinstance(launch, Launch)
+    core.handle(PolicyChanged(Fcfs(ONE_LANE)), 11 * MS)
+    core.handle(QueryArrived(query(3, "b", 12 * MS, slo_ns=400 * MS)), 12 * MS)  # more urgent, and came last
+    _, again = core.handle(LaunchEnded(launch.id, "it broke"), 20 * MS)
+    assert isinstance(again, Launch)
+    assert again.queries == (1,)
+
+
 def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
     """The rows of those who left are still in the tensors, and may be what made it fail."""
     core = engine(stretch=0.0)
