@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench._server import cache_folder
 from cotenant import zoo
 from cotenant.execute.onnx.segments import SegmentedModel, numpy_type
 from cotenant.execute.runner import to_numpy
@@ -50,9 +50,10 @@ CASES = (
 
 
 def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
-    """Measure all cases; models are built under `data_dir` when given, else in a temporary directory."""
+    """Measure all cases; models are kept in the user's cache folder. `data_dir` is not used."""
     rows: list[dict[str, Any]] = []
-    with _folder(data_dir) as folder, _pinned():
+    folder = build_folder()
+    with _pinned():
         for case in CASES:
             rows.extend(_measure(case, folder, case.quick_pairs if quick else case.pairs))
     table = Table("model", "cuts", "parts", "whole ms", "cut ms", "ratio", "goal", "max error")
@@ -159,15 +160,11 @@ def _error(got: dict[str, Any], expected: dict[str, Any]) -> float:
     return max(float(np.max(np.abs(got[name] - value), initial=0)) for name, value in expected.items())
 
 
-@contextmanager
-def _folder(data_dir: Path | None) -> Iterator[Path]:
-    if data_dir is not None:
-        folder = data_dir / "segments"
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as name:
-        yield Path(name)
+def build_folder() -> Path:
+    """Where models are built, and their graphs kept: a data folder is read and never written."""
+    folder = cache_folder() / "segments"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @contextmanager

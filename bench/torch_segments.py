@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.gpu._models import even_cuts
-from bench.segments import SEED, _folder, _interleaved, _pinned
+from bench.segments import SEED, _interleaved, _pinned, build_folder
 
 NAME = "torch-segments"
 MODEL = "resnet50"
@@ -32,12 +32,13 @@ _WARM_UP = 2
 
 
 def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
-    """Measure; the model is built under `data_dir` when given, else in a temporary directory."""
+    """Measure; models are kept in the user's cache folder. `data_dir` is not used."""
     from cotenant.zoo.torch import examples, make, save_onnx, save_pt2
 
     console = Console()
     rows: list[dict[str, Any]] = []
-    with _folder(data_dir) as folder, _pinned():
+    folder = build_folder()
+    with _pinned():
         model = make(MODEL, SEED)
         archive, onnx = folder / f"torch-{MODEL}.pt2", folder / f"torch-{MODEL}.onnx"
         for path, save in ((archive, save_pt2), (onnx, save_onnx)):

@@ -182,6 +182,13 @@ def test_priority_and_timeout_are_whole_numbers_in_range(name: str, value: Any) 
     refused(lambda: decode_json(one_input() | {"parameters": {name: value}}), name, "expected")
 
 
+@pytest.mark.parametrize("name", ["sequence_start", "sequence_end"])
+def test_a_sequence_is_refused_where_it_would_begin_or_end(name: str) -> None:
+    refused(lambda: decode_json(one_input() | {"parameters": {name: True}}), name, "models keep no state here")
+    refused(lambda: decode_json(one_input() | {"parameters": {name: 1}}), name, "expected true or false")
+    assert decode_json(one_input() | {"parameters": {name: False, "sequence_id": 3}}).request.model == "m"
+
+
 def test_parameters_arrive_in_the_request() -> None:
     parameters = {"priority": 2, "timeout": 1500, "binary_data_output": True, "sequence_id": "s", "mine": 1.5}
     outputs = [{"name": "y", "parameters": {"classification": 3}}, {"name": "z", "parameters": {"binary_data": False}}]

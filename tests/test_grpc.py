@@ -101,6 +101,18 @@ def test_parameters_and_deadline_reach_the_backend(backend: CountingBackend, stu
     assert (seen.timeout_ns, seen.priority, seen.version, seen.id) == (2_000_000_000, 3, "1", "a")
 
 
+@pytest.mark.parametrize("name", ["sequence_start", "sequence_end"])
+def test_a_sequence_is_refused_where_it_would_begin_or_end(stub: Any, name: str) -> None:
+    request = infer_request("tiny", np.eye(2, 16, dtype=np.float32))
+    request.parameters[name].bool_param = False
+    assert stub.ModelInfer(request).model_name == "tiny"
+    request.parameters[name].bool_param = True
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ModelInfer(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "models keep no state here" in caught.value.details()
+
+
 def test_classification(stub: Any) -> None:
     request = infer_request("tiny", np.eye(2, 16, dtype=np.float32))
     request.outputs.add(name="y").parameters["classification"].int64_param = 1

@@ -7,6 +7,7 @@ simulate, not the truth: see the README beside the data for what it gets wrong.
 from __future__ import annotations
 
 import csv
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,10 @@ class A100:
         if width <= known or (width - known) % 4:
             raise BenchError(f"{path}: takes {width} inputs, expected {known} + 4 k for k models a group")
         self.slots = (width - known) // 4
+        made_for = re.search(r"_(\d+)in(\d+)$", path.stem)  # the width alone may mean fewer models, more at once
+        if made_for and (self.slots, known) != tuple(map(int, made_for.groups())):
+            at_once, of = made_for.groups()
+            raise BenchError(f"{path}: are weights for {at_once} at once of {of} models, expected of {known}")
         self._width = width
         self._known: dict[Group, float] = {}
 

@@ -177,7 +177,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     floor, on_grid = (float(np.mean([row[key] for row in floors])) for key in ("floor_pct", "ours_pct"))
     console.print(
         f"This world is not monotone: no monotone function comes nearer than {floor:.1f} % on a grid of groups of "
-        f"{len(floors)} pairs; ours, monotone in all, is off by {on_grid:.1f} % there."
+        f"{len(floors)} pairs; ours, with free weights, is off by {on_grid:.1f} % there."
     )
     for row in unseen:
         console.print(f"unseen {row['tenant']}: MAPE {row['mape_pct']:.1f} %")

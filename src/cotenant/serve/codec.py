@@ -244,6 +244,12 @@ def read_flag(name: str, value: object) -> bool:
     return value
 
 
+def refuse_sequence(name: str, value: object) -> None:
+    """Refuse the request parameter `sequence_start` or `sequence_end` where it is true."""
+    if read_flag(name, value):
+        raise bad(f"parameter {name!r} is true, but models keep no state here: send state as an input")
+
+
 def read_classes(output: str, value: object) -> int:
     """Check the output parameter `classification`: how many classes, at least 1."""
     if type(value) is not int or not 1 <= value <= _MAX_CLASSES:

@@ -23,6 +23,7 @@ from cotenant.serve.codec import (
     read_flag,
     read_priority,
     read_timeout_ns,
+    refuse_sequence,
     select_outputs,
     shown,
     wished_names,
@@ -90,6 +91,8 @@ def decode_request(message: Any, limits: Limits) -> WireRequest:
                 priority = read_priority(_value(parameter))
             elif key == "timeout":
                 timeout_ns = read_timeout_ns(_value(parameter))
+            elif key in ("sequence_start", "sequence_end"):
+                refuse_sequence(key, _value(parameter))
     wishes = tuple([_read_output(output) for output in outputs])
     request = InferRequest(
         message.model_name,

@@ -31,6 +31,7 @@ from cotenant.serve.codec import (
     read_flag,
     read_priority,
     read_timeout_ns,
+    refuse_sequence,
     select_outputs,
     shown,
     wished_names,
@@ -76,6 +77,8 @@ class _Parameters(msgspec.Struct):
     priority: Any = 0
     timeout: Any = 0
     binary_data_output: Any = False
+    sequence_start: Any = False
+    sequence_end: Any = False
 
 
 class _Body(msgspec.Struct):
@@ -165,6 +168,9 @@ def decode_request(
         raise bad(f"the body has {len(view) - offset} surplus bytes after the last binary tensor")
     asked = message.parameters
     binary_default = asked is not None and read_flag("binary_data_output", asked.binary_data_output)
+    if asked is not None:
+        refuse_sequence("sequence_start", asked.sequence_start)
+        refuse_sequence("sequence_end", asked.sequence_end)
     wishes = tuple([_read_output(output, binary_default) for output in outputs])
     request = InferRequest(
         model,
