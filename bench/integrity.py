@@ -81,6 +81,8 @@ class Setting:
     planned: bool = False
     period_s: float = 1.5
     """From one kill, or reload, to the next."""
+    most: int = 100
+    """Kills, or reloads, at most."""
 
 
 @dataclass(slots=True)
@@ -286,7 +288,7 @@ async def _ask(
 
 async def _disturb(served: Served, setting: Setting, moments: list[float]) -> None:
     """Kill a worker or a node, or reload a model, again and again, and note when."""
-    while setting.disturb:
+    while setting.disturb and len(moments) < setting.most:
         await asyncio.sleep(setting.period_s)
         with suppress(BenchError, ZeroDivisionError, ProcessLookupError):  # it has not come back yet
             await asyncio.to_thread(served.disturb, len(moments))
