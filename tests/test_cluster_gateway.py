@@ -567,8 +567,7 @@ async def test_a_call_that_has_ended_meanwhile_is_no_fault(code: Any, caplog: py
     call = EndedCall(ended=True)
     for method in (front._infer, functools.partial(front._ask, "ModelMetadata")):
         call.aborts.clear()
-        with pytest.raises(grpc.aio.AbortError):
-            await front._guarded(method)(b"\x0a\x01m", call)
+        assert await front._guarded(method)(b"\x0a\x01m", call) == b""  # which nobody gets: grpc knows of the abort
         assert call.aborts == [code]
     assert not caplog.records
 

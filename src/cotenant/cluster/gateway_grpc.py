@@ -217,7 +217,7 @@ class GrpcGateway:
                 raise
             except Exception as error:  # the call has ended, as by its deadline: the client has been told of that
                 _log.debug("nobody hears how a call ended: %s", error)
-            raise grpc.aio.AbortError
+            return b""  # grpc raises the abort that it has noted, and takes another one for a mistake
 
         return handle
 
