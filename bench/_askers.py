@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 
 from bench._carry import MOST_ROWS, Arrays, Ask
-from cotenant.load.check import grpc_outputs, http_outputs
 from cotenant.load.clients import model_path, open_channel
+from cotenant.load.decode import grpc_outputs, http_outputs
 from cotenant.load.encode import grpc_request, http_request
 from cotenant.load.http import HttpPool
 from cotenant.serve.oip import MESSAGES, SERVICE

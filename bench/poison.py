@@ -32,8 +32,8 @@ from bench._carry import MOST_ROWS, Arrays, numbers, picky, write_model
 from bench._registry import BenchError
 from bench._server import serving
 from cotenant.config import load_server_config
-from cotenant.load.check import http_outputs
 from cotenant.load.clients import model_path
+from cotenant.load.decode import http_outputs
 from cotenant.load.encode import http_request
 from cotenant.load.http import HttpPool
 from cotenant.profile.measure import Effort

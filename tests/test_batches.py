@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batches, ModelGoneError, RowsError, joined
+from cotenant.execute.batches import Batches, ModelGoneError, RowsError, are_alike, joined
 from cotenant.types import Partition
 
 
@@ -97,3 +97,25 @@ def test_what_is_released_cannot_go_on() -> None:
     assert batches.release(7) is None
     with pytest.raises(ModelGoneError):
         batches.begin(launch((0,), 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "is_alike"),
+    [
+        ([100.0, 0.0], [100.9, 0.9], True),
+        ([100.0, 0.0], [100.0, 1.1], False),
+        ([0.0, 0.0], [0.0, 1e-9], False),
+        ([-np.inf, 1.0], [-np.inf, 1.009], True),
+        ([-np.inf, 1.0], [-np.inf, 2.0], False),
+        ([-np.inf, 1.0], [0.0, 1.0], False),
+        ([1.0, 2.0], [1.0], False),
+        ([1.0], [[1.0]], False),
+        ([], [], True),
+        ([100, 0], [100, 1], False),
+        ([b"a", b"b"], [b"a", b"b"], True),
+        ([b"a", b"b"], [b"a", b"c"], False),
+    ],
+)
+def test_outputs_are_alike_that_differ_by_rounding_alone(expected: list[Any], got: list[Any], is_alike: bool) -> None:
+    dtype = object if expected and isinstance(expected[0], bytes) else None
+    assert are_alike(np.array(expected, dtype), np.array(got, dtype)) is is_alike

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.load.decode import grpc_outputs, http_outputs
 from cotenant.serve import codec, codec_grpc, codec_http
 from cotenant.serve.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.serve.codec import DTYPES, Limits, OutputWish, WireRequest
@@ -424,6 +425,24 @@ def test_classification_is_that_of_a_whole_sort(data: st.DataObject) -> None:
     assert codec.classify("y", row, classes, batched=False).tolist() == expected
     rows = codec.classify("y", np.stack([row, row]), classes, batched=True)
     assert rows.tolist() == [expected, expected]
+
+
+@pytest.mark.parametrize("datatype", DTYPES)
+def test_the_load_generator_reads_what_was_answered(datatype: str) -> None:
+    text = np.array(["dès 7 h – 日本".encode(), b""], np.object_)
+    outputs = {"y": sample(datatype), "text": text, "none": sample(datatype, (0, 2))}
+    result = InferResult(Outcome.ANSWERED, 1, "1", outputs)
+    for binary in ((), ("y", "none"), ("text",), tuple(outputs)):
+        if datatype in NO_JSON and "y" not in binary:
+            continue
+        wire = WireRequest(InferRequest("m", {}), tuple(OutputWish(name, name in binary) for name in outputs))
+        body, _ = codec_http.encode_response(wire, result, False)
+        found = http_outputs(b"".join(body))
+        assert [*found] == [*outputs]
+        assert all(same(found[name], outputs[name]) for name in outputs)
+    found = grpc_outputs(codec_grpc.encode_response(WireRequest(InferRequest("m", {})), result, False))
+    assert [*found] == [*outputs]
+    assert all(same(found[name], outputs[name]) for name in outputs)
 
 
 @pytest.mark.parametrize("datatype", ["BOOL", "INT64", "FP32", "BYTES"])

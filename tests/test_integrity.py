@@ -17,7 +17,7 @@ from bench._carry import MOST_ROWS, numbers, picky, write_model
 from bench._server import serving
 from bench.integrity import SETTINGS, build, left_at_a_cut, measure
 
-from cotenant.load.check import http_outputs
+from cotenant.load.decode import http_outputs
 from cotenant.load.encode import http_request
 from cotenant.load.http import HttpPool
 from cotenant.trace import Record

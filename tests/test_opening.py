@@ -53,6 +53,15 @@ def shared() -> onnx.ModelProto:
     return s.model([info("x", ["batch", 4])], [info("y", ["rows", 4])])
 
 
+def square() -> onnx.ModelProto:
+    """As many copies of each row as there are rows: an inner dimension of the batch."""
+    s = Sketch()
+    rows = s.op("Gather", s.op("Shape", "x"), s.constant(np.array([0])), axis=0)
+    shape = s.op("Concat", rows, rows, s.constant(np.array([4])), axis=0)
+    s.op("Expand", s.op("Unsqueeze", "x", s.constant(np.array([1]))), shape, out="y")
+    return s.model([info("x", ["batch", 4])], [info("y", ["rows", None, 4])])
+
+
 def plain(first: str | None, last: str | None) -> onnx.ModelProto:
     """Rows, each for itself, whatever their first dimension is called."""
     s = Sketch()
@@ -66,7 +75,7 @@ def opened(tmp_path: Path, model: Callable[[], onnx.ModelProto], max_batch: int)
     open_version(root, find_versions(root, "m")[0]).runner.close()
 
 
-@pytest.mark.parametrize("model", [some, different, places, shared, lambda: different(None)])
+@pytest.mark.parametrize("model", [some, different, places, shared, square, lambda: different(None)])
 def test_a_model_whose_outputs_are_not_of_its_rows_is_never_merged(
     tmp_path: Path, model: Callable[[], onnx.ModelProto]
 ) -> None:

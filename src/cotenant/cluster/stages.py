@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
 from cotenant.cluster.forward import Forwarder, LostError
 from cotenant.cluster.links import GrpcReply, NodeLink
+from cotenant.load.decode import grpc_outputs
 from cotenant.load.encode import grpc_request
 from cotenant.serve.api import UNSERVED, Array, ServeError, Status
-from cotenant.serve.codec import decode_raw
 from cotenant.serve.oip import MESSAGES, OUTCOME_KEY, SERVICE
 from cotenant.types import Outcome
 
@@ -51,7 +51,7 @@ async def ask_stage(
         return StageEnd(outcome, error.message, {})
     if reply.code is not grpc.StatusCode.OK:
         return StageEnd(_outcome(reply), reply.details or reply.code.name, {})
-    return StageEnd(Outcome.ANSWERED, "", _outputs(MESSAGES["ModelInferResponse"].FromString(reply.data)))
+    return StageEnd(Outcome.ANSWERED, "", grpc_outputs(MESSAGES["ModelInferResponse"].FromString(reply.data)))
 
 
 def _outcome(reply: GrpcReply) -> Outcome:
@@ -59,10 +59,3 @@ def _outcome(reply: GrpcReply) -> Outcome:
     if mark is None:
         return _UNNAMED.get(reply.code, Outcome.FAILED)
     return _MARKS.get(str(mark), Outcome.FAILED)
-
-
-def _outputs(message: Any) -> dict[str, Array]:
-    return {
-        output.name: decode_raw(output.name, output.datatype, tuple(output.shape), raw)
-        for output, raw in zip(message.outputs, message.raw_output_contents, strict=True)
-    }

@@ -15,7 +15,8 @@ from urllib.parse import quote
 import grpc
 from google.protobuf import json_format
 
-from cotenant.load.check import WRONG, AnswerCheck, grpc_outputs, http_outputs
+from cotenant.load.check import WRONG, AnswerCheck
+from cotenant.load.decode import grpc_outputs, http_outputs
 from cotenant.load.errors import LoadError
 from cotenant.load.http import HttpPool
 from cotenant.serve.api import Array

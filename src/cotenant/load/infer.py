@@ -7,12 +7,10 @@ import json
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
+from cotenant.load.decode import http_outputs
 from cotenant.load.encode import http_request
 from cotenant.load.errors import LoadError
 from cotenant.serve.api import Array
-from cotenant.serve.codec import decode_raw
-
-_LENGTH = "Inference-Header-Content-Length"
 
 
 def infer_once(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: float = 30.0) -> dict[str, Array]:
@@ -33,15 +31,7 @@ def infer_once(url: str, model: str, inputs: Mapping[str, Array], *, timeout_s: 
         connection.close()
     if answer.status != 200:
         raise LoadError(f"model {model!r}: {_sentence(payload)}")
-    length = int(answer.getheader(_LENGTH) or len(payload))
-    outputs: dict[str, Array] = {}
-    at = length
-    for output in json.loads(payload[:length])["outputs"]:
-        size = output["parameters"]["binary_data_size"]
-        data = payload[at : at + size]
-        outputs[output["name"]] = decode_raw(output["name"], output["datatype"], output["shape"], data)
-        at += size
-    return outputs
+    return http_outputs(payload)
 
 
 def _sentence(payload: bytes) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
+from cotenant.execute.batches import are_alike
 from cotenant.execute.contents import file_digest
 from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
 from cotenant.profile.device import Device, this_device
@@ -106,19 +107,12 @@ def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape) -> N
         ]
         alone = [first[name], second[name], first[name], first[name]]
         together = [both[name][:1], both[name][1:], same[name][:1], same[name][1:]]
-        if lengths != [1, 1, 2, 2] or not all(map(_are_alike, alone, together)):
+        if lengths != [1, 1, 2, 2] or not all(map(partial(are_alike, rtol=1e-2), alone, together)):
             raise ConfigError(
                 f"{where} output {name!r} does not have a row of its own for every row of the inputs ({lengths[2]} for "
                 "two rows, or values that depend on the other row): set max_batch = 1, or give the first dimensions of "
                 "inputs and outputs one name if that is wrong"
             )
-
-
-def _are_alike(one: Any, other: Any) -> bool:
-    """Whether two outputs are the same but for the rounding of other kernels."""
-    if one.dtype.kind not in "fc":
-        return bool((one == other).all())
-    return bool(np.allclose(one, other, rtol=1e-2, atol=1e-2 * float(np.abs(one).max(initial=0.0)), equal_nan=True))
 
 
 def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
