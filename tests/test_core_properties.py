@@ -42,7 +42,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
-from cotenant.execute.batches import Batch, Batches, joined
+from cotenant.execute.batches import Batches, BatchTensors, joined
 from cotenant.policies import POLICIES, AnyPolicy
 from cotenant.predict.protocol import Predictor
 from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
@@ -127,7 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.waits_since: dict[int, int] = {}
         self.group_of: dict[int, tuple[int, int]] = {}
         self.tensors: Batches[Any] = Batches()
-        self.flights: dict[int, Batch[Any]] = {}
+        self.flights: dict[int, BatchTensors[Any]] = {}
         self.ended: dict[int, Outcome] = {}
         self.running: dict[int, Launch] = {}
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}

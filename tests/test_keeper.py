@@ -15,7 +15,7 @@ import pytest
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
-from cotenant.execute.batches import Batch, Batches
+from cotenant.execute.batches import Batches, BatchTensors
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.session_ladder import SessionLadder, Wanted
@@ -393,8 +393,8 @@ def test_lengths_of_layouts_are_what_a_launch_is_bounded_by(ends: tuple[Channel,
 def test_a_pending_launch_that_was_refused_leaves_its_lane_free(ends: tuple[Channel, Channel]) -> None:
     link = LaneLink(ends[0], (0,))
     with pytest.raises(MessageError, match="too large"):
-        link.put(Pending(launch(1), lambda *_: None, Batch(launch(1), [tensors(8000)])))
-    after = Pending(launch(2), lambda *_: None, Batch(launch(2), [tensors(1)]))
+        link.put(Pending(launch(1), lambda *_: None, BatchTensors(launch(1), [tensors(8000)])))
+    after = Pending(launch(2), lambda *_: None, BatchTensors(launch(2), [tensors(1)]))
     link.put(after)
     assert after.is_sent
     link.close()

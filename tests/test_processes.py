@@ -193,13 +193,13 @@ def test_a_worker_that_hangs_is_killed_and_replaced(tmp_path: Path) -> None:
 
 def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> None:
     """Completions must not keep the watchdog from looking: its clock does not wait for silence."""
-    from cotenant.execute.batches import Batch
+    from cotenant.execute.batches import BatchTensors
     from cotenant.execute.worker.lane_link import Pending
     from cotenant.execute.worker.limits import overdue
 
     limits = Limits(hang_floor_s=1.0, hang_factor=10.0)
     made = Launch(0, 0, "a", (0,), 1, 0, 0, 1, True, CORE, 300_000_000, 0)
-    pending = Pending(made, lambda *_: None, Batch(made, []))
+    pending = Pending(made, lambda *_: None, BatchTensors(made, []))
     tick_ns = 250_000_000
     assert [overdue([pending], tick_ns, limits) for _ in range(20)] == [None] * 20  # not sent yet: waits for its lane
     pending.is_sent = True

@@ -15,7 +15,7 @@ from cotenant.cluster.control import Change, ControllerSettings, Fleet, GatewayL
 from cotenant.cluster.detector import Detector
 from cotenant.cluster.parts import assign, gains, parts_of, place_guests, table_of
 from cotenant.cluster.replan import Held, Reason, Step, asked_loads, inventory_of, next_step
-from cotenant.cluster.state import State
+from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import (
     Address,
     ClusterError,
@@ -54,7 +54,7 @@ class Controller:
         self._settings = settings or ControllerSettings()
         self._now_ns = now_ns
         self._lock = threading.RLock()
-        self._state = State()
+        self._state = ClusterState()
         self._detector = Detector(self._settings.detector)
         self._account = Account(work.loads, work.models, self._settings.tracking)
         self._pending: dict[str, Future[NodeReport]] = {}

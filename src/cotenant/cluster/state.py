@@ -11,7 +11,7 @@ from cotenant.plan.types import DevicePlan
 
 
 @dataclass(slots=True)
-class State:
+class ClusterState:
     """Guarded by the controller's lock. `parts` and `addresses` are those of the nodes in the table."""
 
     members: dict[str, Node] = field(default_factory=dict)

@@ -12,10 +12,10 @@ from cotenant.plan.types import Load
 
 if TYPE_CHECKING:
     from cotenant.cluster.account import Account
-    from cotenant.cluster.state import State
+    from cotenant.cluster.state import ClusterState
 
 
-def status_of(loads: Sequence[Load], state: State, account: Account, planner: str) -> dict[str, Any]:
+def status_of(loads: Sequence[Load], state: ClusterState, account: Account, planner: str) -> dict[str, Any]:
     """Nodes with what they serve, tenants with rates and attainment, applications, and the changes so far."""
     held, table, running = state.held, state.table, state.running()
     served = served_rates(held.plan) if held else {}

@@ -34,7 +34,7 @@ class RowsError(ValueError):
     """Rows of a batch do not fit: it must fail, since nobody can tell whose they are."""
 
 
-class Batch(Generic[Kept]):
+class BatchTensors(Generic[Kept]):
     """Queries that go through a model as one, from its first launch on, in the order of their rows.
 
     Those who leave at a cut stay in it, as their rows stay in the tensors to the end. Made by `Batches`. Inputs are put
@@ -88,7 +88,7 @@ class Batches(Generic[Kept]):
     def __init__(self) -> None:
         self._inputs: dict[int, Tensors] = {}
         self._outputs: dict[int, Tensors] = {}
-        self._paused: dict[int, Batch[Kept]] = {}
+        self._paused: dict[int, BatchTensors[Kept]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -110,13 +110,13 @@ class Batches(Generic[Kept]):
             self._inputs.pop(query, None)
             self._outputs.pop(query, None)
 
-    def begin(self, launch: Launch) -> Batch[Kept]:
+    def begin(self, launch: Launch) -> BatchTensors[Kept]:
         """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
         Raises ModelGoneError when nothing is kept of it, RowsError when the launch is not of its queries and rows.
         """
         if launch.start == 0:
-            return Batch(launch, [self._inputs[query] for query in launch.queries])
+            return BatchTensors(launch, [self._inputs[query] for query in launch.queries])
         with self._lock:
             batch = self._paused.get(launch.batch)
             if batch is None:
@@ -127,13 +127,20 @@ class Batches(Generic[Kept]):
             del self._paused[launch.batch]
         return batch
 
-    def pause(self, launch: Launch, batch: Batch[Kept], kept: Kept) -> None:
+    def try_begin(self, launch: Launch) -> BatchTensors[Kept] | Exception:
+        """As `begin`, with what it raises given back: for executors whose lanes tell of it when its turn comes."""
+        try:
+            return self.begin(launch)
+        except Exception as error:
+            return error
+
+    def pause(self, launch: Launch, batch: BatchTensors[Kept], kept: Kept) -> None:
         """A launch has ended at a cut: keep what is live there until the next one."""
         batch.kept = kept
         with self._lock:
             self._paused[launch.batch] = batch
 
-    def finish(self, batch: Batch[Kept], outputs: Tensors) -> None:
+    def finish(self, batch: BatchTensors[Kept], outputs: Tensors) -> None:
         """Keep the outputs of the last launch until they are taken; those of queries that have ended nobody would take.
 
         Raises RowsError when they do not fit: then nobody gets anything.

@@ -31,7 +31,7 @@ _UNFINISHED = re.compile(r"\.[0-9a-f]{32}-\w+")
 _T = TypeVar("_T")
 
 
-class Held:
+class HeldFolder:
     """A folder of a cache that nobody removes until this is closed, or its process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ class Held:
             self._let_go()
         sweep(self.folder.parent)
 
-    def __enter__(self) -> Held:
+    def __enter__(self) -> HeldFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -59,7 +59,7 @@ def opened(
     name_of: Callable[[], str],
     make: Callable[[Path, str], None],
     read: Callable[[Path], _T | None],
-) -> tuple[Held, _T]:
+) -> tuple[HeldFolder, _T]:
     """Find or make the folder for the model file at `path`; gives what `read` finds in it.
 
     `name_of` says what folder the present content belongs in; `make` fills one of that name, which appears in one
@@ -83,7 +83,7 @@ def opened(
                 raise ModelError(path, f"its copy in {folder} cannot be read back", "Check the disk and try again")
             if not wanted:
                 _note(path, folder)
-            held = Held(folder)
+            held = HeldFolder(folder)
     except OSError as error:
         reason = f"it cannot be copied into {cache_dir} ({error.strerror or error})"
         raise ModelError(path, reason, "Check the files, the permissions and the free space of both") from error
@@ -91,24 +91,26 @@ def opened(
     return held, found
 
 
-def copy(path: Path, files: Iterable[tuple[Path, Path]], digest: str) -> None:
+def copy(path: Path, files: Iterable[tuple[Path, Path]], name: str) -> None:
     """Copy a model's files, each from the one path to the other.
 
-    Raises ModelError when the digest of what was copied (see `digest_of`) does not begin with `digest`, OSError when it
-    cannot be written.
+    Raises ModelError when `name`, of the folder, does not begin with the digest of what was copied (see `digest_of`),
+    OSError when it cannot be written.
     """
     pairs = list(files)
     for source, target in pairs:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, target)
-    if not digest_of([target for _, target in pairs]).startswith(digest):
+    if not name.startswith(digest_of([target for _, target in pairs])):
         raise ModelError(path, "it was changed while it was opened", "Load it again when it has been written")
 
 
 def digest_of(files: Iterable[Path]) -> str:
-    """What identifies the content of a model's files: the SHA-256 of one, or of the digests of several."""
+    """What the name of a folder begins with, by the content of a model's files: the SHA-256 of one, or of the digests
+    of several, so much of it as tells them apart."""
     digests = [file_digest(file) for file in files]
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    whole = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return whole[:32]
 
 
 def file_digest(path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from cotenant.errors import CotenantError
-from cotenant.execute.contents import Held
+from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError
 from cotenant.execute.worker.channel import Keep, Message, Open, Prepare
 
@@ -73,7 +73,7 @@ class SessionLadder:
 
     def hold(self, keep: Callable[[], None]) -> None:
         """Keep workers, whose model's files stay meanwhile."""
-        with Held(Path(self._model.cache_dir) / self._model.graph):
+        with HeldFolder(Path(self._model.cache_dir) / self._model.graph):
             keep()
 
     def begin(self) -> Open:

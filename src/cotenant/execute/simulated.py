@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Protocol
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batch, Batches, joined
+from cotenant.execute.batches import Batches, BatchTensors, joined
 from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.predict.protocol import Predictor
 
@@ -85,7 +85,7 @@ class SimulatedExecutor:
         self._clock = clock
         self._lock = Lock()
         self._batches: Batches[Tensors] = Batches()
-        self._running: dict[int, tuple[Launch, Batch[Tensors], OnEnd]] = {}
+        self._running: dict[int, tuple[Launch, BatchTensors[Tensors], OnEnd]] = {}
         self.put = self._batches.put
         self.take = self._batches.take
         self.discard = self._batches.discard

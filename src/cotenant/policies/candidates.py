@@ -125,8 +125,7 @@ class Candidates:
 
     def next_put_off(self) -> tuple[QueueView, int] | None:
         """The first query that was put off and has not been given away since; None when there is none."""
-        if self._unsettled is not None:
-            self._settle()
+        self._settle()
         while self.put_off:
             queue, at = self.put_off.pop(0)
             if queue.queries[at].id not in self.taken:
@@ -135,8 +134,7 @@ class Candidates:
 
     def bring_back(self) -> None:
         """Make all that was passed over candidates again."""
-        if self._unsettled is not None:
-            self._settle()
+        self._settle()
         if self._passed:
             self._passed.clear()
             self.put_off.clear()

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batch, Batches, ModelGoneError, for_client, for_engine, joined, reason_of
+from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
 from cotenant.execute.lanes import Lane
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner, to_numpy
@@ -83,12 +83,7 @@ class OnnxRuntimeExecutor:
             if lane is None:
                 lane = self._lanes[launch.partition] = Lane(launch.partition, self._lane_nice)
             model = self._models.get(launch.tenant)
-        batch: Batch[Mapping[str, Any]] | Exception
-        try:
-            batch = self._batches.begin(launch)
-        except Exception as error:
-            batch = error
-        lane.put(partial(self._run, launch, model, batch, on_end))
+        lane.put(partial(self._run, launch, model, self._batches.try_begin(launch), on_end))
 
     def release(self, batch: int) -> None:
         """See Executor."""
@@ -103,7 +98,7 @@ class OnnxRuntimeExecutor:
             lane.close()
 
     def _run(
-        self, launch: Launch, model: Runner | None, batch: Batch[Mapping[str, Any]] | Exception, on_end: OnEnd
+        self, launch: Launch, model: Runner | None, batch: BatchTensors[Mapping[str, Any]] | Exception, on_end: OnEnd
     ) -> None:
         began = gathered = ran = time.perf_counter_ns()
         error: str | None = None

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from onnx import TensorProto, TypeProto
 
 from cotenant.execute.batches import names_rows
-from cotenant.execute.contents import Held, copy, digest_of, file_digest, opened, processor
+from cotenant.execute.contents import HeldFolder, copy, digest_of, file_digest, opened, processor
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.fitness import has_branches, is_fit
 from cotenant.execute.onnx.segment_session import load_session, session_options
@@ -30,8 +30,6 @@ FORMAT = 2
 """Version of the folder's layout; another one is rebuilt."""
 GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json", "source"
 _INLINE_BYTES = "1024"
-_DIGEST = 32
-"""So many digits of the digest of a model's files begin the name of its folder."""
 _LEVELS = ("ENABLE_ALL", "ENABLE_EXTENDED", "ENABLE_BASIC")
 
 
@@ -56,7 +54,7 @@ class Stored:
     is_optimised: bool
 
 
-def open_store(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, Stored]:
+def open_store(path: Path, cache_dir: Path, content: str = "") -> tuple[HeldFolder, Stored]:
     """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
 
     `content` is "", or the name of the folder that an earlier opening gave: that one is taken, whatever lies at `path`
@@ -65,7 +63,7 @@ def open_store(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, St
     """
 
     def name() -> str:
-        digest = digest_of([path, *_external(path, path).values()])[:_DIGEST]
+        digest = digest_of([path, *_external(path, path).values()])
         return f"{digest}-ort{ort.__version__}-{processor()}"
 
     return opened(path, cache_dir, content, name, lambda folder, name: _make(path, folder, name), _read)
@@ -143,7 +141,7 @@ def _make(path: Path, folder: Path, name: str) -> None:
     source = folder / SOURCE / path.name
     external = _external(path, path)
     copies = {folder / SOURCE / location: target for location, target in external.items()}
-    copy(path, [(path, source), *((target, place) for place, target in copies.items())], name[:_DIGEST])
+    copy(path, [(path, source), *((target, place) for place, target in copies.items())], name)
     _external(path, source)  # should it have changed just before it was copied
     model = read_model(source)
     whole, types, reason = _written(path, source, folder, _LEVELS)

@@ -23,7 +23,7 @@ import onnxruntime as ort
 from onnx import TypeProto, numpy_helper
 
 from cotenant.errors import InvalidValueError
-from cotenant.execute.contents import Held
+from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segment_cut import Cutter, sealed_tensors
 from cotenant.execute.onnx.segment_session import (
@@ -65,7 +65,7 @@ class SegmentedModel:
     dimensions. `uncut_reason` is "" or tells why the model has a single unit.
     """
 
-    def __init__(self, path: Path, held: Held, stored: Stored, name: str, owned: Path | None = None) -> None:
+    def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
             if _has_ort_value(tensor) and tensor.dtype not in _NUMPY_TYPES:
                 reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime neither takes from Python nor gives"

@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cotenant.execute.contents import Held, copy, file_digest, opened
+from cotenant.execute.contents import HeldFolder, copy, digest_of, opened
 from cotenant.execute.errors import ModelError
 from cotenant.execute.torch.check import UnsafeArchiveError, check_fqn, clean_program
 
 _COPY = "model.pt2"
-_DIGEST = 32
 _VERSION = "0"
 _ROOT = "cotenant"
 _MODEL = "models/model.json"
@@ -62,7 +61,7 @@ class Archive:
     outputs: tuple[str, ...]
 
 
-def open_copy(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, Path]:
+def open_copy(path: Path, cache_dir: Path, content: str = "") -> tuple[HeldFolder, Path]:
     """Find or make a copy of the archive at `path` in a folder under `cache_dir`; `content` is as in `opened`.
 
     Raises ModelError when the file cannot be copied, or is not the one with that `content`.
@@ -70,18 +69,18 @@ def open_copy(path: Path, cache_dir: Path, content: str = "") -> tuple[Held, Pat
 
     def name() -> str:
         try:
-            return f"{file_digest(path)[:_DIGEST]}-torch{torch.__version__}"
+            return f"{digest_of([path])}-torch{torch.__version__}"
         except FileNotFoundError:
             raise ModelError(path, "the file does not exist", "Check the path") from None
         except OSError as error:
             raise _unreadable(path, error) from None
 
     def make(folder: Path, name: str) -> None:
-        copy(path, [(path, folder / _COPY)], name[:_DIGEST])
+        copy(path, [(path, folder / _COPY)], name)
 
     def read(folder: Path) -> Path | None:
         file = folder / _COPY
-        return file if file.is_file() and file_digest(file).startswith(folder.name[:_DIGEST]) else None
+        return file if file.is_file() and folder.name.startswith(digest_of([file])) else None
 
     return opened(path, cache_dir, content, name, make, read)
 

@@ -19,7 +19,7 @@ import torch
 
 from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
-from cotenant.execute.batches import Batch, Batches, ModelGoneError, reason_of
+from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, reason_of
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.gpu.graph_pool import GraphCounts, GraphKey, GraphPool
 from cotenant.execute.gpu.range_graph import RangeGraph
@@ -44,7 +44,7 @@ class _Flight:
 
     launch: Launch
     on_end: OnEnd
-    batch: Batch[Named] | Exception
+    batch: BatchTensors[Named] | Exception
     """What is kept of it are its inputs, or the tensors live where it stands."""
     graph: RangeGraph | None = None
     results: Named | None = None
@@ -56,11 +56,11 @@ class _Flight:
     @property
     def tensors(self) -> Named:
         """What its units begin with."""
-        return self.batch.kept or {} if isinstance(self.batch, Batch) else {}
+        return self.batch.kept or {} if isinstance(self.batch, BatchTensors) else {}
 
     def drop(self) -> None:
-        self.batch = RuntimeError("it has ended")
-        self.graph = self.results = None
+        """Let go of all tensors; nobody looks at it any more."""
+        del self.batch, self.graph, self.results
 
 
 class TorchExecutor:
@@ -148,11 +148,7 @@ class TorchExecutor:
             if place is None:
                 place = self._lanes[launch.partition] = self._open(launch.partition)
             resident = self._models.get(launch.tenant)
-        batch: Batch[Named] | Exception
-        try:
-            batch = self._batches.begin(launch)
-        except Exception as error:
-            batch = error
+        batch = self._batches.try_begin(launch)
         if resident is not None and not resident.begin():
             resident = None
         place[1].put(partial(self._submit, *place, _Flight(launch, on_end, batch), resident))
@@ -265,7 +261,7 @@ class TorchExecutor:
         """Keep what a launch has left. Gives where its time went."""
         arrived = time.perf_counter_ns()
         launch, batch, results = flight.launch, flight.batch, flight.results
-        assert isinstance(batch, Batch)
+        assert isinstance(batch, BatchTensors)
         assert results is not None
         if launch.last:
             outputs = {name: array_of(value, lane.to_numpy) for name, value in results.items()}
@@ -292,7 +288,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _gathered(lane: StreamLane, batch: Batch[Named]) -> Named:
+def _gathered(lane: StreamLane, batch: BatchTensors[Named]) -> Named:
     """The inputs of a batch below each other, in memory of the host that the device can copy from."""
     tensors: dict[str, torch.Tensor] = {}
     for name, arrays in batch.gather().items():

@@ -23,7 +23,7 @@ import torch
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.batches import names_rows
-from cotenant.execute.contents import Held
+from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.threads import Threads
 from cotenant.execute.torch.archive import open_copy, read_archive
@@ -59,7 +59,9 @@ class TorchModel:
     or tells why the model has a single unit.
     """
 
-    def __init__(self, path: Path, held: Held, file: Path, name: str, device: str, owned: Path | None = None) -> None:
+    def __init__(
+        self, path: Path, held: HeldFolder, file: Path, name: str, device: str, owned: Path | None = None
+    ) -> None:
         self.path = path
         self.name = name
         self.graph_path = file

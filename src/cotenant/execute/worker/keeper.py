@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
-from cotenant.execute.batches import Batch, Batches, reason_of
+from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
 from cotenant.execute.session_ladder import SessionLadder, Wanted
@@ -77,7 +77,7 @@ class Keeper:
             self.join()
             raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
 
-    def start(self, launch: Launch, batch: Batch[Keeper], on_end: OnEnd) -> str | None:
+    def start(self, launch: Launch, batch: BatchTensors[Keeper], on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
         with self._lock:
             if self._closing.is_set() or self._state is WorkerState.DOWN:

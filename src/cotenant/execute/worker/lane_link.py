@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batch
+from cotenant.execute.batches import BatchTensors
 from cotenant.execute.protocol import OnEnd, Tensors
 from cotenant.execute.worker.channel import AddLane, Channel, Run
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
@@ -24,7 +24,7 @@ class Pending:
 
     launch: Launch
     on_end: OnEnd
-    batch: Batch[Any]
+    batch: BatchTensors[Any]
     input_ns: int = 0
     is_sent: bool = False
     waited_ns: int = -1
