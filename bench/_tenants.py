@@ -21,6 +21,7 @@ from cotenant.load.encode import http_request
 from cotenant.load.http import HttpPool
 from cotenant.profile.measure import Effort
 from cotenant.profile.sweep import profile_repository
+from cotenant.profile.table import Profile
 from cotenant.repository import SERVER_FILE
 from cotenant.types import Outcome
 from cotenant.workload import Poisson, TenantLoad, Workload
@@ -32,6 +33,7 @@ INSIDE = 16
 """Queries always inside while capacity is measured: enough that no core waits for the client."""
 SAMPLES = 4
 """Different inputs per tenant."""
+QUICK_EFFORT = Effort(budget_s=0.05, min_runs=3)
 WARM_UPS = 3
 """Queries of each model before anything is measured."""
 _SAMPLE_TRIES = 64
@@ -68,16 +70,21 @@ def prepare(root: Path, models: Sequence[str], server: str, quick: bool) -> tupl
 
 def core_times(root: Path, models: Sequence[str], quick: bool) -> dict[str, float]:
     """Profile a repository, afresh in a full run; the core time in ns of one query of each model at its first shape."""
-    settings = load_server_config(root / SERVER_FILE)
-    effort = Effort(budget_s=0.05, min_runs=3) if quick else Effort()
-    profile, errors = profile_repository(root, settings, effort, fresh=not quick, on_step=lambda *_: None)
-    if errors:
-        raise BenchError(f"cannot be profiled: {errors}")
+    profile = profiled(root, QUICK_EFFORT if quick else Effort(), fresh=not quick)
     service = {}
     for model in models:
         points = [point for point in profile.models[model].points if point.items == 1 and point.shape == 0]
         service[model] = float(min(point.p50_ns * point.cores for point in points))
     return service
+
+
+def profiled(root: Path, effort: Effort, *, fresh: bool = True) -> Profile:
+    """Profile all models of a repository, without a word. Raises BenchError when one cannot be."""
+    settings = load_server_config(root / SERVER_FILE)
+    profile, errors = profile_repository(root, settings, effort, fresh=fresh, on_step=lambda *_: None)
+    if errors:
+        raise BenchError(f"cannot be profiled: {errors}")
+    return profile
 
 
 def sample_all(root: Path, models: Sequence[str]) -> Inputs:

@@ -45,14 +45,13 @@ from bench._carry import (
 )
 from bench._registry import BenchError
 from bench._server import serving, worker_pid
+from bench._tenants import profiled
 from bench.cluster import cluster, kill_node
-from cotenant.config import load_server_config
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.sources import costs_of_repository
 from cotenant.plan.types import DeviceType, Load, Plan
 from cotenant.profile.measure import Effort
-from cotenant.profile.sweep import profile_repository
 from cotenant.repository import SERVER_FILE, trace_path
 from cotenant.trace import Record, read
 
@@ -175,11 +174,7 @@ def build(root: Path) -> list[Target]:
     if write_torch(root, "archive"):
         targets.append(Target("archive", ask_carry, 2.0))
     write_chain(root, "chain", "carry", "wide", "y")
-    settings = load_server_config(root / SERVER_FILE)
-    effort = Effort(budget_s=0.03, min_runs=2)
-    _, errors = profile_repository(root, settings, effort, fresh=True, on_step=lambda *_: None)
-    if errors:
-        raise BenchError(f"cannot be profiled: {errors}")
+    profiled(root, Effort(budget_s=0.03, min_runs=2))
     return targets
 
 

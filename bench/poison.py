@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -29,15 +30,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._carry import MOST_ROWS, Arrays, numbers, picky, write_model
-from bench._registry import BenchError
 from bench._server import serving
-from cotenant.config import load_server_config
+from bench._tenants import QUICK_EFFORT, SAMPLES, closed_loop, profiled
 from cotenant.load.clients import model_path
 from cotenant.load.decode import http_outputs
 from cotenant.load.encode import http_request
 from cotenant.load.http import HttpPool
-from cotenant.profile.measure import Effort
-from cotenant.profile.sweep import profile_repository
 from cotenant.repository import SERVER_FILE
 
 BAD_SHARE = 0.02
@@ -45,8 +43,7 @@ LOAD = 0.6
 SLO_MS = 100.0
 PHASES, QUICK_PHASES = 8, 2
 PHASE_S, QUICK_PHASE_S = 8.0, 3.0
-SATURATE_S = 3.0
-INSIDE = 16
+WARM_UP_S, SATURATE_S = 1.0, 3.0
 SEED = 7
 _GIVE_UP_S = 30.0
 _BAD_MARK = 99
@@ -80,11 +77,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         root = Path(name) / "models"
         write_model(root, "picky", picky(), MOST_ROWS, slo_ms=SLO_MS)
         (root / SERVER_FILE).write_text(f"[device]\ncores = [{core}]\n", encoding="utf-8")
-        settings = load_server_config(root / SERVER_FILE)
-        effort = Effort(budget_s=0.05, min_runs=3)
-        _, errors = profile_repository(root, settings, effort, fresh=True, on_step=lambda *_: None)
-        if errors:
-            raise BenchError(f"cannot be profiled: {errors}")
+        profiled(root, QUICK_EFFORT)
         with serving(root) as server:
             client = _Client(server.http_url)
             capacity, rows = uvloop.run(client.measure(phases, phase_s))
@@ -109,10 +102,12 @@ class _Client:
 
     async def measure(self, phases: int, phase_s: float) -> tuple[float, list[Phase]]:
         """What the server can do, and the phases, without and with bad queries in turn."""
+        good = {"picky": [self._inputs(is_bad=False) for _ in range(SAMPLES)]}
+        saturate = partial(closed_loop, self._url, "", {"picky": 1.0}, good)
         self._pool = HttpPool(self._url)
         try:
-            await self._closed_loop(1.0)
-            capacity = await self._closed_loop(SATURATE_S)
+            await saturate(WARM_UP_S)
+            capacity = await saturate(SATURATE_S)
             rows = [
                 await self._phase(BAD_SHARE if number % 2 else 0.0, LOAD * capacity, phase_s)
                 for number in range(phases)
@@ -120,17 +115,6 @@ class _Client:
         finally:
             self._pool.close()
         return capacity, rows
-
-    async def _closed_loop(self, seconds: float) -> float:
-        """Good queries a second that are answered while INSIDE are always inside."""
-        phase, end = Phase(0.0), time.monotonic() + seconds
-
-        async def caller() -> None:
-            while time.monotonic() < end:
-                await self._query(phase, is_bad=False)
-
-        await asyncio.gather(*(caller() for _ in range(INSIDE)))
-        return (phase.in_time + phase.late) / seconds
 
     async def _phase(self, bad_share: float, rate: float, seconds: float) -> Phase:
         phase, tasks = Phase(bad_share), set[asyncio.Task[None]]()
@@ -142,10 +126,12 @@ class _Client:
         await asyncio.gather(*tasks)
         return phase
 
-    async def _query(self, phase: Phase, *, is_bad: bool, began: float = 0.0) -> None:
-        began = began or time.monotonic()
-        sent = numbers(next(self._numbers), 1)
-        inputs: Arrays = {"x": sent, "mark": np.array([_BAD_MARK if is_bad else 1])}
+    def _inputs(self, *, is_bad: bool) -> Arrays:
+        return {"x": numbers(next(self._numbers), 1), "mark": np.array([_BAD_MARK if is_bad else 1])}
+
+    async def _query(self, phase: Phase, *, is_bad: bool, began: float) -> None:
+        inputs = self._inputs(is_bad=is_bad)
+        sent = inputs["x"]
         body, headers = http_request(inputs, {})
         message = self._pool.prepare("POST", f"{model_path('picky')}/infer", headers, body)
         status, payload = await self._pool.request(message, _GIVE_UP_S)
