@@ -2,12 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup setup-dev demo test check bench lock clean
+.PHONY: help setup setup-dev demo test check bench mutants lock clean
 help:
-	@echo "make demo   build, profile, serve and load real models (about 2 minutes)"
-	@echo "make test   run the whole test suite"
-	@echo "make check  formatting, lint and strict types"
-	@echo "make bench  list the benchmarks; run one with: $(BIN)/python -m bench NAME"
+	@echo "make demo     build, profile, serve and load real models (about 2 minutes)"
+	@echo "make test     run the whole test suite"
+	@echo "make check    formatting, lint and strict types"
+	@echo "make bench    list the benchmarks; run one with: $(BIN)/python -m bench NAME"
+	@echo "make mutants  whether tests notice small changes to the code: SAMPLE=40 SEED=1"
 
 setup: .venv/run.stamp
 setup-dev: .venv/dev.stamp
@@ -43,8 +44,13 @@ check: setup-dev
 bench: setup-dev
 	$(BIN)/python -m bench
 
+SAMPLE ?= 40
+SEED ?= 1
+mutants: setup-dev
+	$(BIN)/python -m bench._mutants --sample $(SAMPLE) --seed $(SEED)
+
 lock:
 	scripts/lock
 
 clean:
-	rm -rf .venv demo models .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo models .mutants .pytest_cache .mypy_cache .ruff_cache .hypothesis

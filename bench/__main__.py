@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from bench._data import DATA
 from bench._pace import pace_us
 from bench._registry import BenchError, benchmarks, find
 from cotenant.errors import CotenantError
 
-REPORT = "report"
-_OWN = ("predictor_file", "models", "profile", "util", "constants", "rates", "test")
-"""Options that only some benchmarks have."""
+COMMANDS = {"report": "bench._report", "fetch": "bench._weights", "reproduce": "bench._reproduce"}
+"""What is no benchmark: the module with the function of that name. Text that it returns is printed."""
+_OWN = ("predictor_file", "models", "profile", "util", "constants", "rates", "test", "source", "committed")
+"""Options that only some benchmarks or commands have."""
+_NAMES = {"source": "from"}
+"""Options by another name than the parameter that they are for."""
 
 
 def main(arguments: list[str]) -> int:
@@ -25,12 +32,9 @@ def main(arguments: list[str]) -> int:
     try:
         if chosen.name is None:
             return _list()
-        if chosen.name == REPORT:
-            from bench._report import report
-
-            print(report())
-            return 0
-        return _run(chosen)
+        return _command(chosen) if chosen.name in COMMANDS else _run(chosen)
+    except KeyboardInterrupt:
+        return 130
     except CotenantError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
@@ -39,22 +43,23 @@ def main(arguments: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Without a name: list the benchmarks. 'report' prints the results that are kept as a table.",
+        description="Without a name: list the benchmarks. 'reproduce' runs the papers' experiments and prints their "
+        "figures beside ours, 'fetch' gets the released weights that some of them need, 'report' prints the results "
+        "that are kept as a table.",
     )
-    parser.add_argument("name", nargs="?", help="the benchmark to run, or 'report'")
+    parser.add_argument("name", nargs="?", help=f"the benchmark to run, or one of {', '.join(COMMANDS)}")
     parser.add_argument("--quick", action="store_true", help="end within 50 s on two cores, and say what is left out")
     parser.add_argument(
         "--json",
         action="store_true",
         help="print the result as a last line of JSON; a full run (not --quick) also keeps it in bench/results",
     )
-    data = os.environ.get("COTENANT_DATA")
     parser.add_argument(
         "--data",
         type=Path,
-        default=Path(data) if data else None,
+        default=Path(os.environ.get("COTENANT_DATA") or DATA),
         metavar="DIR",
-        help="folder of the papers' figures (default: the variable COTENANT_DATA)",
+        help="folder of the papers' tables (default: the variable COTENANT_DATA, else bench/data)",
     )
     parser.add_argument(
         "--predictor-file", type=Path, metavar="FILE", help="abacus-pairs: other weights of the same form as the world"
@@ -69,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(option, type=Path, metavar="FILE.csv", help=text)
     about = "gpulet-interference: co-runs to test on, after a fit to all of the data folder's"
     parser.add_argument("--test", type=Path, metavar="FILE.csv", help=about)
+    about = "fetch: a checkout of the authors' repository, or one of its checkpoints, instead of a download"
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR|FILE", help=about)
+    about = "reproduce: run nothing, take the results that are kept"
+    parser.add_argument("--committed", action="store_true", default=None, help=about)
     parser.add_argument("--rates", metavar="R,R,R", help="gpulet-scenarios: rates a second that a model may have")
     return parser
 
@@ -81,20 +90,42 @@ def _list() -> int:
     return 0
 
 
+def _command(chosen: argparse.Namespace) -> int:
+    call = getattr(importlib.import_module(COMMANDS[chosen.name]), chosen.name)
+    given = _own(chosen, call, "quick", "json")
+    if "data_dir" in inspect.signature(call).parameters:
+        given["data_dir"] = chosen.data
+    text = call(**given)
+    if text:
+        print(text)
+    return 0
+
+
+def _own(chosen: argparse.Namespace, call: Callable[..., object], *flags: str) -> dict[str, Any]:
+    """The options that were given besides those that every benchmark has. Raises BenchError for one that is not its."""
+    given = {key: getattr(chosen, key) for key in _OWN if getattr(chosen, key) is not None}
+    given |= {key: True for key in flags if getattr(chosen, key)}
+    unknown = [key for key in given if key not in inspect.signature(call).parameters]
+    if unknown:
+        raise BenchError(f"{chosen.name} has no option {_option(unknown[0])}")
+    return given
+
+
+def _option(key: str) -> str:
+    return "--" + _NAMES.get(key, key).replace("_", "-")
+
+
 def _run(chosen: argparse.Namespace) -> int:
     benchmark = find(chosen.name)
     run = benchmark.load()
-    own = {key: getattr(chosen, key) for key in _OWN if getattr(chosen, key) is not None}
-    unknown = [key for key in own if key not in inspect.signature(run).parameters]
-    if unknown:
-        raise BenchError(f"{benchmark.name} has no option --{unknown[0].replace('_', '-')}")
+    own = _own(chosen, run)
     before = pace_us()
     result = run(chosen.quick, chosen.data, **own)
     if not chosen.json:
         return 0
     from bench._record import make_record, save, to_line
 
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in own.items()]
+    options = [f"{_option(key)}={value}" for key, value in own.items()]
     options += [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
     record = make_record(
         benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result, (before, pace_us())

@@ -16,11 +16,13 @@ from typing import Any
 import grpc
 
 from bench._carry import MOST_ROWS, Arrays, Ask
-from cotenant.load.clients import model_path, open_channel
-from cotenant.load.decode import grpc_outputs, http_outputs
-from cotenant.load.encode import grpc_request, http_request
+from cotenant.load.clients import Reply, grpc_reply, http_reply, model_path, open_channel
 from cotenant.load.http import HttpPool
-from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.types import Outcome
+from cotenant.wire.decode import grpc_outputs, http_outputs
+from cotenant.wire.encode import grpc_request, http_request
+from cotenant.wire.ending import FAILURE, read_ending
+from cotenant.wire.oip import MESSAGES, SERVICE
 
 GIVE_UP_S = 60.0
 TRANSPORTS = ("http-binary", "http-json", "grpc", "grpc-stream")
@@ -146,16 +148,16 @@ class Askers:
             self.tally.reasons[f"no answer: {type(error).__name__}: {str(error)[:120]}"] += 1
             return
         for reply, (_, expected) in zip(replies, asked, strict=True):
-            if not isinstance(reply, str):
+            if not isinstance(reply, Reply):
                 self.tally.check(target.model, reply, expected)
-            elif hurries and reply.startswith(("dropped:", "rejected:")):
+            elif hurries and reply.outcome in (Outcome.DROPPED, Outcome.REJECTED):
                 self.tally.timed_out += 1
             else:
-                self.tally.refuse(reply)
+                self.tally.refuse(reply.reason)
 
     async def _send(
         self, transport: str, model: str, asked: Sequence[tuple[Arrays, Any]], parameters: dict[str, int]
-    ) -> list[Arrays | str]:
+    ) -> list[Arrays | Reply]:
         """Send and wait: the outputs of each, or why there are none. Raises OSError, AioRpcError."""
         if transport == "grpc-stream":
             return await self._send_stream(model, asked, parameters)
@@ -165,19 +167,19 @@ class Askers:
                 data = await self._unary(grpc_request(model, inputs, parameters), timeout=self._give_up_s)
             except grpc.aio.AioRpcError as error:
                 if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL):
-                    return [error.details() or error.code().name]
+                    return [await grpc_reply(error, self._channel)]
                 raise
             return [grpc_outputs(MESSAGES["ModelInferResponse"].FromString(data))]
         body, headers = (
             http_request(inputs, parameters) if transport == "http-binary" else _json_request(inputs, parameters)
         )
         message = self._pool.prepare("POST", f"{model_path(model)}/infer", headers, body)
-        status, payload = await self._pool.request(message, self._give_up_s)
-        return [http_outputs(payload) if status == 200 else json.loads(payload)["error"]]
+        answer = await self._pool.request(message, self._give_up_s)
+        return [http_outputs(answer.body) if answer.status == 200 else http_reply(answer)]
 
     async def _send_stream(
         self, model: str, asked: Sequence[tuple[Arrays, Any]], parameters: dict[str, int]
-    ) -> list[Arrays | str]:
+    ) -> list[Arrays | Reply]:
         call = self._stream(timeout=self._give_up_s)
         answers: dict[str, Any] = {}
         try:
@@ -194,7 +196,12 @@ class Askers:
         if len(answers) != len(asked):
             raise OSError(f"a stream of {len(asked)} requests ended with {len(answers)} answers")
         ordered = [answers[str(at)] for at in range(len(asked))]
-        return [answer.error_message or grpc_outputs(answer.infer_response) for answer in ordered]
+        return [_failed(answer) if answer.error_message else grpc_outputs(answer.infer_response) for answer in ordered]
+
+
+def _failed(answer: Any) -> Reply:
+    told = {key: value.string_param for key, value in answer.infer_response.parameters.items()}
+    return Reply((read_ending(told) or FAILURE).outcome, answer.error_message)
 
 
 def for_seconds(seconds: float) -> Callable[[Tally], bool]:

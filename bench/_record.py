@@ -67,16 +67,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def to_line(record: Mapping[str, Any]) -> str:
-    """The record as one line of JSON."""
+def to_line(record: Any) -> str:
+    """A record, or a part of one, as one line of JSON."""
     return json.dumps(record, allow_nan=False)
 
 
 def save(record: Mapping[str, Any], folder: Path = RESULTS) -> Path:
-    """Write the record where committed results lie; give the path."""
+    """Write the record where committed results lie, a line a field and a line a row; give the path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{record['name']}.json"
-    path.write_text(json.dumps(record, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    rows = ",".join(f"\n  {to_line(row)}" for row in record["rows"])
+    lines = [f" {json.dumps(key)}: {to_line(value)}" for key, value in record.items() if key != "rows"]
+    lines.append(f' "rows": [{rows}]')
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     return path
 
 

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench._registry import BenchError
-from cotenant.demo import stop_process
+from cotenant.serve.process import Running, running
 from cotenant.zoo import build
 
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
-_STOP_S = 20.0
 _WORKER = b"cotenant.execute.worker.main"
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server that is ready."""
-
-    pid: int
-    host: str
-    http_port: int
-    grpc_port: int
-
-    @property
-    def http_url(self) -> str:
-        """As clients name it."""
-        return f"http://{self.host}:{self.http_port}"
 
 
 @contextmanager
@@ -51,25 +33,13 @@ def tiny_repository(model: str = "tiny") -> Iterator[Path]:
 def serving(repository: Path, *options: str, cores: Sequence[int] = ()) -> Iterator[Running]:
     """Run `cotenant serve` on free ports, kept on `cores` when given, until the block ends.
 
-    Raises BenchError, with the last line of its log, when it does not start.
+    Raises StartError, with the last line of its log, when it does not start.
     """
-    command = [sys.executable, "-m", "cotenant", "serve", str(repository), "--json"]
-    command += ["--http-port", "0", "--grpc-port", "0", *options]
-    pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, preexec_fn=pin)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                log.seek(0)
-                raise BenchError(f"'cotenant serve' did not start: {log.read().strip().splitlines()[-1:]}")
-            ready = json.loads(line)
-            yield Running(process.pid, ready["host"], ready["http_port"], ready["grpc_port"])
-        finally:
-            stop_process(process, _STOP_S)
-            if process.stdout is not None:
-                process.stdout.close()
+    with (
+        tempfile.NamedTemporaryFile(prefix="cotenant-bench-") as log,
+        running("serve", str(repository), *options, log=Path(log.name), cores=cores) as server,
+    ):
+        yield server
 
 
 @contextmanager
@@ -100,7 +70,7 @@ def rss_mb(pid: int) -> float:
 
 def worker_pid(server: Running, tenant: str) -> int:
     """The worker process of a tenant. Raises BenchError when there is none."""
-    for task in Path(f"/proc/{server.pid}/task").iterdir():
+    for task in Path(f"/proc/{server.process.pid}/task").iterdir():
         for pid in (task / "children").read_text().split():
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if _WORKER in arguments and tenant.encode() in arguments:

@@ -16,14 +16,13 @@ import uvloop
 from bench._registry import BenchError
 from bench._server import serving
 from cotenant.config import NS_PER_MS, load_model_config, load_server_config
-from cotenant.load.clients import HttpClient
-from cotenant.load.encode import http_request
+from cotenant.load.clients import HttpClient, Reply
 from cotenant.load.http import HttpPool
-from cotenant.profile.measure import Effort
-from cotenant.profile.sweep import profile_repository
-from cotenant.profile.table import Profile
+from cotenant.measure.solo import Effort
+from cotenant.measure.sweep import profile_repository
+from cotenant.profile.profile_file import Profile
 from cotenant.repository import SERVER_FILE
-from cotenant.types import Outcome
+from cotenant.wire.encode import http_request
 from cotenant.workload import Poisson, TenantLoad, Workload
 from cotenant.zoo import build_repository, sample_inputs
 
@@ -189,7 +188,6 @@ def clients(pool: HttpPool, prefix: str, inputs: Inputs) -> dict[str, HttpClient
     }
 
 
-def _expect(reply: tuple[Outcome | None, str]) -> None:
-    outcome, reason = reply
-    if outcome is not None:
-        raise BenchError(f"a query had no answer while nothing was at its limit: {reason}")
+def _expect(reply: Reply) -> None:
+    if reply.outcome is not None:
+        raise BenchError(f"a query had no answer while nothing was at its limit: {reply.reason}")

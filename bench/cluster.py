@@ -20,8 +20,6 @@ import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
@@ -39,13 +37,13 @@ from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import SAMPLES, WARM_UPS, Inputs, clients, prepare, sample_all, warm_up, workload
 from cotenant.cluster.types import Counts
-from cotenant.demo import stop_process
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.load.http import HttpPool
-from cotenant.plan.fitting import largest_fit
+from cotenant.plan.follow import largest_fit
 from cotenant.plan.planners import make_planner
 from cotenant.plan.sources import grounds_of, read_tables
 from cotenant.plan.types import DeviceType, Load
+from cotenant.serve.process import running
 from cotenant.types import Outcome
 from cotenant.workload import for_capacity
 
@@ -98,7 +96,7 @@ class Up:
 
 def run(
     quick: bool,
-    data_dir: Path | None,
+    data_dir: Path,
     profile: Path | None = None,
     util: Path | None = None,
     constants: Path | None = None,
@@ -180,30 +178,16 @@ def kill_node(up: Up, turn: int) -> None:
 
 @contextmanager
 def cluster(root: Path, rates: dict[str, float], period_s: float) -> Iterator[Up]:
-    """`cotenant cluster up` on free ports until the block ends. Raises BenchError when it does not start."""
+    """`cotenant cluster up` on free ports until the block ends. Raises StartError when it does not start."""
     with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as name:
         folder = Path(name)
         tables = ['[[device]]\nname = "core"\ncores = 1']
         tables += [f'[[tenant]]\nname = "{model}"\nrate = {rate:.4f}' for model, rate in rates.items()]
         (folder / "tenants.toml").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
-        command = [sys.executable, "-m", "cotenant", "cluster", "up", str(folder / "tenants.toml"), str(root)]
-        command += ["--json", "--local-nodes", str(NODES), "--http-port", "0", "--grpc-port", "0", "--floor", "1"]
-        command += ["--period", str(period_s), "--planner", PLANNER, "--headroom", str(HEADROOM)]
-        with (folder / "log").open("w+", encoding="utf-8") as log:
-            environment = {**os.environ, "TMPDIR": name}
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
-            try:
-                assert process.stdout is not None
-                line = process.stdout.readline()
-                if not line:
-                    log.seek(0)
-                    raise BenchError(f"'cotenant cluster up' did not start: {log.read().strip().splitlines()[-1:]}")
-                ready = json.loads(line)
-                yield Up(f"http://127.0.0.1:{ready['http_port']}", f"127.0.0.1:{ready['grpc_port']}")
-            finally:
-                stop_process(process, _STOP_S)
-                if process.stdout is not None:
-                    process.stdout.close()
+        words = ["cluster", "up", str(folder / "tenants.toml"), str(root), "--local-nodes", str(NODES), "--floor", "1"]
+        words += ["--period", str(period_s), "--planner", PLANNER, "--headroom", str(HEADROOM)]
+        with running(*words, log=folder / "log", environment={"TMPDIR": name}, stop_s=_STOP_S) as up:
+            yield Up(up.http_url, up.grpc_url)
 
 
 def read_counts(page: str) -> dict[str, Counts]:
@@ -299,8 +283,9 @@ def _reasons(result: LoadResult) -> dict[str, int]:
     """What clients were told, and how often."""
     found: dict[str, int] = {}
     for tenant in result.tenants:
-        for reason, count in tenant.reasons.items():
-            found[reason] = found.get(reason, 0) + count
+        for said in tenant.reasons.values():
+            for reason, count in said.items():
+                found[reason] = found.get(reason, 0) + count
     return found
 
 

@@ -27,9 +27,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
-from bench._server import Running, cache_folder, rss_mb, serving, worker_pid
+from bench._server import cache_folder, rss_mb, serving, worker_pid
 from bench._tenants import SAMPLES, WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
+from cotenant.serve.process import Running
 from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import for_capacity
 from cotenant.zoo import build_repository
@@ -46,7 +47,7 @@ WARM_UP_S = 3.0
 SEED = 1
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure; models are kept in the user's cache folder."""
     kills = QUICK_KILLS if quick else KILLS
     root, rates = _repository(cache_folder() / "crash", quick)
@@ -62,7 +63,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         killer.note_recovery()
         page = _page(server)
         resident = {model: round(rss_mb(worker_pid(server, model)), 1) for model in MODELS}
-        resident["server"] = round(rss_mb(server.pid), 1)
+        resident["server"] = round(rss_mb(server.process.pid), 1)
     rows = _rows(result, killer)
     lost = _lost(result, page)
     summary = _summary(rows, lost, resident) | {"foreign_answers": result.wrong_answers}

@@ -20,11 +20,12 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
-from cotenant.policies.edf import Edf
-from cotenant.policies.fcfs import Fcfs
-from cotenant.policies.listed import ListPolicy
-from cotenant.policies.sjf import Sjf
-from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.ordered.fcfs import Fcfs
+from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.policies.ordered.sjf import Sjf
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Partition, Query, Tenant
 
 SEED = 1
@@ -141,7 +142,7 @@ def measure(case: str, count: int) -> dict[str, object]:
     }
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure, print the table, return figures. `data_dir` is not used: nothing here is compared with a paper."""
     count = 20_000 if quick else 200_000
     rows = [measure(case, count) for case in CASES]
@@ -161,7 +162,3 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     if quick:
         console.print(f"quick: {count:,} instead of 200,000 decisions a row")
     return {"summary": {key: rows[0][key] for key in ("p50_us", "p99_us", "p99_cpu_us")}, "rows": rows}
-
-
-if __name__ == "__main__":
-    run(quick=True, data_dir=None)

@@ -27,9 +27,9 @@ from rich.table import Table
 from bench._registry import BenchError
 from bench._server import awake
 from cotenant.core.actions import Launch
-from cotenant.execute.onnx.executor import OnnxRuntimeExecutor
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Timing
+from cotenant.execute.threads.executor import OnnxRuntimeExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.types import Partition
 from cotenant.zoo import build
@@ -113,7 +113,7 @@ def loaded(kind: str, folder: Path) -> Iterator[AnyExecutor]:
         model.close()
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure. `summary` has the round trip through a worker process, idle, as `round_trip_p50_us` and `_p99_us`."""
     core = sorted(os.sched_getaffinity(0))[-1]
     windows = QUICK_WINDOWS if quick else WINDOWS

@@ -32,7 +32,7 @@ METRICS = ("import_s", "idle_mb", "interpreter_s", "cli_s", "ready_s", "one_mode
 GOALS = {"import_s": "< 0.3 s", "idle_mb": "< 150 MB"}
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure. `data_dir` is not used."""
     starts, servers = (QUICK_STARTS, QUICK_SERVERS) if quick else (STARTS, SERVERS)
     rows = _starts(starts)
@@ -69,7 +69,7 @@ def _starts(starts: int) -> list[dict[str, Any]]:
 
 
 def _memory() -> list[dict[str, Any]]:
-    from cotenant.load.infer import infer_once
+    from cotenant.wire.client import infer_once
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as empty:
@@ -77,23 +77,23 @@ def _memory() -> list[dict[str, Any]]:
         with serving(Path(empty)) as server:
             rows.append({"metric": "ready_s", "value": time.perf_counter() - began})
             time.sleep(SETTLE_S)
-            rows.append({"metric": "idle_mb", "value": rss_mb(server.pid)})
+            rows.append({"metric": "idle_mb", "value": rss_mb(server.process.pid)})
     with tiny_repository(MODEL) as repository, serving(repository) as server:
         time.sleep(SETTLE_S)
-        rows.append({"metric": "one_model_mb", "value": rss_mb(server.pid)})
+        rows.append({"metric": "one_model_mb", "value": rss_mb(server.process.pid)})
         inputs = {"x": np.zeros((1, 16), np.float32)}
         for _ in range(REQUESTS):
             infer_once(server.http_url, MODEL, inputs)
         _grpc_requests(f"{server.host}:{server.grpc_port}", inputs)
-        rows.append({"metric": "after_requests_mb", "value": rss_mb(server.pid)})
+        rows.append({"metric": "after_requests_mb", "value": rss_mb(server.process.pid)})
     return rows
 
 
 def _grpc_requests(target: str, inputs: dict[str, Any]) -> None:
     import grpc
 
-    from cotenant.load.encode import grpc_request
-    from cotenant.serve.oip import SERVICE
+    from cotenant.wire.encode import grpc_request
+    from cotenant.wire.oip import SERVICE
 
     request = grpc_request(MODEL, inputs, {})
     with grpc.insecure_channel(target) as channel:

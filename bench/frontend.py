@@ -139,7 +139,7 @@ def grpc_load(port: int, concurrency: int, stop: Callable[[int], bool]) -> list[
     """Keep `concurrency` blocking callers busy, each in a thread, until `stop(calls answered)`; latencies in ns."""
     import grpc
 
-    from cotenant.serve.oip import MESSAGES
+    from cotenant.wire.oip import MESSAGES
 
     request = MESSAGES["ModelInferRequest"](model_name=MODEL, raw_input_contents=[TENSOR])
     request.inputs.add(name="x", datatype="FP32", shape=[1, 16])
@@ -186,7 +186,7 @@ def measure(protocol: str, pid: int, port: int, window_s: float, concurrency: in
     return Window(protocol, len(latencies), wall_ns, (_cpu_us(pid) - cpu_us) / len(latencies), latencies)
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure both servers and protocols in turn; `summary` holds medians over the repetitions, `rows` all of them."""
     cores = sorted(os.sched_getaffinity(0))
     window_s, repetitions = (QUICK_WINDOW_S, QUICK_REPETITIONS) if quick else (WINDOW_S, REPETITIONS)
@@ -196,8 +196,8 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         for isolation in ISOLATIONS:
             repository = servers.enter_context(tiny_repository(MODEL))
             server = servers.enter_context(serving(repository, "--isolation", isolation, cores=cores[-1:]))
-            places[isolation, "http"] = server.pid, server.http_port
-            places[isolation, "grpc"] = server.pid, server.grpc_port
+            places[isolation, "http"] = server.process.pid, server.http_port
+            places[isolation, "grpc"] = server.process.pid, server.grpc_port
         os.sched_setaffinity(0, {cores[0]})
         try:
             for (_, protocol), (_, port) in places.items():

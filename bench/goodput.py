@@ -36,7 +36,7 @@ WARM_UP_S, QUICK_WARM_UP_S = 3.0, 1.0
 _SERVER = '[device]\nlanes = "{}"\n'
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure. `data_dir` is not used; models and the peer's environment are kept in the user's cache folder."""
     console = Console()
     seeds, factors = (QUICK_SEEDS, QUICK_FACTORS) if quick else (SEEDS, FACTORS)

@@ -25,7 +25,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from bench._server import Running, awake, serving, tiny_repository
+from bench._server import awake, serving, tiny_repository
+from cotenant.serve.process import Running
 
 MODEL = "tiny"
 ROUNDS, QUICK_ROUNDS = 15, 5
@@ -38,7 +39,7 @@ _INPUT = np.arange(16, dtype=np.float32).reshape(1, 16)
 Call = Callable[[], object]
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure pinned and unpinned. `data_dir` is not used."""
     rounds, calls = (QUICK_ROUNDS, QUICK_CALLS) if quick else (ROUNDS, CALLS)
     cores = sorted(os.sched_getaffinity(0))
@@ -121,7 +122,7 @@ def _bare(repository: Path) -> Iterator[Call]:
 @contextmanager
 def _http(server: Running) -> Iterator[Call]:
     """One kept connection; the answer is read to its end and its status and size are checked."""
-    from cotenant.load.encode import http_request
+    from cotenant.wire.encode import http_request
 
     body, headers = http_request({"x": _INPUT}, {})
     lines = [f"POST /v2/models/{MODEL}/infer HTTP/1.1", f"Host: {server.host}", f"Content-Length: {len(body)}"]
@@ -156,8 +157,8 @@ def _grpc(server: Running) -> Iterator[Call]:
     """One channel, blocking calls with a serialised message; the answer is left serialised."""
     import grpc
 
-    from cotenant.load.encode import grpc_request
-    from cotenant.serve.oip import SERVICE
+    from cotenant.wire.encode import grpc_request
+    from cotenant.wire.oip import SERVICE
 
     request = grpc_request(MODEL, {"x": _INPUT}, {})
     with grpc.insecure_channel(f"{server.host}:{server.grpc_port}") as channel:

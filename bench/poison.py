@@ -11,7 +11,6 @@ the phases of one server.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -32,11 +31,12 @@ from rich.table import Table
 from bench._carry import MOST_ROWS, Arrays, numbers, picky, write_model
 from bench._server import serving
 from bench._tenants import QUICK_EFFORT, SAMPLES, closed_loop, profiled
-from cotenant.load.clients import model_path
-from cotenant.load.decode import http_outputs
-from cotenant.load.encode import http_request
+from cotenant.load.clients import http_reply, model_path
 from cotenant.load.http import HttpPool
 from cotenant.repository import SERVER_FILE
+from cotenant.types import Outcome
+from cotenant.wire.decode import http_outputs
+from cotenant.wire.encode import http_request
 
 BAD_SHARE = 0.02
 LOAD = 0.6
@@ -69,7 +69,7 @@ class Phase:
         return 100 * self.in_time / max(1, self.good)
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure; nothing is kept."""
     phases, phase_s = (QUICK_PHASES, QUICK_PHASE_S) if quick else (PHASES, PHASE_S)
     core = sorted(os.sched_getaffinity(0))[0]
@@ -134,20 +134,21 @@ class _Client:
         sent = inputs["x"]
         body, headers = http_request(inputs, {})
         message = self._pool.prepare("POST", f"{model_path('picky')}/infer", headers, body)
-        status, payload = await self._pool.request(message, _GIVE_UP_S)
+        answer = await self._pool.request(message, _GIVE_UP_S)
+        is_answered = answer.status == 200
         phase.bad += is_bad
         phase.good += not is_bad
         if is_bad:
-            phase.bad_answered += status == 200
-        elif status == 200:
-            got: Any = http_outputs(payload)["y"]
+            phase.bad_answered += is_answered
+        elif is_answered:
+            got: Any = http_outputs(answer.body)["y"]
             if got.shape != sent.shape or (got != sent).any():
                 phase.foreign += 1
             elif time.monotonic() - began <= SLO_MS / 1e3:
                 phase.in_time += 1
             else:
                 phase.late += 1
-        elif json.loads(payload)["error"].startswith(("dropped:", "rejected:")):
+        elif http_reply(answer).outcome in (Outcome.DROPPED, Outcome.REJECTED):
             phase.dropped += 1
         else:
             phase.innocent += 1

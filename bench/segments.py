@@ -22,8 +22,9 @@ from rich.table import Table
 
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.execute.onnx.segments import SegmentedModel, numpy_type
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
+from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Dfg
 
 SEED = 1
@@ -49,7 +50,7 @@ CASES = (
 )
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure all cases; models are kept in the user's cache folder. `data_dir` is not used."""
     rows: list[dict[str, Any]] = []
     folder = build_folder()

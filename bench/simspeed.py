@@ -19,12 +19,13 @@ from rich.table import Table
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
-from cotenant.execute.simulated import TableWorld
 from cotenant.policies import POLICIES
-from cotenant.policies.edf import Edf
-from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.policies.ordered.edf import Edf
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.world.simulated import TableWorld
 
 SEED = 1
 GOAL_QUERIES_PER_S = 50_000
@@ -118,7 +119,7 @@ def segments(count: int) -> dict[str, object]:
     }
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Simulate, print the table, return figures. `data_dir` is not used: nothing here is compared with a paper."""
     whole, cut = (60_000, 3_000) if quick else (300_000, 30_000)
     rows = [whole_models("edf", whole, load) for load in (1.0, 0.7, 1.3)]
@@ -158,7 +159,3 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
         },
         "rows": rows,
     }
-
-
-if __name__ == "__main__":
-    run(quick=True, data_dir=None)

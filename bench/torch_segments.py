@@ -31,7 +31,7 @@ _GPU_TURNS = 200
 _WARM_UP = 2
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure; models are kept in the user's cache folder. `data_dir` is not used."""
     from cotenant.zoo.torch import examples, make, save_onnx, save_pt2
 

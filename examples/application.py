@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from cotenant.config import ServerConfig
-from cotenant.load.infer import infer_once
-from cotenant.serve.codec import Limits
-from cotenant.serve.http_server import HttpServer
+from cotenant.serve.door.http_server import HttpServer
 from cotenant.serve.server import Server
+from cotenant.wire.client import infer_once
+from cotenant.wire.codec import Limits
 from cotenant.zoo import ZooError, build_repository
 from cotenant.zoo.ocr import decode, draw_picture, load_labels, recognition_input
 from cotenant.zoo.samples import silero_input

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from cotenant.core.engine import Engine
-from cotenant.execute.simulated import TableWorld
 from cotenant.metrics import OutcomeLog, summarise
 from cotenant.policies import POLICIES
-from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Partition, Query, Tenant
 from cotenant.workload import arrivals, parse_workload
+from cotenant.world.simulated import TableWorld
 
 MS = 1_000_000
 tenants = (

@@ -2,8 +2,9 @@
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived
-from cotenant.policies import Edf
-from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.policies.ordered.edf import Edf
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Partition, Query, Tenant
 
 MS = 1_000_000

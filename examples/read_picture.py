@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from cotenant.load.errors import LoadError
-from cotenant.load.infer import infer_once
+from cotenant.wire.client import infer_once
+from cotenant.wire.encode import ClientError
 from cotenant.zoo import ZooError, build_repository
 from cotenant.zoo.ocr import DETECTION, ORIENTATION, RECOGNITION, Infer, draw_picture, load_labels, read_text
 
@@ -60,7 +60,7 @@ def main() -> int:
         infer = in_process(given.models) if given.url is None else partial(infer_once, given.url)
         start_ns = time.perf_counter_ns()
         lines = read_text(image, infer, load_labels(given.models / RECOGNITION / "labels.txt"))
-    except (ZooError, LoadError, OSError) as error:
+    except (ZooError, ClientError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for line in lines:

@@ -1,6 +1,6 @@
 """Compile the protocol's .proto files into the descriptor set that the package loads.
 
-    python scripts/gen_proto.py           # rewrite src/cotenant/serve/oip.binpb
+    python scripts/gen_proto.py           # rewrite src/cotenant/wire/oip.binpb
     python scripts/gen_proto.py --check   # exit 1 when it is not current
 
 Needs grpcio-tools; the package itself does not.
@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-SERVE = Path(__file__).resolve().parent.parent / "src" / "cotenant" / "serve"
+WIRE = Path(__file__).resolve().parent.parent / "src" / "cotenant" / "wire"
 SOURCES = ("oip.proto", "health.proto")
-TARGET = SERVE / "oip.binpb"
+TARGET = WIRE / "oip.binpb"
 
 
 def compile_protos() -> bytes:
@@ -24,7 +24,7 @@ def compile_protos() -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set.binpb"
-        status = protoc.main(["protoc", f"--proto_path={SERVE}", f"--descriptor_set_out={out}", *SOURCES])
+        status = protoc.main(["protoc", f"--proto_path={WIRE}", f"--descriptor_set_out={out}", *SOURCES])
         if status != 0:
             raise SystemExit(f"protoc failed with status {status}")
         return out.read_bytes()

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
-from commands import Run, runner
+SUPPORT = Path(__file__).parent / "support"
+pytest.register_assert_rewrite(*sorted(path.stem for path in SUPPORT.glob("*.py")))
+
+from commands import Run, runner  # noqa: E402
 
 settings.register_profile("cotenant", deadline=None)  # tests assert behaviour, never times
 settings.load_profile("cotenant")
+settings.register_profile(  # of `make mutants`: that an example fails is enough, the smallest is not looked for
+    "mutants", deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--bless", action="store_true", help="write the golden traces anew; read the difference before commit"
+        "--bless", action="store_true", help="write the golden files anew; read the difference before commit"
     )
 
 
@@ -28,6 +36,12 @@ def bless(request: pytest.FixtureRequest) -> bool:
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command in this process."""
     return runner(monkeypatch, capfd)
+
+
+@pytest.fixture(scope="session")
+def papers_data() -> Path:
+    """The papers' tables that benchmarks read: those of the repository, unless a variable names others."""
+    return Path(os.environ.get("COTENANT_DATA") or Path(__file__).resolve().parent.parent / "bench" / "data")
 
 
 @pytest.fixture(scope="module")

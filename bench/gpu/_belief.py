@@ -1,6 +1,6 @@
 """What the policies believe while pairs are served: the latencies and slowdowns measured on this device, as tables.
 
-A server would fit `predict.overlap` to measured groups; a run of minutes measures too few of them for that. All
+A server would fit `predict.groups.overlap` to measured groups; a run of minutes measures too few of them for that. All
 contenders get the same predictor.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from bench.gpu._context import Context
 from bench.gpu._journal import Row
 from bench.gpu._latency import ensure_corun, ensure_latency, ensure_parts
-from cotenant.predict.grouped import GroupedPredictor
-from cotenant.predict.protocol import Group
-from cotenant.predict.table import LatencyRow, LatencyTable, TablePredictor
+from cotenant.core.predictor import Group
+from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 
 QUANTILE = "p95"
 _NS = 1e6

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from typing import Any
 
 from bench.gpu import _latency, _serving, _sharing
 from bench.gpu._fingerprint import Fingerprint
 from bench.gpu._journal import Journal, Row
 from bench.gpu._stats import median
-from cotenant.report.style import style_sheet
+from cotenant.report.page import Page, bar_key, facts, grid, paragraph, short_text
+from cotenant.report.page import table as html_table
 from cotenant.report.svg import Chart, duration, grouped_bars, number, round_up
 
 _SERIES = 6
@@ -34,50 +34,32 @@ def page(journal: Journal, device: Fingerprint, summary: Mapping[str, Any]) -> s
          "Standard deviation over mean of the time from the start of a group to the end of its last member."),
         ("Sharing the device anew", _sharing.RESPLIT, _resplits, "Nothing is restarted and no model moves."),
     ]  # fmt: skip
-    body = [
-        f"<h1>{escape(device.name)}</h1>",
-        f'<p class="soft">cotenant {escape(str(summary["cotenant"]))}, {escape(str(summary["created"]))}</p>',
-        _figures(summary["figures"]),
-    ]
+    made = Page(device.name)
+    made.add(paragraph(f"cotenant {summary['cotenant']}, {summary['created']}", "soft"), _figures(summary["figures"]))
     if device.kind == "cpu":
-        body.append('<p class="warn">Taken on the cores of a CPU, to try the harness out: SMs are cores, and no figure '
-                    "says anything of a GPU.</p>")  # fmt: skip
+        made.add(paragraph("Taken on the cores of a CPU, to try the harness out: SMs are cores, and no figure says "
+                           "anything of a GPU.", "warn"))  # fmt: skip
     missing = []
     for title, step, draw, about in sections:
         rows = journal.rows(step)
         if rows:
-            body.append(f"<section><h2>{escape(title)}</h2><p>{escape(about)}</p>{draw(rows)}</section>")
+            made.section(title, paragraph(about), draw(rows))
         else:
             missing.append(title.lower())
     if missing:
-        body.append(f'<p class="warn">Not measured yet: {escape(", ".join(missing))}.</p>')
-    body += [
-        f'<p class="warn">{escape(str(note["what"]))}: {escape(str(note["why"]))}</p>' for note in summary["notes"]
-    ]
+        made.add(paragraph(f"Not measured yet: {', '.join(missing)}.", "warn"))
+    made.add(*(paragraph(f"{note['what']}: {note['why']}", "warn") for note in summary["notes"]))
     if journal.failures:
-        body.append(f"<section><h2>Points without figures</h2>{table(journal.failures)}</section>")
-    body.append(f"<section><h2>Device</h2>{_facts(device)}</section>")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(device.name)}</title><style>{style_sheet()}</style></head>\n<body><main>\n"
-        + "\n".join(body)
-        + "\n</main></body></html>\n"
-    )
+        made.section("Points without figures", table(journal.failures))
+    made.section("Device", _facts(device))
+    return made.html()
 
 
 def table(rows: Sequence[Row], columns: Sequence[str] = ()) -> str:
     """Rows as a table; all columns of the first one unless told otherwise."""
     names = list(columns or rows[0])
-    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)
-    lines = "".join(
-        "<tr>" + "".join(f"<td>{escape(_text(row.get(name, '')))}</td>" for name in names) + "</tr>" for row in rows
-    )
-    return f'<div class="wide"><table><tr>{head}</tr>{lines}</table></div>'
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    heads = [name.replace("_", " ") for name in names]
+    return html_table(heads, ([short_text(row.get(name, "")) for name in names] for row in rows))
 
 
 def _figures(found: Mapping[str, float]) -> str:
@@ -86,19 +68,8 @@ def _figures(found: Mapping[str, float]) -> str:
 
 
 def _facts(device: Fingerprint) -> str:
-    rows = [*device.to_json().items()]
-    facts = [(key, value) for key, value in rows if key != "clocks"] + list(device.clocks.items())
-    lines = "".join(f"<tr><td>{escape(str(k))}</td><td>{escape(str(v))}</td></tr>" for k, v in facts if v != "")
-    return f'<table class="facts">{lines}</table>'
-
-
-def _key(names: Sequence[str], css: str = "c") -> str:
-    entries = "".join(
-        f'<span><svg viewBox="0 0 22 14"><rect class="{css}{at}" y="2" width="22" height="10" rx="2"/></svg>'
-        f"{escape(name)}</span>"
-        for at, name in enumerate(names)
-    )
-    return f'<div class="key">{entries}</div>'
+    found = [(name, value) for name, value in device.to_json().items() if name != "clocks"]
+    return facts((name, str(value)) for name, value in (*found, *device.clocks.items()) if value != "")
 
 
 def _latencies(rows: Sequence[Row]) -> str:
@@ -115,7 +86,7 @@ def _latencies(rows: Sequence[Row]) -> str:
             _lines(some, [row for row in mine if row["asked_sms"] == size], "items", f"the whole device ({size})",
                    "rows"),
         ]  # fmt: skip
-        parts.append(_key(some) + f'<div class="grid2">{"".join(charts)}</div>')
+        parts.append(bar_key(some) + grid(charts))
     return "".join(parts)
 
 
@@ -166,7 +137,7 @@ def _served(rows: Sequence[Row]) -> str:
         groups.append((f"{items} row{'s' if items > 1 else ''}, load {load:g}", shares))
     bars = grouped_bars(1120, groups, "attainment", lambda share: f"{100 * share:.1f} %")
     columns = ("pair", "items", "load", "contender", "slo_ms", "offered_per_s", "attainment", "goodput_per_s", "p99_ms")
-    return _key(names) + f'<div class="wide">{bars}</div>' + table(rows, (*columns, "send_lag_p99_ms"))
+    return bar_key(names) + f'<div class="wide">{bars}</div>' + table(rows, (*columns, "send_lag_p99_ms"))
 
 
 def _ways(rows: Sequence[Row]) -> str:

@@ -148,7 +148,7 @@ class CudaRig:
         """See Rig. A kernel reads the number of its SM in each share."""
         if self._green is None or shares is not self._green:
             return None
-        from cotenant.execute.gpu.sm_probe import survey
+        from bench.gpu._sm_probe import survey
 
         found = survey(cast(Any, shares))
         return len({sm for sms in found.seen.values() for sm in sms}), "; ".join(found.problems)

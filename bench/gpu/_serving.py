@@ -27,12 +27,12 @@ from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.protocol import Tensors
 from cotenant.metrics import OutcomeLog, percentile_ns, summarise
-from cotenant.policies.edf import Edf
-from cotenant.policies.fcfs import Fcfs
-from cotenant.policies.overlap import Overlap
-from cotenant.predict.grouped import GroupedPredictor
-from cotenant.serve.clock import RealClock
-from cotenant.serve.driver import Driver
+from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.ordered.fcfs import Fcfs
+from cotenant.policies.overlap.control import Overlap
+from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.serve.brain.clock import RealClock
+from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Partition, Query, Tenant
 
 SERVING = "serving"

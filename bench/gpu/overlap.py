@@ -14,7 +14,7 @@ NAME = "gpu-overlap"
 _PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure, print, return figures; an empty summary where there is no GPU. `data_dir` is not used."""
     found = measured((SERVING,), quick, _PROFILES)
     if found is None:

@@ -1,12 +1,215 @@
-"""Files that are replaced as a whole, and such that only grow."""
+"""Files: TOML and JSON read into types and written, such that are replaced as a whole, and such that only grow.
+
+What is read raises an error of the caller's kind, which names the file, the key and what was expected.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct, inspect
+
+from cotenant.errors import CotenantError
+
+T = TypeVar("T")
+_WHOLE_FLOATS = 1e15
+"""Whole floats below it are written as integers, which are exact there."""
+_TABLES_DEEP = 2
+"""Arrays of tables stand as `[[a.b]]` to this depth; below it, as one inline table a line."""
+
+
+class _Stored(type):
+    """A type of fields that are integers of nanoseconds here, and numbers of `unit_ns` in files."""
+
+    unit_ns: int
+    least_ns: int
+    most_ns: int
+    unit: str
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, int)
+
+    def read(cls, value: object) -> int:
+        """The nanoseconds that a number in a file stands for. Raises ValueError."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= cls.most_ns / cls.unit_ns:
+            ns = round(value * cls.unit_ns)
+            if ns >= cls.least_ns:
+                return ns
+        least, most = "0" if cls.least_ns == 0 else "a nanosecond", cls.most_ns / cls.unit_ns
+        raise ValueError(f"Expected {cls.unit} from {least} to {most:g}, got {value!r}")
+
+
+if TYPE_CHECKING:
+    Milliseconds: TypeAlias = int
+    Seconds: TypeAlias = int
+else:
+
+    class Milliseconds(metaclass=_Stored):
+        """Nanoseconds, from one to an hour, that are milliseconds in files."""
+
+        unit_ns, least_ns, most_ns, unit = 1_000_000, 1, 3_600 * 10**9, "milliseconds"
+
+    class Seconds(metaclass=_Stored):
+        """Nanoseconds, from none to 30 years, that are seconds in files."""
+
+        unit_ns, least_ns, most_ns, unit = 10**9, 0, 10**18, "seconds"
+
+
+def read_toml(path: Path, error: type[CotenantError]) -> dict[str, Any]:
+    """The table that a file of TOML holds."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as found:
+        raise error(f"{path}: cannot be read ({found.strerror})") from None
+    except UnicodeDecodeError as found:
+        raise error(f"{path}: is not valid TOML: {found}") from None
+    return parse_toml(text, str(path), error)
+
+
+def parse_toml(text: str, where: str, error: type[CotenantError]) -> dict[str, Any]:
+    """As `read_toml`; `where` is what errors call the text."""
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as found:
+        raise error(f"{where}: is not valid TOML: {found}") from None
+
+
+def convert(table: object, into: type[T], where: str, error: type[CotenantError], at: str = "") -> T:
+    """The value of a type that a table stands for; the table is that of the key `at`, if any."""
+    try:
+        return msgspec.convert(table, into, strict=True, dec_hook=_read_time)
+    except msgspec.ValidationError as found:
+        sentence, _, place = str(found).partition(" - at `$")
+        place = place.rstrip("`")
+        if sentence.startswith("Invalid ") or "unknown field" in sentence:  # what was expected is not said
+            allowed = dict.fromkeys(_allowed(inspect.type_info(into), re.findall(r"\w+", place)))
+            sentence += f", expected one of {', '.join(map(str, allowed))}" if allowed else ""
+        key = (at + place).lstrip(".")
+        raise error(f"{where}: {key + ': ' if key else ''}{sentence}") from None
+
+
+def _read_time(kind: type, value: object) -> int:
+    assert isinstance(kind, _Stored)
+    return kind.read(value)
+
+
+def _allowed(kind: inspect.Type, steps: list[str]) -> Iterator[object]:
+    """The values of the literal, enumeration or tag to which a path leads, or the keys of the table."""
+    if isinstance(kind, inspect.UnionType):
+        for each in kind.types:
+            yield from _allowed(each, steps)
+    elif isinstance(kind, inspect.LiteralType):
+        yield from kind.values
+    elif isinstance(kind, inspect.EnumType):
+        yield from (each.value for each in kind.cls)
+    elif isinstance(kind, inspect.ListType | inspect.VarTupleType):
+        yield from _allowed(kind.item_type, steps[1:])
+    elif isinstance(kind, inspect.StructType):
+        if not steps and kind.tag is None:
+            yield from (field.encode_name for field in kind.fields)
+        elif steps == [kind.tag_field]:
+            yield kind.tag
+        for field in kind.fields:
+            if steps[:1] == [field.encode_name]:
+                yield from _allowed(field.type, steps[1:])
+
+
+def to_table(value: Any) -> Any:
+    """What `convert` reads as this value: Structs as tables without what is left to its default, tuples as arrays."""
+    if isinstance(value, tuple | list):
+        return [to_table(each) for each in value]
+    if not isinstance(value, Struct):
+        return value
+    config = value.__struct_config__
+    table: dict[str, Any] = {} if config.tag is None else {str(config.tag_field): config.tag}
+    for field in msgspec.structs.fields(value):
+        held = getattr(value, field.name)
+        if held != field.default:
+            times = [kind for kind in (field.type, *get_args(field.type)) if isinstance(kind, _Stored)]
+            table[field.encode_name] = held / times[0].unit_ns if times else to_table(held)
+    return table
+
+
+def toml_text(table: Mapping[str, Any]) -> str:
+    """A table as TOML, whose values `tomllib` reads back; whole floats become integers."""
+    return "\n".join(_lines(table, ())).lstrip() + "\n"
+
+
+def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    below: list[tuple[str, Mapping[str, Any], tuple[str, ...]]] = []
+    for key, value in table.items():
+        here = (*path, _key(key))
+        if isinstance(value, Mapping):
+            below.append(("[{}]", value, here))
+        elif not (isinstance(value, list | tuple) and value and all(isinstance(each, Mapping) for each in value)):
+            yield f"{here[-1]} = {_scalar(value)}"
+        elif len(here) <= _TABLES_DEEP:
+            below += [("[[{}]]", each, here) for each in value]
+        else:
+            yield f"{here[-1]} = ["
+            yield from (f"    {_scalar(each)}," for each in value)
+            yield "]"
+    for form, each, here in below:
+        yield from ("", form.format(".".join(here)))
+        yield from _lines(each, here)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _scalar(name)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer() and abs(value) < _WHOLE_FLOATS:
+        return str(int(value))
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{_key(key)} = {_scalar(each)}' for key, each in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_scalar, value))}]"
+    return repr(value)
+
+
+class _Formed(Struct):
+    format: str | None = None
+
+
+def load(path: Path, into: type[T], form: str, error: type[CotenantError], mend: str) -> T:
+    """Read a file of JSON, whose key `format` is `form`. `mend` tells users how to get a good one."""
+    return decode(read_bytes(path, error, mend), into, str(path), error, f"remove it and {mend}", form)
+
+
+def read_bytes(path: Path, error: type[CotenantError], mend: str) -> bytes:
+    """What a file holds."""
+    try:
+        return path.read_bytes()
+    except OSError as found:
+        raise error(f"{path}: cannot be read ({found.strerror}); {mend}") from None
+
+
+def decode(content: bytes, into: type[T], where: str, error: type[CotenantError], mend: str, form: str = "") -> T:
+    """As `load`; `where` is what errors call the text. Without a `form` the text has no format."""
+    try:
+        given = msgspec.json.decode(content, type=_Formed).format if form else form
+        if given == form:
+            return msgspec.json.decode(content, type=into)
+    except (msgspec.MsgspecError, ValueError) as found:
+        raise error(f"{where}: is not a {form + ' file' if form else into.__name__} ({found}); {mend}") from None
+    raise error(f"{where}: format is {given!r}, expected {form!r}; {mend}")
+
+
+def save(path: Path, value: object) -> None:
+    """Write a value as JSON, as a whole."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct
+
 from cotenant.errors import InvalidValueError
-from cotenant.frozen import quick_init
 
 DEFAULT_PRIORITY = 0
 """Stands for "no priority given"; as in Triton, 1 is the most urgent level and larger numbers are less urgent."""
@@ -35,6 +36,14 @@ class Outcome(StrEnum):
     """Its execution raised, or its model went away."""
     CANCELLED = "cancelled"
     """Withdrawn by the client."""
+
+
+class Cause(StrEnum):
+    """What a client may decide by that the outcome alone does not say."""
+
+    UNSERVED = "unserved"
+    """The server takes no such query, whatever its load: it starts, stops or has no such model. Nothing of it has run,
+    and another server may be asked."""
 
 
 ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
@@ -86,9 +95,7 @@ class Tenant:
         return self.cuts[-1]
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(Struct, frozen=True, gc=False):
     """One inference inside the core.
 
     `id` counts up in the order in which queries come to the core, applications and each of their stages included: first
@@ -109,8 +116,7 @@ class Query:
     expiry_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StageQuery(Query):
+class StageQuery(Query, frozen=True, gc=False):
     """A query that is one stage of an application's query, of whose model it is an ordinary query otherwise.
 
     `part_of` is the number of the application's query.
@@ -145,3 +151,36 @@ class Partition:
             raise InvalidValueError("partition", "device", self.device, "the name of a device, such as cpu or cuda:0")
         object.__setattr__(self, "mask", sum(1 << core for core in self.cores))
         object.__setattr__(self, "size", len(self.cores))
+
+
+class Slot(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    tenant: str
+    batch: int
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        where = f"slot of tenant {self.tenant!r}"
+        if self.batch < 1:
+            raise InvalidValueError(where, "batch", self.batch, "at least 1 row")
+        if not 0 < self.rate_per_s < float("inf"):
+            raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The round of one partition: its slots in order, all of them once every `duty_ns`. Without slots it is free.
+
+    Raises InvalidValueError for slots without a duty cycle.
+    """
+
+    duty_ns: int = 0
+    slots: tuple[Slot, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.slots and self.duty_ns < 1:
+            raise InvalidValueError("round", "duty_ns", self.duty_ns, "a positive duty cycle")

@@ -6,7 +6,6 @@ simulate, not the truth: see the README beside the data for what it gets wrong.
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench._data import read_rows
 from bench._registry import BenchError
-from cotenant.predict.protocol import Group
+from bench._weights import find_weights
+from cotenant.core.predictor import Group
 
 NS_PER_MS = 1_000_000
 BATCHES = (4, 8, 16, 32)
@@ -40,7 +41,7 @@ class A100:
     def __init__(self, data: Path, weights: Path | None = None, count: int | None = None) -> None:
         self.models = _read_models(data / "abacus" / "models.csv")[:count]
         self._by_name = {model.name: model for model in self.models}
-        path = weights or data / "abacus" / "predictor_a100_2in7.npz"
+        path = weights or find_weights(data)
         try:
             stored = np.load(path)
             layers = [(stored[f"W{n}"].astype(float), stored[f"b{n}"].astype(float)) for n in range(1, 5)]
@@ -99,17 +100,14 @@ def padded(items: int) -> int:
 
 def targets_ms(data: Path, experiment: str) -> dict[tuple[str, ...], float]:
     """The QoS targets of an experiment by combination of models."""
-    with (data / "abacus" / "qos_targets.csv").open(encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["experiment"] == experiment]
-    return {tuple(row["combination"].split("+")): float(row["qos_ms"]) for row in rows}
+    rows = read_rows(data / "abacus" / "qos_targets.csv", "experiment", "combination", "qos_ms")
+    return {
+        tuple(row["combination"].split("+")): float(row["qos_ms"]) for row in rows if row["experiment"] == experiment
+    }
 
 
 def _read_models(path: Path) -> tuple[PaperModel, ...]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            rows = sorted(csv.DictReader(file), key=lambda row: int(row["bitmap_index"]))
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be read ({error.strerror}); name the folder with --data") from None
+    rows = read_rows(path, "model", "bitmap_index", "operators", "sequence_lengths")
     return tuple(
         PaperModel(
             row["model"],
@@ -117,5 +115,5 @@ def _read_models(path: Path) -> tuple[PaperModel, ...]:
             int(row["operators"]),
             tuple(int(length) for length in row["sequence_lengths"].split()),
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: int(row["bitmap_index"]))
     )

@@ -16,7 +16,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_matrix
 
 from bench.papers.abacus._a100 import A100, BATCHES, NS_PER_MS
-from cotenant.predict.protocol import Member
+from cotenant.core.predictor import Member
 from cotenant.types import Query
 
 Kind = tuple[str, int, int]

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from random import Random
 
 from bench.papers.abacus._a100 import A100, BATCHES
+from bench.papers.abacus._group_world import GroupWorld
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
-from cotenant.core.snapshot import DropRule
-from cotenant.execute.group_world import GroupWorld
+from cotenant.core.predictor import GroupPredictor
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.metrics import percentile_ns
-from cotenant.policies import POLICIES, AnyPolicy
-from cotenant.policies.listed import ListPolicy
-from cotenant.policies.overlap import Overlap
-from cotenant.predict.protocol import GroupPredictor
+from cotenant.policies import POLICIES
+from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.policies.overlap.control import Overlap
 from cotenant.sim.driver import simulate
 from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant
 
@@ -35,7 +35,7 @@ class Contender:
     drop: DropRule
     merges: bool
 
-    def make(self, slots: int) -> AnyPolicy:
+    def make(self, slots: int) -> Policy:
         """Groups may have `slots` members; other policies run one launch at a time on the whole device."""
         lanes = tuple(Partition((slot,), "a100") for slot in range(slots))
         if self.policy == Overlap.name:

@@ -9,7 +9,7 @@ import scipy.sparse as sparse
 from scipy.optimize import linprog
 
 from bench.papers.abacus._a100 import A100, BATCHES
-from cotenant.predict.protocol import Group, Member
+from cotenant.core.predictor import Group, Member
 
 _POINTS = 5
 """Starts of the leader, and cuts of the other member, on the grid of a pair."""

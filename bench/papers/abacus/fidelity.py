@@ -30,14 +30,16 @@ from bench import goodput
 from bench._server import cache_folder, serving
 from bench._tenants import Inputs, ours, prepare, sample_all, saturation, warm_up, workload
 from bench.papers.abacus._service import Meter, Service, between, model_ns, read_service
-from cotenant.config import ServerConfig, device_cores, lanes_of, load_server_config
+from cotenant.config import ServerConfig, load_server_config
+from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.load import LoadResult, run_load_process
+from cotenant.measure.contention import ContentionProfile, calibrate
+from cotenant.measure.solo import Effort
 from cotenant.metrics import OutcomeLog, Summary, TenantSummary, summarise
-from cotenant.profile.contention import ContentionProfile, calibrate
-from cotenant.profile.measure import Effort
-from cotenant.profile.table import Profile, load_profile
+from cotenant.predict.online import OnlineModel
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import SERVER_FILE, profile_path, trace_path
-from cotenant.serve.beliefs import Beliefs
 from cotenant.sim.scenario import Scenario, run_scenario, scenario_of
 from cotenant.workload import Workload, for_capacity
 
@@ -66,7 +68,7 @@ METRICS = (
 _TICK_S = 0.5
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure. `data_dir` is not used; models are kept in the user's cache folder."""
     console = Console()
     root, service_ns = prepare(cache_folder() / "fidelity", goodput.MODELS, _SERVER, quick)
@@ -158,14 +160,14 @@ class _Bench:
             url = server.http_url
             asyncio.run(warm_up(url, "", self.inputs, strict=False))
             before = model_ns(url)
-            meter = Meter(server.pid)
+            meter = Meter(server.process.pid)
             result = run_load_process(
                 self.workload(factor, seed), http_url=url, inputs=self.inputs, on_tick=meter.tick, tick_s=_TICK_S
             )
             ran = {name: ns - before[name] for name, ns in model_ns(url).items()}
         scheduled = [record.scheduled_ns for record in result.records]
         front_end_ns = meter.per_query_ns(scheduled)
-        table = self.profile.predictor(self.settings.predict.quantile)
+        table = TablePredictor(self.profile.tables(self.settings.predict.quantile))
         service = read_service(trace_path(self.root), table, result, ran, front_end_ns, self.cores)
         return result, service
 
@@ -177,7 +179,7 @@ class _Bench:
         contention = self.contention.contention()
         outcomes = OutcomeLog(scenario.slo_ns)
         for draw in range(NOISES):
-            beliefs = Beliefs(max(lane.size for lane in self.lanes), adapt=self.settings.predict.adapt)
+            beliefs = OnlineModel(max(lane.size for lane in self.lanes))
             for name, table in scenario.tables.items():
                 beliefs.add(name, table)
             drawn = run_scenario(

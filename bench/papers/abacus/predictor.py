@@ -8,7 +8,6 @@ units. Errors are against the latency without noise, on groups that no fit has s
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,15 +20,17 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from bench._data import Headline, paper_figure, read_rows
 from bench.papers.abacus._a100 import A100, BATCHES
 from bench.papers.abacus._floor import monotone_floor
-from cotenant.predict.overlap import OverlapPredictor
-from cotenant.predict.overlap_features import TenantFacts, paper_features
-from cotenant.predict.overlap_fit import FitSettings, fit_overlap
-from cotenant.predict.overlap_net import Monotone
-from cotenant.predict.protocol import Group, Member
-from cotenant.predict.samples import GroupSample, sample_groups
-from cotenant.predict.table import LatencyRow, LatencyTable
+from cotenant.core.predictor import Group, Member
+from cotenant.measure.group_sampler import sample_groups
+from cotenant.predict.groups.overlap import OverlapPredictor
+from cotenant.predict.groups.overlap_features import TenantFacts, paper_features
+from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap
+from cotenant.predict.groups.overlap_net import Monotone
+from cotenant.profile.group_samples import GroupSample
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Tenant
 
 NAME = "abacus-predictor"
@@ -47,6 +48,33 @@ _CANDIDATES = 64
 _SOLO_CORES = (1, 2)
 _MS = 1_000_000
 Real = npt.NDArray[np.float64]
+PAPER_ONE = paper_figure("Abacus", "6.3", "one prediction", "time")
+_PAPER_MLP = paper_figure("Abacus", "Fig 10", "one model for all pairs, MLP", "prediction error (MAPE)")
+HEADLINES = (
+    Headline(
+        "error of predicted group latencies, the paper's MLP",
+        "mape_mlp",
+        "%",
+        "simulated A100; groups that no fit has seen",
+        _PAPER_MLP,
+    ),
+    Headline("the same, ours with free weights", "mape_ours", "%", "simulated A100", _PAPER_MLP),
+    Headline(
+        "the same, ours as it comes: monotone",
+        "mape_ours_monotone",
+        "%",
+        "simulated A100; bound: least error of a monotone function, on coarse grids",
+        _PAPER_MLP,
+        bound="monotone_floor",
+    ),
+    Headline(
+        "64 predictions at once",
+        "inference_64_us",
+        "us",
+        "measured on this processor; the paper's time is of one",
+        PAPER_ONE,
+    ),
+)
 
 
 def tenants_of(world: A100) -> list[Tenant]:
@@ -124,12 +152,9 @@ def inference_us(predictor: OverlapPredictor, groups: Sequence[Group]) -> tuple[
     return float(p50), float(p99)
 
 
-def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure, print the tables, return figures."""
     console = Console(width=140)
-    if data_dir is None:
-        console.print("abacus-predictor: skipped, the papers' data is needed: name its folder with --data")
-        return {"summary": {}, "rows": []}
     world = A100(data_dir)
     tenants, facts = tenants_of(world), facts_of(world)
     pairs = list(combinations([model.name for model in world.models], 2))
@@ -172,7 +197,7 @@ def run(quick: bool, data_dir: Path | None) -> dict[str, object]:
     console.print(
         f"99 % quantile: covers {coverage:.2f} % of single runs of unseen groups, "
         f"{np.mean(np.array(upper) / truth):.3f} times the latency on average. "
-        f"{_CANDIDATES} candidates: p50 {p50_us:.0f} us, p99 {p99_us:.0f} us (paper: 60 us for one prediction)."
+        f"{_CANDIDATES} candidates: p50 {p50_us:.0f} us, p99 {p99_us:.0f} us (paper: {PAPER_ONE.text} for one)."
     )
     floor, on_grid = (float(np.mean([row[key] for row in floors])) for key in ("floor_pct", "ours_pct"))
     console.print(
@@ -261,12 +286,12 @@ def _floor(world: A100, pair: tuple[str, str], predictor: OverlapPredictor) -> d
 def _paper(data_dir: Path) -> dict[tuple[str, str], float]:
     """The paper's errors in per cent by (predictor, pair or 'all')."""
     names = {"lr": "linear", "svm": "svm", "mlp": "mlp"}
-    with (data_dir / "abacus" / "prediction_error_2in7.csv").open(encoding="utf-8") as file:
-        return {
-            (names[row["predictor"]], row["combination"]): 100 * float(row["mape"])
-            for row in csv.DictReader(file)
-            if row["run"] == "0"
-        }
+    path = data_dir / "abacus" / "prediction_error_2in7.csv"
+    return {
+        (names[row["predictor"]], row["combination"]): 100 * float(row["mape"])
+        for row in read_rows(path, "predictor", "combination", "mape", "run")
+        if row["run"] == "0"
+    }
 
 
 def _print(
@@ -312,9 +337,3 @@ def _print(
         said = paper.get(("mlp", "_".join(pair)))
         by_pair.add_row(" + ".join(pair), "-" if said is None else f"{said:.1f}", *figures)
     console.print(by_pair)
-
-
-if __name__ == "__main__":
-    import os
-
-    run(quick=True, data_dir=Path(os.environ["COTENANT_DATA"]) if "COTENANT_DATA" in os.environ else None)

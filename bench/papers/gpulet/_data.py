@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench._data import read_rows
 from bench._registry import BenchError
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.greedy import greedy
-from cotenant.plan.nexus import SquishyBinPacking
-from cotenant.plan.tables import TableCosts
-from cotenant.plan.tables_csv import (
+from bench.papers.gpulet._interference_csv import read_constants, read_utilisation
+from bench.papers.gpulet._linear import LinearInterference
+from bench.papers.gpulet._tables_csv import (
     ModelFacts,
     read_assembly,
     read_latencies,
     read_models,
 )
-from cotenant.plan.types import NS_PER_MS, DeviceType, Load, Planner
-from cotenant.predict.interference_file import read_constants, read_utilisation
-from cotenant.predict.interference_linear import LinearInterference
+from cotenant.plan.tables import TableCosts
+from cotenant.plan.types import NS_PER_MS, DeviceType, Load
 
 GPU = "2080ti"
+Files = tuple[Path, Path | None, Path | None, Path | None]
+"""The data folder, and instead of its own a profile, a table of utilisation, and constants: what `read_gpu` takes."""
 OURS = "ours"
 SPLITS = ((100,), (20, 80), (40, 60), (50, 50))
 FINE_SPLITS = (*SPLITS, (20, 20, 60), (20, 40, 40), (20, 20, 50), (20, 20, 20, 40), (20, 20, 20, 20, 20))
@@ -53,7 +52,7 @@ class Gpu:
 
 
 def read_gpu(
-    data_dir: Path | None,
+    data_dir: Path,
     profile: Path | None = None,
     util: Path | None = None,
     constants: Path | None = None,
@@ -63,11 +62,9 @@ def read_gpu(
     """The GPU of the data folder, or of other files of the same forms, with the models that the paper gives an SLO.
 
     `padded` plans with the artifact's latency ratio and with its measured time to assemble a batch, as the artifact
-    does; otherwise with the latencies of the profile alone. Raises BenchError without a data folder, PlanError for a
-    file that cannot be used.
+    does; otherwise with the latencies of the profile alone. Raises BenchError or PlanError for a file that cannot be
+    used.
     """
-    if data_dir is None:
-        raise BenchError("the papers' data is needed: give --data DIR, or set COTENANT_DATA")
     folder = data_dir / "glet"
     models = read_models(folder / "models.csv")
     latencies = read_latencies(profile or folder / "latency_reconstructed_2080ti.csv")
@@ -92,15 +89,9 @@ def read_gpu(
     return Gpu(device, costs, known)
 
 
-def baselines() -> tuple[Planner, ...]:
-    """The planners of the paper, the weakest first."""
-    return (SquishyBinPacking(), greedy(), Elastic(), Elastic(with_interference=True))
-
-
 def read_fixed(path: Path) -> dict[str, float]:
     """The constants of the artifact that are numbers, by name."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+    return {row["name"]: float(row["value"]) for row in read_rows(path, "name", "value")}
 
 
 def _capped(sizes: Mapping[int, Mapping[int, int]], most: int) -> dict[int, dict[int, int]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench._data import read_rows
 from bench._registry import BenchError
 from bench.papers.gpulet._data import Gpu
 from cotenant.plan.application import Application, Stage, stage_loads
@@ -30,19 +29,17 @@ class Workload:
         return tuple(gpu.load(model, rate * share) for model, share in self.shares), ()
 
 
-def read_workloads(data_dir: Path | None, gpu: Gpu) -> tuple[Workload, ...]:
+def read_workloads(data_dir: Path, gpu: Gpu) -> tuple[Workload, ...]:
     """The scenarios of the paper's Table 5, then its applications, as far as the GPU's profile has their models.
 
     Applications have the SLO of the paper, for the whole. Raises BenchError where a file is missing or leaves nothing.
     """
-    if data_dir is None:
-        raise BenchError("the papers' data is needed: give --data DIR, or set COTENANT_DATA")
     shares: dict[str, list[tuple[str, float]]] = {}
-    for row in _rows(data_dir / "glet" / "scenarios.csv"):
+    for row in read_rows(data_dir / "glet" / "scenarios.csv", "scenario", "model", "rate_share"):
         shares.setdefault(row["scenario"], []).append((row["model"], float(row["rate_share"])))
     stages: dict[str, list[Stage]] = {}
     slos: dict[str, int] = {}
-    for row in _rows(data_dir / "glet" / "apps.csv"):
+    for row in read_rows(data_dir / "glet" / "apps.csv", "app", "node", "model", "parents", "slo_paper_ms"):
         parents = tuple(name for name in row["parents"].split(";") if name not in ("", "input"))
         stages.setdefault(row["app"], []).append(Stage(row["node"], row["model"], parents))
         slos[row["app"]] = round(float(row["slo_paper_ms"].split()[0]) * 1e6)
@@ -56,11 +53,3 @@ def read_workloads(data_dir: Path | None, gpu: Gpu) -> tuple[Workload, ...]:
 
 def _models(workload: Workload) -> set[str]:
     return {model for model, _ in workload.shares} | {stage.model for stage in workload.stages}
-
-
-def _rows(path: Path) -> Sequence[dict[str, str]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be read: {error.strerror}") from None

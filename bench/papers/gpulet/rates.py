@@ -20,17 +20,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench._data import Headline, paper_figure
 from bench._registry import BenchError
-from bench.papers.gpulet._data import OURS, Gpu, baselines, read_gpu
+from bench.papers.gpulet._data import OURS, Files, Gpu, read_gpu
+from bench.papers.gpulet._headroom import Trial, Tried, plan_simulated
+from bench.papers.gpulet._ideal import Ideal
+from bench.papers.gpulet._planners import baselines
+from bench.papers.gpulet._simulate import simulate_plan
 from bench.papers.gpulet._workloads import Workload, read_workloads
 from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.headroom import Trial, Tried, plan_simulated
-from cotenant.plan.ideal import Ideal
-from cotenant.plan.optimal import Optimal
-from cotenant.plan.planners import BLIND
-from cotenant.plan.simulate import simulate_plan
+from cotenant.plan.planners import is_blind
+from cotenant.plan.search.optimal import Optimal
 from cotenant.plan.tables import WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
@@ -54,7 +56,49 @@ TRIAL_S, QUICK_TRIAL_S, CONFIRM_S = 30, 10, 60
 SEEDS = (11, 12, 13)
 GOAL_INT_OVER_SBP = 1.6
 GOAL_OURS_OVER_INT = 1.15
-PAPER = {"elastic_int/sbp": 1.617, "elastic_int/greedy": 1.812, "elastic_int/elastic": 1.075}
+PAPER_SBP, PAPER_GREEDY = (
+    paper_figure("gpu-let", "Fig 12", f"glet+int vs {other}", "maximum achievable throughput gain, average")
+    for other in ("SBP", "greedy best-fit")
+)
+PAPER_BLIND = paper_figure(
+    "gpu-let", "Fig 12", "glet vs glet+int", "throughput gain attributed to interference awareness"
+)
+PAPER_IDEAL = paper_figure("gpu-let", "Fig 16", "glet+int vs ideal", "maximum schedulable rate, average")
+HEADLINES = (
+    Headline(
+        "largest rate over time sharing (sbp), the paper's planner",
+        "elastic_int_over_sbp",
+        "x",
+        "reconstructed latencies, simulated arrivals; the paper's sbp is a weaker one",
+        PAPER_SBP,
+    ),
+    Headline(
+        "the same over greedy best-fit",
+        "elastic_int_over_greedy",
+        "x",
+        "as above",
+        PAPER_GREEDY,
+    ),
+    Headline(
+        "ours over the paper's planner, two partitions a GPU",
+        "ours_two_over_elastic_int",
+        "x",
+        "as above",
+    ),
+    Headline(
+        "ours over the paper's planner, up to five partitions",
+        "ours_over_elastic_int",
+        "x",
+        "as above; finer splits than the paper allows",
+    ),
+    Headline(
+        "rate that the paper's planner plans for, of ideal's",
+        "planned_elastic_int_of_ideal_pct",
+        "%",
+        "reconstructed latencies",
+        PAPER_IDEAL,
+    ),
+)
 OURS_TWO, IDEAL = "ours_two", "ideal"
 IDEAL_LOADS = 4
 """For so many loads the exhaustive search is affordable, and only to plan: it takes seconds a plan."""
@@ -73,7 +117,7 @@ def contenders(gpu: Gpu, quick: bool) -> dict[str, tuple[Planner, DeviceType]]:
 
 def run(
     quick: bool,
-    data_dir: Path | None,
+    data_dir: Path,
     profile: Path | None = None,
     util: Path | None = None,
     constants: Path | None = None,
@@ -103,7 +147,7 @@ def _tried(workloads: Sequence[Workload], quick: bool) -> Sequence[Workload]:
 _state: tuple[Gpu, dict[str, Workload], bool] | None = None
 
 
-def _prepare(files: Sequence[Path | None], quick: bool) -> None:
+def _prepare(files: Files, quick: bool) -> None:
     global _state
     gpu = read_gpu(*files)
     _state = gpu, {workload.name: workload for workload in read_workloads(files[0], gpu)}, quick
@@ -200,7 +244,7 @@ def _confirm(
         )
         shares.append(found.violation_share)
         worst.append(max(outcome.violation_share for outcome in found.outcomes))
-    believed = WithoutInterference(gpu.costs) if tried.plan.planner in BLIND else gpu.costs
+    believed = WithoutInterference(gpu.costs) if is_blind(tried.plan.planner) else gpu.costs
     return {
         "violation_pct": 100 * fmean(shares),
         "worst_tenant_pct": 100 * fmean(worst),
@@ -292,13 +336,18 @@ def _print(
     ratios = Table(title="Mean of the ratios over the workloads (as in the paper, arithmetic)")
     for head in ("ratio", "paper", "here", "here, geometric", "here, planned", "goal"):
         ratios.add_column(head, justify="left" if head == "ratio" else "right")
+    gains = {
+        "elastic_int_over_sbp": PAPER_SBP,
+        "elastic_int_over_greedy": PAPER_GREEDY,
+        "elastic_int_over_elastic": PAPER_BLIND,
+    }
     goals = {"elastic_int_over_sbp": GOAL_INT_OVER_SBP, "ours_over_elastic_int": GOAL_OURS_OVER_INT}
     for key, value in summary.items():
         if "_over_" in key and not key.startswith("planned_") and not key.endswith("_geometric"):
-            paper = PAPER.get(key.replace("_over_", "/"))
+            paper = gains.get(key)
             ratios.add_row(
                 key.replace("_over_", " / "),
-                f"{paper:.3f}" if paper else "-",
+                f"{1 + float(paper.value) / 100:.3f}" if paper else "-",
                 f"{value:.3f}",
                 f"{summary[key + '_geometric']:.3f}",
                 f"{summary['planned_' + key]:.3f}",
@@ -307,7 +356,7 @@ def _print(
     console.print(ratios)
     if "planned_elastic_int_of_ideal_pct" in summary:
         here = f"{summary['planned_elastic_int_of_ideal_pct']:.1f} %"
-        console.print(f"elastic_int plans for this share of ideal's rate: paper 92.6 % | here {here}")
+        console.print(f"elastic_int plans for this share of ideal's rate: paper {PAPER_IDEAL.value} % | here {here}")
         most = summary["planned_ideal_over_confirmed_sbp"]
         console.print(f"ideal / sbp would be {most:.3f} if not a query of its plans were lost to Poisson arrivals")
     spare = Table(title="How full one tenant's partition may be for 1 % of violations")

@@ -15,6 +15,7 @@ import typer
 
 from cotenant.cli.options import AsJson, print_json
 from cotenant.errors import CotenantError
+from cotenant.plan.follow import LEAST_SHARE
 
 cluster = typer.Typer(
     name="cluster",
@@ -41,7 +42,7 @@ def up(
     period: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the rates.")] = 20.0,
     floor: Annotated[
         float, typer.Option(min=0.01, max=1.0, help="Share of a declared rate that is always planned for.")
-    ] = 0.1,
+    ] = LEAST_SHARE,
     heartbeat: Annotated[float, typer.Option(min=0.05, help="Seconds between two heartbeats of a node.")] = 0.5,
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
@@ -54,6 +55,7 @@ def up(
     from cotenant.cluster.head import Head, HeadSettings, read_work, state_path, write_note
     from cotenant.cluster.ray_fleet import need_ray
     from cotenant.log import log_to_stderr
+    from cotenant.plan.follow import FollowSettings
     from cotenant.plan.tracking import TrackingSettings
 
     need_ray()  # says what is missing before anything else is done
@@ -62,9 +64,8 @@ def up(
     settings = HeadSettings(host, http_port, grpc_port, address, () if address else _shared_cores(local_nodes))
     control = ControllerSettings(
         period_s=period,
-        floor=floor,
         detector=DetectorSettings(interval_ns=round(heartbeat * 1e9)),
-        tracking=TrackingSettings(headroom=headroom),
+        follow=FollowSettings(TrackingSettings(headroom=headroom), floor=floor),
     )
     stop = threading.Event()
     head = Head(work, repository, settings, control)

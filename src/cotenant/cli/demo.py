@@ -22,12 +22,13 @@ def demo(
 
     from cotenant.cli.console import console as make_console
     from cotenant.cli.profile import profile_table, progress_bar
-    from cotenant.config import device_cores, load_server_config
-    from cotenant.demo import CONTENDERS, demo_workload, running_server
+    from cotenant.cli.quick_start import CONTENDERS, demo_workload, running_server
+    from cotenant.config import load_server_config
+    from cotenant.execute.layout import device_cores
     from cotenant.load import LiveStats, run_load_process
+    from cotenant.measure.solo import Effort
+    from cotenant.measure.sweep import profile_repository
     from cotenant.metrics import to_json
-    from cotenant.profile.measure import Effort
-    from cotenant.profile.sweep import profile_repository
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
     from cotenant.report.tables import outcome_table
@@ -97,8 +98,8 @@ def demo(
 
 def _read_picture(repository: Path, url: str) -> list[Any]:
     """Draw lines, and read them through detection, orientation and recognition as they are served."""
-    from cotenant.demo import PICTURE_LINES
-    from cotenant.load.infer import infer_once
+    from cotenant.cli.quick_start import PICTURE_LINES
+    from cotenant.wire.client import infer_once
     from cotenant.zoo.ocr import RECOGNITION, draw_picture, load_labels, read_text
 
     characters = load_labels(repository / RECOGNITION / "labels.txt")

@@ -17,9 +17,9 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Tell the story of one query: what it waited for, what ran meanwhile, what was predicted and what came."""
-    from cotenant.explain import explain as tell
     from cotenant.repository import trace_path
     from cotenant.trace import read
+    from cotenant.trace.explain import explain as tell
 
     _, records = read(trace_path(trace) if trace.is_dir() else trace)
     story = tell(records, query)

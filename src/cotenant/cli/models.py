@@ -18,7 +18,7 @@ def models(
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console
-    from cotenant.profile.table import load_profile
+    from cotenant.profile.profile_file import load_profile
     from cotenant.repository import application_names, model_names, profile_path
 
     if build:
@@ -50,9 +50,9 @@ def models(
 
 def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any]:
     """What can be said of an application without opening its models: whether their tensors fit, the server sees."""
-    from cotenant.applications import read_application
     from cotenant.config import NS_PER_MS
     from cotenant.errors import CotenantError
+    from cotenant.repository.applications import read_application
 
     row: dict[str, Any] = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": ""}
     try:
@@ -69,7 +69,7 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
 
 def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, Any]]:
     from cotenant.errors import CotenantError
-    from cotenant.profile.opening import open_version
+    from cotenant.measure.opening import open_version
     from cotenant.repository import find_versions
 
     empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Annotated
 
-import msgspec
 import typer
 
-from cotenant.config import PredictSection, ServerConfig, load_server_config
-from cotenant.core.snapshot import DropRule
+from cotenant.config import ServerConfig, load_server_config
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.errors import ConfigError
-from cotenant.policies import POLICIES, AnyPolicy
-from cotenant.policies.duty_cycle import DutyCycle
+from cotenant.policies import POLICIES
+from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.repository import SERVER_FILE
 
 Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
@@ -53,99 +55,88 @@ CoresOption = Annotated[
 PlanOption = Annotated[
     Path | None, typer.Option("--plan", help="Plan file of 'cotenant plan': its partitions are the lanes.")
 ]
+Assigned = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A key of cotenant.toml; may be given several times."),
+]
 DeviceNumber = Annotated[
     int | None, typer.Option(min=0, help="Which device of the plan this machine is.", show_default="0")
 ]
 
 
-def settings_of(
-    root: Path,
-    policy: str | None = None,
-    drop: DropRule | None = None,
-    preempt: bool | None = None,
-    lanes: str | None = None,
-    isolation: str | None = None,
-    *,
-    cautious: bool | None = None,
-    cores: str | None = None,
-    plan: Path | None = None,
-    device_number: int | None = None,
-) -> ServerConfig:
-    """The repository's `cotenant.toml` with the options of the command line over it.
+FLAGS = {
+    "policy": "policy.name",
+    "drop": "policy.drop",
+    "preempt": "policy.preempt",
+    "cautious": "policy.cautious",
+    "lanes": "device.lanes",
+    "cores": "device.cores",
+    "isolation": "device.isolation",
+    "plan": "plan.file",
+    "device_number": "plan.device",
+    "host": "server.host",
+    "http_port": "server.http_port",
+    "grpc_port": "server.grpc_port",
+}
+"""Keys of `cotenant.toml` that have an option of their own."""
+
+
+def chosen_of(assigned: Sequence[str] | None, **flags: object) -> dict[str, object]:
+    """What the command line says, by SECTION.KEY: `assigned` by --set, and the FLAGS that are not None.
+
+    Raises ConfigError for what is no assignment.
+    """
+    chosen = {FLAGS[flag]: value for flag, value in flags.items() if value is not None}
+    if "device.cores" in chosen:
+        chosen["device.cores"] = _value(f"[{flags['cores']}]", flags["cores"]) or flags["cores"]
+    if "device.lanes" in chosen:
+        chosen["device.lanes"] = _value(f"[[{str(flags['lanes']).replace('/', '],[')}]]", flags["lanes"])
+    if "plan.file" in chosen:
+        chosen["plan.file"] = str(flags["plan"])
+    for text in assigned or ():
+        key, is_given, value = text.partition("=")
+        if not is_given or "." not in key:
+            raise ConfigError(f"--set is {text!r}, expected SECTION.KEY=VALUE")
+        chosen[key.strip()] = _value(value, value.strip())
+    return chosen
+
+
+def _value(text: str, otherwise: object) -> object:
+    """The value that a text is in TOML; `otherwise` where it is none, as names without quotes are."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return otherwise
+
+
+def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({})) -> ServerConfig:
+    """The repository's `cotenant.toml` with what the command line says over it.
 
     With a plan, from here or there, the policy is duty_cycle unless the command line names another, and
     `plan.file` is a path that holds from the working directory. Raises ConfigError.
     """
+    chosen = dict(chosen)
     settings = load_server_config(root / SERVER_FILE)
-    if plan is not None:
-        settings = msgspec.structs.replace(settings, plan=msgspec.structs.replace(settings.plan, file=str(plan)))
-    elif settings.plan.file is not None:
-        named = str(root / settings.plan.file)
-        settings = msgspec.structs.replace(settings, plan=msgspec.structs.replace(settings.plan, file=named))
-    if settings.plan.file is not None:
-        policy = policy or DutyCycle.name
-        if lanes is not None:
-            raise ConfigError(f"--lanes is {lanes!r}, but the plan {settings.plan.file} makes the lanes: leave one out")
-    if device_number is not None:
-        if settings.plan.file is None:
-            raise ConfigError(f"--device-number is {device_number}, but there is no plan: name one with --plan")
-        section = msgspec.structs.replace(settings.plan, device=device_number)
-        settings = msgspec.structs.replace(settings, plan=section)
-    if cores is not None:
-        numbers = parse_cores(cores)
-        settings = msgspec.structs.replace(settings, device=msgspec.structs.replace(settings.device, cores=numbers))
-    chosen: dict[str, Any] = {}
-    if policy is not None:
-        chosen["name"] = policy
-    if drop is not None:
-        chosen["drop"] = drop
-    if preempt is not None:
-        chosen["preempt"] = preempt
-    if cautious is not None:
-        chosen["cautious"] = cautious
-    if chosen:
-        settings = msgspec.structs.replace(settings, policy=msgspec.structs.replace(settings.policy, **chosen))
-    if lanes is not None:
-        settings = msgspec.structs.replace(
-            settings, device=msgspec.structs.replace(settings.device, lanes=parse_lanes(lanes))
-        )
-    if isolation is not None:
-        if isolation not in ("process", "thread"):
-            raise ConfigError(f"--isolation is {isolation!r}, expected 'process' or 'thread'")
-        device: Any = {"isolation": isolation}
-        settings = msgspec.structs.replace(settings, device=msgspec.structs.replace(settings.device, **device))
-    return settings
+    if "plan.file" not in chosen and settings.plan.file is not None:
+        chosen["plan.file"] = str(root / settings.plan.file)
+    if "plan.file" in chosen:
+        chosen.setdefault("policy.name", DutyCycle.name)
+        if "device.lanes" in chosen:
+            lanes = chosen["device.lanes"]
+            raise ConfigError(f"device.lanes is {lanes!r}, but the plan {chosen['plan.file']} makes the lanes")
+    elif "plan.device" in chosen:
+        raise ConfigError(f"plan.device is {chosen['plan.device']!r}, but there is no plan: name one with --plan")
+    return load_server_config(root / SERVER_FILE, chosen)
 
 
-def parse_cores(text: str) -> tuple[int, ...]:
-    """Core numbers with ',' between them. Raises ConfigError."""
-    try:
-        numbers = tuple(int(core) for core in text.split(","))
-    except ValueError:
-        raise ConfigError(f"--cores is {text!r}, expected core numbers like '0,1'") from None
-    if min(numbers) < 0:
-        raise ConfigError(f"--cores is {text!r}, expected core numbers from 0")
-    return numbers
-
-
-def parse_lanes(text: str) -> str | tuple[tuple[int, ...], ...]:
-    """'single', 'all', or core numbers with ',' within and '/' between lanes."""
-    if not any(character.isdigit() for character in text):
-        return text
-    try:
-        return tuple(tuple(int(core) for core in lane.split(",")) for lane in text.split("/"))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not like 'single', 'all' or '0,1/2,3'", param_hint="--lanes") from None
-
-
-def goes_by_margin(policy: AnyPolicy, predict: PredictSection) -> bool:
+def goes_by_margin(policy: Policy) -> bool:
     """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
-    return policy.cautious and not policy.grouped and predict.adapt
+    return policy.cautious and not policy.grouped
 
 
-def policy_text(policy: AnyPolicy, predict: PredictSection) -> str:
+def policy_text(policy: Policy) -> str:
     """A policy in a few words, for tables: every table names its drop rule."""
-    return f"{policy.name} (drop: {policy.drop.value}{', cautious' if goes_by_margin(policy, predict) else ''})"
+    return f"{policy.name} (drop: {policy.drop.value}{', cautious' if goes_by_margin(policy) else ''})"
 
 
 def print_json(value: object) -> None:

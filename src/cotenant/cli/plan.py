@@ -23,7 +23,7 @@ EXIT_INFEASIBLE = 1
 DEFAULT_HEADROOM = 0.1
 SIMULATED_S = 60.0
 _SEARCH_EFFORT = 0.2
-_SIMULATED_ROWS = 200_000
+_SIMULATED_ROWS = 20_000
 MOST_DEVICES = 10_000
 
 
@@ -35,8 +35,8 @@ def plan(
         list[str] | None,
         typer.Option(
             "--profiles",
-            help="A profiled repository, its profile file, or a CSV file of latencies; DEVICE=PROFILE for one kind of "
-            "device. May be given several times.",
+            help="A profiled repository or a profile file; DEVICE=PROFILE for one kind of device. May be given several "
+            "times.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +44,9 @@ def plan(
         str | None,
         typer.Option(help="So many devices instead of the file's counts: N, or NAME=N,...", show_default=False),
     ] = None,
-    planner: Annotated[str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}.")] = DEFAULT_PLANNER,
+    planner: Annotated[
+        str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}, or one that a package adds.")
+    ] = DEFAULT_PLANNER,
     headroom: Annotated[
         float | None, typer.Option(min=0, help="Share added to every rate.  [default: 0.1]", show_default=False)
     ] = None,
@@ -56,11 +58,6 @@ def plan(
     svg: Annotated[Path | None, typer.Option(help="Write the picture of the plan here (SVG).")] = None,
     running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None,
     check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
-    util: Annotated[Path | None, typer.Option(help="For a CSV profile: utilisation (CSV), for interference.")] = None,
-    constants: Annotated[Path | None, typer.Option(help="For a CSV profile: constants of interference (CSV).")] = None,
-    models: Annotated[
-        Path | None, typer.Option(help="For a CSV profile: memory, largest batch and SLO (CSV).", show_default=False)
-    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +73,7 @@ def plan(
     from cotenant.plan.file import plan_text, read_plan, read_request
     from cotenant.plan.planners import ForBursts, make_planner
 
-    tables = _tables(profiles, quantile, util, constants, models)
+    tables = _tables(profiles, quantile)
     if poisson and headroom is not None:
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
@@ -125,7 +122,7 @@ def _planned(
     from cotenant.plan.advice import Advisor, all_loads
     from cotenant.plan.assess import violations
     from cotenant.plan.file import PlanFile
-    from cotenant.plan.planners import BLIND
+    from cotenant.plan.planners import is_blind
     from cotenant.plan.scaling import least_devices
     from cotenant.plan.types import Infeasible, PlanError
 
@@ -139,7 +136,9 @@ def _planned(
             raise typer.Exit(EXIT_INFEASIBLE)
         wrong = violations(found, loads, request.devices, grounds.costs, headroom, request.applications)
         if wrong:
-            blind = "it is blind to interference: plan with elastic_int or ours" if planner.name in BLIND else "a fault"
+            blind = (
+                "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
+            )
             raise PlanError(f"planner {planner.name!r} made a plan that does not hold ({blind}): {wrong[0]}")
         status.update("searching the least number of devices")
         least = least_devices(planner, loads, request.devices, grounds.costs, found)
@@ -184,7 +183,7 @@ def _show(
 ) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.plan.assess import assess
-    from cotenant.report.plan_text import plan_picture, summary_lines, tenant_table
+    from cotenant.report.plan_text import plan_picture, plan_svg, summary_lines, tenant_table
 
     request, made = file.request, file.plan
     view = assess(made, request.loads, request.devices, grounds.costs, grounds.tail)
@@ -200,8 +199,6 @@ def _show(
         "simulated": _simulated(file, grounds),
     }
     if svg is not None:
-        from cotenant.report.plan_svg import plan_svg
-
         svg.write_text(plan_svg(view, next(iter(summary_lines(view, facts, ())))), encoding="utf-8")
     if as_json:
         import msgspec
@@ -224,22 +221,26 @@ def _show(
 
 def _simulated(file: PlanFile, grounds: Grounds) -> dict[str, Any]:
     """What becomes of queries that arrive at random at the rates asked for; a shorter time for many rows."""
-    import msgspec
-
-    from cotenant.plan.simulate import simulate_plan
+    from cotenant.sim.planned import simulate_plan
 
     request = file.request
     seconds = min(SIMULATED_S, _SIMULATED_ROWS / sum(load.rate_per_s for load in request.loads))
     done = simulate_plan(
-        file.plan,
-        request.loads,
-        request.devices,
-        grounds.costs,
-        duration_ns=max(1, round(seconds * 1e9)),
-        seed=1,
-        applications=request.applications,
+        file.plan, request.loads, grounds.costs, duration_s=seconds, seed=1, applications=request.applications
     )
-    outcomes = [{**msgspec.to_builtins(each), "violation_share": each.violation_share} for each in done.outcomes]
+    outcomes = [
+        {
+            "name": each.tenant,
+            "offered": each.offered,
+            "in_slo": each.answered,
+            "late": each.late,
+            "dropped": each.offered - each.answered - each.late,
+            "p50_ns": each.p50_ns or 0,
+            "p99_ns": each.p99_ns or 0,
+            "violation_share": (each.offered - each.answered) / max(1, each.offered),
+        }
+        for each in done.tenants
+    ]
     return {"arrivals": "poisson", "seconds": seconds, "seed": 1, "outcomes": outcomes}
 
 
@@ -272,27 +273,18 @@ def _show_infeasible(
         say(f"  {note}")
 
 
-def _tables(
-    profiles: list[str], quantile: str, util: Path | None, constants: Path | None, models: Path | None
-) -> dict[str, Tables]:
+def _tables(profiles: list[str], quantile: str) -> dict[str, Tables]:
     """Tables by name of device type; "" for all types without a profile of their own."""
     from cotenant.plan.sources import read_tables
 
     found: dict[str, Tables] = {}
-    if (util or constants or models) and not any(text.lower().endswith(".csv") for text in profiles):
-        text = "--util, --constants and --models belong to a CSV profile, and none is given"
-        raise typer.BadParameter(text, param_hint="--profiles")
     for text in profiles:
         name, equals, rest = text.partition("=")
         if not equals or Path(text).exists():
             name, rest = "", text
         if name in found:
             raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
-        path = Path(rest)
-        if path.suffix.lower() == ".csv":
-            found[name] = read_tables(path, quantile, util=util, constants=constants, models=models)
-        else:
-            found[name] = read_tables(path, quantile)
+        found[name] = read_tables(Path(rest), quantile)
     return found
 
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, Repository, print_json, settings_of
+from cotenant.cli.options import AsJson, Lanes, Repository, chosen_of, print_json, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from cotenant.config import ServerConfig
-    from cotenant.profile.table import Profile
+    from cotenant.measure.contention import ContentionProfile
+    from cotenant.predict.groups.overlap_errors import HeldOutErrors
+    from cotenant.profile.profile_file import Profile
 
 
 def profile(
@@ -39,21 +41,31 @@ def profile(
         bool, typer.Option("--corun", help="Also measure how much models slow each other down in partitions.")
     ] = False,
     budget_s: Annotated[float, typer.Option(min=1.0, help="Seconds to spend on co-runs.")] = 120.0,
+    contention: Annotated[
+        bool,
+        typer.Option(
+            "--contention", help="Also measure what models lose to others' use of the memory, for cotenant simulate."
+        ),
+    ] = False,
     report: Annotated[
         bool,
-        typer.Option("--report", help="Judge the predictor of groups, or of co-runs with --corun; writes HTML pages."),
+        typer.Option("--report", help="Say how well groups are predicted that a fit has not seen."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
-    from cotenant.cli.profile_corun import divided, judge, measure, show
-    from cotenant.profile.measure import Effort
-    from cotenant.profile.sweep import profile_repository
-    from cotenant.repository import profile_path
+    from cotenant.cli.profile_corun import divided, measure, show
+    from cotenant.measure.solo import Effort
+    from cotenant.measure.sweep import profile_repository
+    from cotenant.repository import contention_path, profile_path
 
-    settings = settings_of(repository, "overlap" if groups else None, lanes=lanes)
+    settings = settings_of(repository, chosen_of(None, policy="overlap" if groups else None, lanes=lanes))
     settings, splits, parts = divided(settings, partitions or (), corun)
+    if contention:
+        from cotenant.measure.contention import calibrate, contended_cores
+
+        contended_cores(repository, settings)  # before hours of measuring
     effort = Effort(budget_s=budget)
     with progress_bar(quiet=as_json) as on_step:
         result, errors = profile_repository(
@@ -67,10 +79,17 @@ def profile(
     if corun:
         with progress_bar(quiet=as_json) as on_step:
             coruns = measure(repository, settings, result, splits, budget_s, fresh, on_step, errors)
-        coruns["report"] = judge(repository, result) if report else None
+    contended = calibrate(repository, settings, effort) if contention else None
     if as_json:
-        found = {"profile": msgspec.to_builtins(result), "groups": overlap, "report": judged, "coruns": coruns}
-        print_json({**found, "errors": errors})
+        found = {
+            "profile": result,
+            "groups": overlap,
+            "report": judged,
+            "coruns": coruns,
+            "contention": contended,
+            "errors": errors,
+        }
+        print_json(msgspec.to_builtins(found))
     else:
         console = make_console()
         console.print(profile_table(result))
@@ -79,9 +98,12 @@ def profile(
             console.print(f"{overlap['groups']} groups measured; predictor saved to {overlap['predictor']}")
             console.print(slowdown_table(overlap["slowdown"]))
         if judged:
-            console.print(f"Report written to {judged['page']}")
+            console.print(errors_table(judged))
         if coruns:
             show(console, coruns)
+        if contended:
+            console.print(contention_table(contended))
+            console.print(f"Saved to {contention_path(repository)}")
         for model, error in errors.items():
             console.print(f"[red]{model} was left out:[/red] {error}")
     if errors:
@@ -98,9 +120,10 @@ def _measure_groups(
     errors: dict[str, str],
 ) -> dict[str, Any]:
     """Measure groups and fit their predictor; adds to `errors` what was left out."""
-    from cotenant.config import device_cores, lanes_of
-    from cotenant.predict.overlap_file import overlap_path
-    from cotenant.profile.groups import GroupEffort, fit_groups, measure_groups, slowdowns
+    from cotenant.execute.layout import device_cores, lanes_of
+    from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
+    from cotenant.measure.layout_facts import pair_latencies
+    from cotenant.repository import overlap_path
 
     effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
     with progress_bar(quiet=quiet) as on_step:
@@ -110,7 +133,7 @@ def _measure_groups(
     with progress_bar(quiet=quiet) as on_step:
         fitted = fit_groups(root, profile, on_step=lambda done, total: on_step(done, total, "fitting the predictor"))
     narrow = min(lane.size for lane in lanes_of(settings.device, device_cores(settings.device)))
-    beside = {" + ".join(pair): factor for pair, factor in slowdowns(fitted, profile, narrow).items()}
+    beside = {" + ".join(pair): found.slowdown for pair, found in pair_latencies(fitted, profile, narrow).items()}
     return {"groups": len(samples), "predictor": str(overlap_path(root)), "slowdown": beside}
 
 
@@ -126,22 +149,47 @@ def slowdown_table(slowdown: dict[str, float]) -> Table:
     return table
 
 
-def _judge(root: Path, profile: Profile, quiet: bool) -> dict[str, Any]:
-    from cotenant.cli.console import console
-    from cotenant.predict.overlap_file import groups_path
-    from cotenant.predict.overlap_report import cross_validate
-    from cotenant.predict.samples import load_samples
-    from cotenant.profile.groups import facts_of
-    from cotenant.report.predictor import errors_table, write_predictor_report
+def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
+    from cotenant.measure.groups import facts_of
+    from cotenant.predict.groups.overlap_errors import held_out_errors
+    from cotenant.profile.group_samples import load_samples
+    from cotenant.repository import groups_path
 
     _, samples = load_samples(groups_path(root))
     known = [each for each in samples if all(member.tenant in profile.models for member in each.members)]
     with progress_bar(quiet=quiet) as on_step:
-        judged = cross_validate(known, facts_of(profile), on_step=on_step)
-    page = groups_path(root).with_name("predictor.html")
-    write_predictor_report(page, judged)
-    console(quiet=quiet).print(errors_table(judged))
-    return {"page": str(page), **judged.figures()}
+        return held_out_errors(known, facts_of(profile), on_step=on_step)
+
+
+def errors_table(errors: HeldOutErrors) -> Table:
+    """Errors by tenants together, then how many runs stay below the quantile that is promised."""
+    from rich.table import Table
+
+    table = Table(title=f"Predictor of groups: MAPE {errors.mape_pct:.1f} % (cross-validated)", title_justify="left")
+    table.add_column("groups of")
+    table.add_column("groups", justify="right")
+    table.add_column("MAPE", justify="right")
+    for name, (count, mape_pct) in errors.by_tenants.items():
+        table.add_row(name, str(count), f"{mape_pct:.1f} %")
+    table.add_section()
+    table.add_row(f"single runs below the {100 * errors.level:g} % quantile", "", f"{errors.coverage_pct:.1f} %")
+    return table
+
+
+def contention_table(found: ContentionProfile) -> Table:
+    """What each model loses beside copies of memory on all other cores, and what the memory gives."""
+    from rich.table import Table
+
+    drawn = ", ".join(f"{each / 1e9:.1f}" for each in found.drawn_bytes_per_s)
+    told = "saturated" if found.bandwidth_bytes_per_s else "not saturated: nobody waits for it in simulations"
+    table = Table(title=f"Beside copies of memory (GB/s drawn by 1, 2, ... cores: {drawn}; {told})")
+    table.add_column("model")
+    table.add_column("times as long", justify="right")
+    table.add_column("bytes from memory, times counted", justify="right")
+    for name, model in found.models.items():
+        slowdown = f"{model.sensitivity.slowdown:.2f}" if model.sensitivity else ""
+        table.add_row(name, slowdown, f"{model.traffic.memory_share:g}" if model.is_identified else "as counted")
+    return table
 
 
 class progress_bar:  # noqa: N801  (used like a function)

@@ -1,4 +1,4 @@
-"""The co-run part of `cotenant profile`: partitions, measuring, the tables and the report."""
+"""The co-run part of `cotenant profile`: partitions, measuring, and the tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cotenant.config import ServerConfig
-    from cotenant.profile.corun import CoRunRow
-    from cotenant.profile.table import Profile
+    from cotenant.profile.coruns import CoRunRow
+    from cotenant.profile.profile_file import Profile
 
 _SHOWN = 12
 
@@ -41,8 +41,8 @@ def divided(
     A GPU is divided by its driver in one way at a time: its split becomes the shares of the settings. Raises
     ConfigError for what the device cannot be divided into, and for co-runs on a GPU, before anything is measured.
     """
-    from cotenant.config import device_cores, lanes_of
-    from cotenant.profile.corun_measure import partitions_of
+    from cotenant.execute.layout import device_cores, lanes_of
+    from cotenant.measure.corun_measure import partitions_of
 
     splits = [parse_split(text) for text in texts]
     if settings.device.kind != CPU:
@@ -72,9 +72,11 @@ def measure(
     errors: dict[str, str],
 ) -> dict[str, Any]:
     """Measure co-runs and say what was found; adds to `errors` what was left out."""
-    from cotenant.profile.corun import antagonist_features, coruns_path, runs_of
-    from cotenant.profile.corun_judge import judge_random
-    from cotenant.profile.corun_measure import CoRunEffort, measure_coruns
+    from cotenant.measure.corun_interference import antagonist_features
+    from cotenant.measure.corun_judge import judge_random
+    from cotenant.measure.corun_measure import CoRunEffort, measure_coruns
+    from cotenant.profile.coruns import runs_of
+    from cotenant.repository import coruns_path
 
     effort = CoRunEffort(budget_s=budget_s)
     made, found = measure_coruns(root, settings, profile, splits, effort, fresh=fresh, on_step=on_step)
@@ -89,26 +91,9 @@ def measure(
     }
 
 
-def judge(root: Path, profile: Profile) -> dict[str, Any] | None:
-    """Write the page of the co-runs that hold; its figures, or None where there are too few."""
-    from cotenant.profile.corun import valid_rows
-    from cotenant.profile.corun_judge import report_of
-    from cotenant.report.corun import write_corun_report
-
-    rows = valid_rows(root, profile)
-    found = report_of(rows)
-    if found is None:
-        return None
-    from cotenant.profile.corun import coruns_path
-
-    page = coruns_path(root).with_suffix(".html")
-    write_corun_report(page, "What models cost each other in partitions", found.lead, found.curve, [_factors(rows)])
-    return {"page": str(page), "curve": msgspec.to_builtins(found.curve)}
-
-
 def show(console: Console, coruns: dict[str, Any]) -> None:
     """Print the worst factors, the antagonist's, and how well held-out co-runs are predicted."""
-    from cotenant.profile.corun import CoRunRow
+    from cotenant.profile.coruns import CoRunRow
 
     rows = msgspec.convert(coruns["rows"], list[CoRunRow])
     console.print(factor_table(rows))
@@ -124,8 +109,6 @@ def show(console: Console, coruns: dict[str, Any]) -> None:
             f"Of {held['tests']} factors that were drawn at random and not fitted to, half are predicted within "
             f"{held['median_error_pct']:.1f} % and nine of ten within {held['p90_error_pct']:.1f} %."
         )
-    if coruns["report"]:
-        console.print(f"Report written to {coruns['report']['page']}")
 
 
 def factor_table(rows: Sequence[CoRunRow]) -> Table:
@@ -133,7 +116,7 @@ def factor_table(rows: Sequence[CoRunRow]) -> Table:
     from rich.table import Table
 
     table = Table(title="Latency beside others over that alone, each in its partition", title_justify="left")
-    _, heads, cells = _factors(rows)
+    heads, cells = factor_cells(rows)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < 2 else "right")
     for line in cells[:_SHOWN]:
@@ -143,7 +126,8 @@ def factor_table(rows: Sequence[CoRunRow]) -> Table:
     return table
 
 
-def _factors(rows: Sequence[CoRunRow]) -> tuple[str, list[str], list[list[str]]]:
+def factor_cells(rows: Sequence[CoRunRow]) -> tuple[list[str], list[list[str]]]:
+    """Heads and lines of that table, the largest factor first."""
     heads = ["target", "beside", "alone p50", "beside p50", "times", "times, p95", "launches"]
     cells = []
     for row in sorted(rows, key=lambda each: -each.corun().factor):
@@ -151,7 +135,7 @@ def _factors(rows: Sequence[CoRunRow]) -> tuple[str, list[str], list[list[str]]]
         times = [f"{row.corun(quantile).factor:.2f}" for quantile in ("p50", "p95")]
         medians = [f"{timed.p50_ns / 1e6:.2f} ms" for timed in (alone, beside)]
         cells.append([_name(row.target), ", ".join(map(_name, row.others)), *medians, *times, str(beside.runs)])
-    return "Factors", heads, cells
+    return heads, cells
 
 
 def _name(key: tuple[str, int, int]) -> str:

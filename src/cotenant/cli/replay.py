@@ -17,11 +17,11 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Feed the events of a trace to the core again and compare its actions with the recorded ones."""
-    from cotenant.config import rebuild_policy
-    from cotenant.predict.overlap_file import find_overlap
+    from cotenant.policies.registry import rebuild_policy
+    from cotenant.predict.groups.overlap_file import find_overlap
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import trace_path
-    from cotenant.trace import encode_record, read
+    from cotenant.trace import read, same_decisions
     from cotenant.trace import replay as replay_records
 
     path = trace_path(trace) if trace.is_dir() else trace
@@ -32,7 +32,7 @@ def replay(
     different: int | None = None
     for record, line in replay_records(head, records, rebuild_policy, partial(find_overlap, path.parent)):
         events += 1
-        if different is None and line != encode_record(record):
+        if different is None and not same_decisions(record, line):
             different = record.time_ns
     if as_json:
         print_json({"events": events, "same": different is None, "first_difference_ns": different})

@@ -16,6 +16,7 @@ import typer
 
 from cotenant.cli.options import (
     AsJson,
+    Assigned,
     Cautious,
     CoresOption,
     DeviceNumber,
@@ -26,6 +27,7 @@ from cotenant.cli.options import (
     PolicyName,
     Preempt,
     Repository,
+    chosen_of,
     policy_text,
     print_json,
     settings_of,
@@ -33,9 +35,9 @@ from cotenant.cli.options import (
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
-    from cotenant.serve.grpc_server import GrpcServer
-    from cotenant.serve.http_server import HttpServer
-    from cotenant.serve.plan_lanes import ServedPlan
+    from cotenant.serve.brain.plan_lanes import ServedPlan
+    from cotenant.serve.door.grpc_server import GrpcServer
+    from cotenant.serve.door.http_server import HttpServer
     from cotenant.serve.server import Server
 
 _TRACE_LIMIT_BYTES = 1 << 30
@@ -53,6 +55,7 @@ def serve(
     plan: PlanOption = None,
     device_number: DeviceNumber = None,
     cores: CoresOption = None,
+    assigned: Assigned = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
@@ -63,38 +66,48 @@ def serve(
 
     With a plan, SIGHUP reads its file again and changes over without losing a query.
     """
-    from cotenant.serve.grpc_core import read_in_place
+    from cotenant.serve.door.grpc_core import read_in_place
 
     read_in_place(os.environ, version("grpcio"))  # before anything imports grpc
 
+    from cotenant.execute.layout import device_cores, lanes_of
+    from cotenant.execute.sched_slice import SHORT_NS, set_slice
     from cotenant.log import log_to_stderr
+    from cotenant.measure.layout_facts import resolved
     from cotenant.repository import model_names, trace_path
-    from cotenant.serve.awake import keep_awake
-    from cotenant.serve.codec import Limits
-    from cotenant.serve.groups import settle_barrier
-    from cotenant.serve.grpc_server import GrpcServer
-    from cotenant.serve.http_server import HttpServer
+    from cotenant.serve.brain.awake import keep_awake
+    from cotenant.serve.brain.replan import Replanner
+    from cotenant.serve.door.grpc_server import GrpcServer
+    from cotenant.serve.door.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
-    from cotenant.serve.replan import Replanner
     from cotenant.serve.server import Server
-    from cotenant.slices import SHORT_NS, set_slice
+    from cotenant.wire.codec import Limits
 
     log_to_stderr()
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
     model_names(repository)  # says what is wrong with the path before anything is written there
     settings = settings_of(
-        *(repository, policy, drop, preempt, lanes, isolation),
-        cautious=cautious,
-        cores=cores,
-        plan=plan,
-        device_number=device_number,
+        repository,
+        chosen_of(
+            assigned,
+            policy=policy,
+            drop=drop,
+            preempt=preempt,
+            cautious=cautious,
+            lanes=lanes,
+            isolation=isolation,
+            cores=cores,
+            plan=plan,
+            device_number=device_number,
+            host=host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+        ),
     )
-    chosen = {"host": host, "http_port": http_port, "grpc_port": grpc_port}
-    section = msgspec.structs.replace(
-        settings.server, **{key: value for key, value in chosen.items() if value is not None}
-    )
-    settings = settle_barrier(repository, msgspec.structs.replace(settings, server=section))
+    section = settings.server
     laid = _laid_out(settings, repository)
+    policy_lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
+    settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, policy_lanes))
     server = Server(repository, settings, plan=laid.lanes if laid else None)
     replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
@@ -106,7 +119,7 @@ def serve(
     if replanner is not None:
         signal.signal(signal.SIGHUP, lambda *_: replanner.reload())
     recorder: Recorder | None = None
-    awake = keep_awake(settings.device.awake_ms / 1e3)
+    awake = keep_awake()
     try:
         ports = {"http_port": http.start(), "grpc_port": grpc.start()}
         if trace:  # once the ports are ours: a second server must not take the trace away from the first
@@ -116,7 +129,7 @@ def serve(
         server.start(*[each for each in (recorder, replanner, awake) if each is not None])
         if replanner is not None:
             replanner.start()
-        ready = {"host": section.host, **ports, "policy": policy_text(server.policy, settings.predict)}
+        ready = {"host": section.host, **ports, "policy": policy_text(server.policy)}
         if laid is not None:
             ready["plan"] = {"file": settings.plan.file, "device": settings.plan.device}
         index = server.index(ready_only=False)
@@ -153,9 +166,9 @@ def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], 
 
 def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
     """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
-    from cotenant.config import device_cores
     from cotenant.errors import ConfigError
-    from cotenant.serve.plan_lanes import Cores, open_plan
+    from cotenant.execute.layout import device_cores
+    from cotenant.serve.brain.plan_lanes import Cores, open_plan
 
     if settings.plan.file is None:
         return None

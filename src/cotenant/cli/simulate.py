@@ -7,11 +7,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from cotenant.cli.options import (
     AsJson,
+    Assigned,
     Cautious,
     CoresOption,
     DeviceNumber,
@@ -20,6 +20,7 @@ from cotenant.cli.options import (
     PlanOption,
     Preempt,
     Repository,
+    chosen_of,
     goes_by_margin,
     policy_text,
     print_json,
@@ -29,13 +30,12 @@ from cotenant.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cotenant.config import PredictSection
-    from cotenant.policies import AnyPolicy
-    from cotenant.policies.lane_rounds import LaneRound
-    from cotenant.predict.overlap import OverlapPredictor
-    from cotenant.profile.table import Profile
-    from cotenant.serve.beliefs import Beliefs
+    from cotenant.core.snapshot import Policy
+    from cotenant.predict.groups.overlap import OverlapPredictor
+    from cotenant.predict.online import OnlineModel
+    from cotenant.profile.profile_file import Profile
     from cotenant.sim.scenario import Scenario
+    from cotenant.types import Round
 
 
 class World(StrEnum):
@@ -56,6 +56,7 @@ def simulate(
     plan: PlanOption = None,
     device_number: DeviceNumber = None,
     cores: CoresOption = None,
+    assigned: Assigned = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with seeds from the workload's seed on.")] = 1,
     factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
     noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
@@ -68,27 +69,34 @@ def simulate(
 ) -> None:
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
     from cotenant.cli.console import console as make_console
-    from cotenant.config import device_cores, lanes_of, make_policy
+    from cotenant.execute.layout import device_cores, lanes_of
+    from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
-    from cotenant.profile.table import load_profile
+    from cotenant.policies.registry import make_policy, policy_class
+    from cotenant.profile.profile_file import load_profile
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
-    from cotenant.serve.plan_lanes import Cores, open_plan
+    from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
     from cotenant.trace import TraceWriter, header
     from cotenant.workload import load_workload, scale
 
-    settings = settings_of(
-        *(repository, None, drop, preempt, lanes),
+    over = chosen_of(
+        assigned,
+        drop=drop,
+        preempt=preempt,
         cautious=cautious,
+        lanes=lanes,
         cores=cores,
         plan=plan,
         device_number=device_number,
     )
+    chosen = {key.removeprefix("policy."): over.pop(key) for key in list(over) if key.startswith("policy.")}
+    settings = settings_of(repository, over)
     spec = load_workload(workload)
     spec = spec if factor == 1.0 else scale(spec, factor)
     used = device_cores(settings.device)
-    rounds: tuple[LaneRound, ...] = ()
+    rounds: tuple[Round, ...] = ()
     shares: Mapping[str, Mapping[str, int]] = {}
     if settings.plan.file is None:
         partitions = lanes_of(settings.device, used)
@@ -98,22 +106,26 @@ def simulate(
     profile = load_profile(profile_path(repository))
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
     scenario = replace(scenario, rounds=rounds)
-    names = policy or [settings.policy.name]
-    if "overlap" in names:
-        scenario = replace(scenario, groups=_fitted(repository, profile, settings.predict.group_quantile))
+    named = str(chosen.pop("name", settings.policy.name))
+    names = policy or [named]
+    derives = any(hasattr(policy_class(each, "command line"), "resolve") for each in names)
+    fitted = _fitted(repository, profile) if derives else None
+    scenario = replace(scenario, groups=fitted)
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
     if world is World.CONTENTION:
-        from cotenant.profile.contention import contention_path, load_contention
+        from cotenant.measure.contention import load_contention
+        from cotenant.repository import contention_path
 
         contention = load_contention(contention_path(repository)).contention()
     console = make_console()
     runs = []
     for name in names:
-        section = msgspec.structs.replace(settings.policy, name=name)
-        made = make_policy(section, partitions, rounds=rounds)
+        asked = settings.policy.over(name, chosen, "command line")
+        section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
+        made = make_policy(section.name, section.options, partitions, rounds)
         for seed in range(spec.seed, spec.seed + seeds):
-            beliefs, writer = _beliefs(scenario, made, settings.predict), None
+            beliefs, writer = _beliefs(scenario, made), None
             if trace is not None:
                 head = header(made, beliefs.predictor, scenario.tenants, scenario.cores, created="")
                 writer = TraceWriter(trace.open("wb"), head)
@@ -130,31 +142,23 @@ def simulate(
                 tenants=list(scenario.slo_ns),
             )
             if as_json:
-                is_cautious = goes_by_margin(made, settings.predict)
-                told = {"policy": name, "drop": section.drop.value, "cautious": is_cautious, "seed": seed}
+                is_cautious = goes_by_margin(made)
+                told = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 runs.append({**told, **to_json(summary)})
             else:
-                text = policy_text(made, settings.predict)
+                text = policy_text(made)
                 title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
 
 
-def _beliefs(scenario: Scenario, policy: AnyPolicy, section: PredictSection) -> Beliefs:
+def _beliefs(scenario: Scenario, policy: Policy) -> OnlineModel:
     """What a server would believe: the profile, corrected by what is observed, with the margin of cautious policies."""
     from cotenant.core.admission import most_cores
-    from cotenant.serve.beliefs import Beliefs
-    from cotenant.serve.caution import Caution
+    from cotenant.predict.online import OnlineModel
 
-    quantile = section.group_quantile
-    made = Beliefs(
-        most_cores(policy),
-        adapt=section.adapt,
-        grouped=policy.grouped,
-        quantile=quantile,
-        caution=Caution(quantile) if goes_by_margin(policy, section) else None,
-    )
+    made = OnlineModel(most_cores(policy), grouped=policy.grouped, cautious=goes_by_margin(policy))
     for tenant, table in scenario.tables.items():
         made.add(tenant, table)
     if policy.grouped:
@@ -162,15 +166,16 @@ def _beliefs(scenario: Scenario, policy: AnyPolicy, section: PredictSection) -> 
     return made
 
 
-def _fitted(root: Path, profile: Profile, quantile: float) -> OverlapPredictor | None:
+def _fitted(root: Path, profile: Profile) -> OverlapPredictor | None:
     """The fitted predictor of groups, kept for replays of the trace; None, with a warning, when there is none."""
     from cotenant.errors import CotenantError
-    from cotenant.predict.overlap_file import keep_overlap
-    from cotenant.profile.groups import load_overlap
+    from cotenant.measure.groups import load_overlap
+    from cotenant.predict.conformal import SURE_QUANTILE
+    from cotenant.predict.groups.overlap_file import keep_overlap
     from cotenant.repository import STATE_FOLDER
 
     try:
-        fitted = load_overlap(root, profile, quantile=quantile)
+        fitted = load_overlap(root, profile, quantile=SURE_QUANTILE)
     except CotenantError as error:
         typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
         return None

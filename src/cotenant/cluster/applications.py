@@ -19,10 +19,13 @@ import msgspec
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import HttpReply, NodeLink
 from cotenant.cluster.stages import StageEnd, ask_stage
+from cotenant.cluster.types import COUNTED
 from cotenant.core.flow import Finish, Flow, StartStage, Step, WithdrawStage
 from cotenant.errors import ConfigError
 from cotenant.load.clients import model_path
-from cotenant.serve.api import (
+from cotenant.repository.application_form import VERSION, ApplicationForm, form_of, result_of
+from cotenant.types import Outcome
+from cotenant.wire.api import (
     Array,
     IndexEntry,
     InferRequest,
@@ -34,20 +37,9 @@ from cotenant.serve.api import (
     TensorSpec,
     unanswered,
 )
-from cotenant.serve.application_form import VERSION, ApplicationForm, form_of, result_of
-from cotenant.types import Outcome
 
 Done = Callable[[InferResult], None]
 _log = logging.getLogger("cotenant.cluster")
-_COUNTED = {
-    Outcome.ANSWERED: "in_time",
-    Outcome.LATE: "late",
-    Outcome.REJECTED: "refused",
-    Outcome.DROPPED: "refused",
-    Outcome.FAILED: "failed",
-    Outcome.CANCELLED: "cancelled",
-}
-"""The field of `Counts` for each outcome."""
 _NO_STATISTICS = "the gateway keeps no statistics of applications: GET /v2/cotenant/cluster has their counts"
 NOT_LOADED_HERE = "the plan of the cluster says what is loaded: change the tenants' file"
 
@@ -100,7 +92,7 @@ class Applications:
                 models[stage.model] = await self._described(stage.model)
             except ServeError as error:
                 sentence = f"application {name!r}: stage {stage.name!r}: {error.message}"
-                raise ServeError(Status.UNAVAILABLE, f"rejected: {sentence.replace('rejected: ', '')}") from None
+                raise ServeError(Status.UNAVAILABLE, sentence) from None
         try:
             form = form_of(spec, [models[stage.model] for stage in spec.stages], planned.shares_ns)
         except ConfigError as error:
@@ -213,7 +205,7 @@ class Applications:
     def _refused(self, name: str, error: ServeError) -> None:
         """Count a query that ended before it began."""
         self._forwarder.count(name, "offered")
-        self._forwarder.count(name, "refused" if error.status is Status.UNAVAILABLE else "failed")
+        self._forwarder.count(name, COUNTED[error.ending.outcome])
 
     def _begin(self, number: int, form: ApplicationForm, request: InferRequest, done: Done) -> None:
         run = self._loop.create_task(self._run(number, form, request, done))
@@ -234,9 +226,9 @@ class Applications:
             result = unanswered(Outcome.CANCELLED, number, VERSION, "cancelled by the client")
         except Exception:
             _log.exception("a query of application %r failed", name)
-            reason = "failed: internal error; the gateway's log has the details"
+            reason = "internal error; the gateway's log has the details"
             result = unanswered(Outcome.FAILED, number, VERSION, reason)
-        self._forwarder.count(name, _COUNTED[result.outcome])
+        self._forwarder.count(name, COUNTED[result.outcome])
         done(result)
 
     async def _steered(self, number: int, form: ApplicationForm, request: InferRequest) -> InferResult:

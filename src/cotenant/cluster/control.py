@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cotenant.cluster.detector import DetectorSettings
-from cotenant.cluster.replan import FLOOR
 from cotenant.cluster.types import GatewayReport, Node, Planned, Table
-from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.tracking import TrackingSettings
+from cotenant.plan.follow import FollowSettings
 from cotenant.plan.types import Costs, DeviceType, Load, Planner
 
 
@@ -61,18 +59,15 @@ class Work:
 class ControllerSettings:
     """Rates are looked at every `period_s`; `drain_s` is the longest wait for queries before a model is let go.
 
-    A change of the plan on one node may take `change_s`, its end `stop_s`. No tenant is planned for less than `floor`
-    of its declared rate: 1.0 never goes below what was declared.
+    A change of the plan on one node may take `change_s`, its end `stop_s`.
     """
 
     period_s: float = 20.0
     drain_s: float = 30.0
     change_s: float = 300.0
     stop_s: float = 30.0
-    floor: float = FLOOR
     detector: DetectorSettings = field(default_factory=DetectorSettings)
-    tracking: TrackingSettings = field(default_factory=TrackingSettings)
-    scaling: ScalingSettings = field(default_factory=ScalingSettings)
+    follow: FollowSettings = field(default_factory=FollowSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from typing import Any
 from cotenant.cluster.account import Account
 from cotenant.cluster.control import Change, ControllerSettings, Fleet, GatewayLink, Work
 from cotenant.cluster.detector import Detector
-from cotenant.cluster.parts import assign, gains, parts_of, place_guests, table_of
-from cotenant.cluster.replan import Held, Reason, Step, asked_loads, inventory_of, next_step
+from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
 from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import (
     Address,
@@ -26,6 +25,7 @@ from cotenant.cluster.types import (
     Part,
 )
 from cotenant.errors import CotenantError
+from cotenant.plan.follow import Follower, Held, Reason, Step, asked_loads
 from cotenant.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
@@ -56,7 +56,7 @@ class Controller:
         self._lock = threading.RLock()
         self._state = ClusterState()
         self._detector = Detector(self._settings.detector)
-        self._account = Account(work.loads, work.models, self._settings.tracking)
+        self._account = Account(work.loads, work.models, self._settings.follow.tracking)
         self._pending: dict[str, Future[NodeReport]] = {}
         self._join_after: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(32, "cotenant-cluster")
@@ -219,13 +219,13 @@ class Controller:
 
     def plan_once(self) -> None:
         """Look at nodes and rates, and run another plan where they ask for one."""
-        work, settings = self._work, self._settings
+        work, settings = self._work, self._settings.follow
         with self._lock:
             nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
             held, lost = self._state.held, self._state.lost
             loads = asked_loads(work.loads, self._account.asked(), settings.floor)
         inventory = [work.kinds[node.device] for node in nodes]
-        step = next_step(work.planner, loads, inventory, work.costs, held, settings.tracking, settings.scaling, lost)
+        step = Follower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
         if step.held is not None and step.reason is Reason.KEEP:
             self._state.held = step.held
             self._repair()

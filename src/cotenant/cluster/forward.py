@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from cotenant.cluster.balance import Balancer
-from cotenant.cluster.types import Address, Counts, GatewayReport, Planned, Route, Table
-from cotenant.serve.api import ServeError, Status
+from cotenant.cluster.types import COUNTED, Address, Counts, GatewayReport, Planned, Route, Table
+from cotenant.types import Outcome
+from cotenant.wire.api import ServeError, Status
+from cotenant.wire.ending import FAILURE, Ending
 
 MOST_ATTEMPTS = 4
 _PAUSE_NS = 500_000_000
@@ -36,16 +38,12 @@ class BrokenError(Exception):
     """The query was sent and nothing tells how it ended: it may have run."""
 
 
-class LostError(ServeError):
-    """The node was lost while the query ran, or may have run."""
-
-
 class Reply(Protocol):
     """An answer of a node, passed on as it is."""
 
     @property
-    def outcome(self) -> str:
-        """The field of `Counts` that it belongs to; "in_time" for every result, whatever it took."""
+    def ending(self) -> Ending:
+        """How the query ended; ANSWERED for every result, whatever it took."""
         ...
 
 
@@ -154,21 +152,21 @@ class Forwarder:
         tenant = target.route.tenant
         began_ns = self._now_ns()
         self.count(tenant, "offered")
-        outcome = "cancelled"  # what ends in neither of the other ways was withdrawn
+        outcome = Outcome.CANCELLED  # what ends in neither of the other ways was withdrawn
         try:
             reply = await self._send(target, attempt, began_ns)
-            outcome = reply.outcome
-            if outcome == "in_time" and self._now_ns() - began_ns > target.route.slo_ns:
-                outcome = "late"
+            outcome = reply.ending.outcome
+            if outcome is Outcome.ANSWERED and self._now_ns() - began_ns > target.route.slo_ns:
+                outcome = Outcome.LATE
             return reply
         except ServeError as error:
-            outcome = "failed" if isinstance(error, LostError) else "refused"
+            outcome = error.ending.outcome
             raise
         except Exception:
-            outcome = "failed"
+            outcome = Outcome.FAILED
             raise
         finally:
-            self.count(tenant, outcome)
+            self.count(tenant, COUNTED[outcome])
 
     async def ask(self, model: str, attempt: Attempt[L, R]) -> R:
         """As `infer` for a call that is no query: it is not counted."""
@@ -182,7 +180,7 @@ class Forwarder:
     def _target(self, model: str) -> _Target:
         target = self._targets.get(model)
         if target is None and not self._table.version:
-            raise ServeError(Status.UNAVAILABLE, "rejected: the gateway has no table yet; try again later")
+            raise ServeError(Status.UNAVAILABLE, "the gateway has no table yet; try again later")
         if target is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is not in the plan of this cluster")
         return target
@@ -226,11 +224,12 @@ class Forwarder:
                 self._by_model[node, model] -= 1
                 self._tidy(node)
         if lost is not None:
-            raise LostError(Status.UNAVAILABLE, f"failed: the node was lost while the query ran ({lost})")
+            sentence = f"the node was lost while the query ran ({lost})"
+            raise ServeError(Status.UNAVAILABLE, sentence, FAILURE)
         if refusal is not None:
             return refusal  # every node said so
         why = f" ({reason})" if reason else ""
-        raise ServeError(Status.UNAVAILABLE, f"rejected: no node serves model {model!r} now{why}")
+        raise ServeError(Status.UNAVAILABLE, f"no node serves model {model!r} now{why}")
 
     def _unlinked(self, target: _Target) -> list[str]:
         return [node for node, _ in target.route.shares if node not in self._links]

@@ -101,8 +101,8 @@ class Gateway:
         from cotenant.cluster.gateway_http import http_app
         from cotenant.cluster.links import NodeLink
         from cotenant.errors import CotenantError
-        from cotenant.serve.codec import Limits
-        from cotenant.serve.http_server import listen
+        from cotenant.serve.door.http_server import listen
+        from cotenant.wire.codec import Limits
 
         forwarder = Forwarder(NodeLink)
         self._forwarder = forwarder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -15,31 +15,35 @@ from cotenant.cluster.applications import NOT_LOADED_HERE, Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
 from cotenant.cluster.links import GrpcReply, NodeLink
-from cotenant.cluster.wire import WireError, length_field, string_field
-from cotenant.serve.api import ServeError, Status
-from cotenant.serve.codec import Limits
-from cotenant.serve.codec_grpc import decode_request
-from cotenant.serve.grpc_control import CONTROL
-from cotenant.serve.grpc_server import with_deadline
-from cotenant.serve.grpc_stream import encode_answer
-from cotenant.serve.oip import EXTENSIONS, HEALTH_SERVICE, MESSAGES, SERVER_NAME, SERVER_VERSION, SERVICE
+from cotenant.serve.door.grpc_control import CONTROL
+from cotenant.serve.door.grpc_server import with_deadline
+from cotenant.serve.door.grpc_stream import encode_answer
+from cotenant.wire.api import ServeError, Status
+from cotenant.wire.codec import Limits
+from cotenant.wire.codec_grpc import decode_request, encode_failure
+from cotenant.wire.ending import FAILURE
+from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, SERVER_METADATA, SERVICE
+from cotenant.wire.skim import WireError, length_field, string_field
 
 _log = logging.getLogger("cotenant.cluster")
 _NAME, _ID = 1, 3
 """Fields of the requests: `name` or `model_name` is always the first one, `id` of ModelInferRequest the third."""
-_ERROR, _RESPONSE = 1, 2
-"""Fields of ModelStreamInferResponse."""
+_RESPONSE = 2
+"""Field of ModelStreamInferResponse."""
 _OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
 _MAX_DETAIL_CHARS = 1000
+_INTERNAL = "internal error; the gateway's log has the details"
+Trailing = Sequence[tuple[str, str | bytes]]
 
 
 class _StatusError(Exception):
     """A call ends with this status, as a node said."""
 
-    def __init__(self, code: Any, details: str) -> None:
+    def __init__(self, code: Any, details: str, trailing: Trailing) -> None:
         super().__init__(details)
         self.code = code
         self.details = details
+        self.trailing = trailing
 
 
 class GrpcGateway:
@@ -97,10 +101,11 @@ class GrpcGateway:
         return attempt
 
     def _passed(self, reply: GrpcReply, context: Any) -> bytes:
-        trailing = tuple((key, value) for key, value in reply.trailing if not key.startswith("grpc-"))
-        context.set_trailing_metadata((*trailing, (NODE_HEADER, reply.node)))
+        said = ((key, value) for key, value in reply.trailing if not key.startswith("grpc-"))
+        trailing = (*said, (NODE_HEADER, reply.node))
         if reply.code is not grpc.StatusCode.OK:
-            raise _StatusError(reply.code, reply.details)
+            raise _StatusError(reply.code, reply.details, trailing)
+        context.set_trailing_metadata(trailing)
         return reply.data
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
@@ -145,18 +150,17 @@ class GrpcGateway:
             reply = await self._forwarder.infer(name, self._call("ModelInfer", data, remaining_s))
             if reply.code is grpc.StatusCode.OK:
                 return length_field(_RESPONSE, reply.data)
-            sentence = reply.details or reply.code.name
+            sentence, ending = reply.details or reply.code.name, reply.ending
         except ServeError as error:
-            sentence = error.message
+            sentence, ending = error.message, error.ending
         except Exception:
             _log.exception("a request of a stream failed")
-            sentence = "internal error; the gateway's log has the details"
+            sentence, ending = _INTERNAL, FAILURE
         try:
             number = string_field(data, _ID)
         except WireError:
             number = ""
-        response = length_field(_ID, number.encode()) if number else b""
-        return length_field(_ERROR, sentence.encode()) + length_field(_RESPONSE, response)
+        return encode_failure(number, sentence, ending)
 
     # --- the gateway itself ------------------------------------------------------------------------------------------
 
@@ -168,16 +172,10 @@ class GrpcGateway:
 
             return call
 
-        def metadata() -> Any:
-            return MESSAGES["ServerMetadataResponse"](
-                name=SERVER_NAME, version=SERVER_VERSION, extensions=list(EXTENSIONS)
-            )
-
         def index() -> Any:
-            message = MESSAGES["RepositoryIndexResponse"]()
-            for name, served in sorted({**self._forwarder.models, **self._applications.served}.items()):
-                message.models.add(**index_entry(name, served=served))
-            return message
+            models = {**self._forwarder.models, **self._applications.served}
+            entries = [index_entry(name, served=served) for name, served in sorted(models.items())]
+            return MESSAGES["RepositoryIndexResponse"](models=entries)
 
         async def refused(data: bytes, context: Any) -> bytes:
             raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
@@ -185,7 +183,7 @@ class GrpcGateway:
         return {
             "ServerLive": answer(lambda: MESSAGES["ServerLiveResponse"](live=True)),
             "ServerReady": answer(lambda: MESSAGES["ServerReadyResponse"](ready=self._ready())),
-            "ServerMetadata": answer(metadata),
+            "ServerMetadata": answer(lambda: MESSAGES["ServerMetadataResponse"](**SERVER_METADATA)),
             "RepositoryIndex": answer(index),
             "RepositoryModelLoad": refused,
             "RepositoryModelUnload": refused,
@@ -206,13 +204,14 @@ class GrpcGateway:
                 return answer
             except ServeError as error:
                 code, sentence = grpc.StatusCode[error.status.value[1]], error.message
+                trailing: Trailing = error.ending.pairs()
             except _StatusError as error:
-                code, sentence = error.code, error.details
+                code, sentence, trailing = error.code, error.details, error.trailing
             except Exception:
                 _log.exception("a gRPC call failed")
-                code, sentence = grpc.StatusCode.INTERNAL, "internal error; the gateway's log has the details"
+                code, sentence, trailing = grpc.StatusCode.INTERNAL, _INTERNAL, FAILURE.pairs()
             try:
-                await context.abort(code, sentence[:_MAX_DETAIL_CHARS])
+                await context.abort(code, sentence[:_MAX_DETAIL_CHARS], trailing)
             except grpc.aio.AbortError:
                 raise
             except Exception as error:  # the call has ended, as by its deadline: the client has been told of that

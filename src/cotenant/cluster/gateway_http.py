@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -14,11 +14,12 @@ from aiohttp import web
 from cotenant.cluster.applications import NOT_LOADED_HERE, Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
-from cotenant.serve.api import ServeError, Status
-from cotenant.serve.codec import Limits
-from cotenant.serve.http_app import HttpApp
-from cotenant.serve.http_routes import Endpoint, Router
-from cotenant.serve.oip import EXTENSIONS, SERVER_NAME, SERVER_VERSION, SPENT_KEY
+from cotenant.serve.door.http_app import HttpApp
+from cotenant.serve.door.http_routes import Endpoint, Router
+from cotenant.wire.api import ServeError, Status
+from cotenant.wire.codec import Limits
+from cotenant.wire.ending import FAILURE, Ending
+from cotenant.wire.oip import SERVER_METADATA, SPENT_KEY
 
 NODE_HEADER = "x-cotenant-node"
 """Names the node that gave an answer: numbers of queries are those of its trace."""
@@ -75,14 +76,14 @@ class _Handlers:
         try:
             return await self._answer(request)
         except ServeError as error:
-            return _error(error.status.value[0], error.message)
+            return _error(error.status.value[0], error.message, error.ending)
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"the body has more than {request.app._client_max_size} bytes, the limit")
+            return _error(413, f"the body has more than {request.app._client_max_size} bytes, the limit", FAILURE)
         except web.HTTPException:
             raise
         except Exception:
             _log.exception("%s %s failed", request.method, request.path)
-            return _error(500, "internal error; the gateway's log has the details")
+            return _error(500, "internal error; the gateway's log has the details", FAILURE)
 
     async def _answer(self, request: web.Request) -> web.Response:
         raw_path = request.raw_path.partition("?")[0]
@@ -106,7 +107,7 @@ class _Handlers:
     def _own(self, endpoint: Endpoint) -> web.Response:
         models = {**self._forwarder.models, **self._applications.served}
         if endpoint is Endpoint.SERVER:
-            return _json(200, {"name": SERVER_NAME, "version": SERVER_VERSION, "extensions": EXTENSIONS})
+            return _json(200, SERVER_METADATA)
         if endpoint is Endpoint.LIVE:
             return _json(200, {"live": True})
         if endpoint is Endpoint.READY:
@@ -174,9 +175,10 @@ def _passed(reply: HttpReply) -> web.Response:
     )
 
 
-def _json(status: int, value: object) -> web.Response:
-    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+def _json(status: int, value: object, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(value)
+    return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _error(status: int, sentence: str) -> web.Response:
-    return _json(status, {"error": sentence})
+def _error(status: int, sentence: str, ending: Ending | None = None) -> web.Response:
+    return _json(status, {"error": sentence}, dict(ending.pairs()) if ending else None)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cotenant.applications import readable_applications
+from msgspec import structs
+
 from cotenant.cluster.control import ControllerSettings, Work
 from cotenant.cluster.types import Address, ClusterError, Planned
 from cotenant.config import load_server_config
 from cotenant.plan.types import DeviceType, Load, PlanError
 from cotenant.repository import SERVER_FILE, readable_versions
+from cotenant.repository.applications import readable_applications
 
 _log = logging.getLogger("cotenant.cluster")
 
@@ -57,7 +59,7 @@ def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     from cotenant.plan.file import read_request
     from cotenant.plan.planners import make_planner
     from cotenant.plan.sources import grounds_of, read_tables
-    from cotenant.serve.plan_names import check_names, shares_of, stage_tenants
+    from cotenant.serve.brain.plan_names import check_names, shares_of, stage_tenants
 
     repository = read_tables(root) if profiles is None else None
     tables = repository or read_tables(profiles or root)
@@ -69,7 +71,7 @@ def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     declared = all_loads(request, tuple(kinds.values()), grounds.costs)
     owners = {load.tenant: load.tenant for load in declared} | stage_tenants(root, request)
     check_names(owners, str(tenants))
-    loads = tuple(replace(load, tenant=owners[load.tenant]) for load in declared)
+    loads = tuple(structs.replace(load, tenant=owners[load.tenant]) for load in declared)
     models = models_of(root, loads)
     applications = planned_applications(root, models, shares_of(replace(request, loads=declared)))
     return Work(loads, kinds, models, grounds.costs, make_planner(planner, headroom), applications)

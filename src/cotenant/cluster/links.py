@@ -13,23 +13,25 @@ from yarl import URL
 
 from cotenant.cluster.forward import BrokenError, NotRunError
 from cotenant.cluster.types import Address
-from cotenant.serve.api import UNSERVED
-from cotenant.serve.oip import OUTCOME_KEY, SPENT_KEY
+from cotenant.types import Cause, Outcome
+from cotenant.wire.ending import Ending, grpc_ending, http_ending, read_ending
+from cotenant.wire.oip import SPENT_KEY
 
 ANSWER_LIMIT_S = 600.0
 """No query takes longer; a node that is alive and silent for so long has lost it."""
 _CONNECT_LIMIT_S = 2.0
 _POOL = 512
+_RESULT = Ending(Outcome.ANSWERED)
 Headers = list[tuple[str, str]]
 
 
 class HttpReply(NamedTuple):
-    """A node's answer over HTTP. `outcome` is the field of `Counts` that it belongs to."""
+    """A node's answer over HTTP."""
 
     status: int
     headers: Headers
     body: bytes
-    outcome: str
+    ending: Ending
     node: str
 
 
@@ -40,7 +42,7 @@ class GrpcReply(NamedTuple):
     code: Any
     details: str
     trailing: Sequence[tuple[str, str | bytes]]
-    outcome: str
+    ending: Ending
     node: str
 
 
@@ -75,12 +77,13 @@ class NodeLink:
                 content = await answer.read()
                 found = list(answer.headers.items())
                 status = answer.status
+                ending = _RESULT if status < 400 else http_ending(status, answer.headers)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotRunError(f"node {self.name!r}: {error}", gone=True) from None
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise BrokenError(f"node {self.name!r}: {error or type(error).__name__}") from None
-        reply = HttpReply(status, found, content, _http_outcome(status), self.name)
-        if answer.headers.get(OUTCOME_KEY) == UNSERVED:  # it stops, or the table is ahead of it, or behind
+        reply = HttpReply(status, found, content, ending, self.name)
+        if ending.cause is Cause.UNSERVED:  # it stops, or the table is ahead of it, or behind
             raise NotRunError(f"node {self.name!r}: {_sentence(content)}", gone=False, reply=reply)
         return reply
 
@@ -108,15 +111,14 @@ class NodeLink:
             call = self._channel.unary_unary(method)(data, timeout=max(0.0, limit_s), metadata=metadata)
             answer = await call
         except grpc.aio.AioRpcError as error:
-            return self._failed(error, in_time=timeout_s is None)
+            return self._failed(error, has_deadline=timeout_s is not None)
         except (asyncio.CancelledError, grpc.aio.UsageError):
             task = asyncio.current_task()
             if self._closed and not (task is not None and task.cancelling()):
                 raise BrokenError(f"node {self.name!r} was lost") from None
             raise
-        return GrpcReply(
-            answer, grpc.StatusCode.OK, "", tuple(await call.trailing_metadata() or ()), "in_time", self.name
-        )
+        trailing = tuple(await call.trailing_metadata() or ())
+        return GrpcReply(answer, grpc.StatusCode.OK, "", trailing, _RESULT, self.name)
 
     async def _connected(self) -> None:
         """Wait for a connection. Raises NotRunError where there is none: what is sent without one has not run."""
@@ -134,22 +136,20 @@ class NodeLink:
         except TimeoutError:
             raise NotRunError(f"node {self.name!r}: no connection within {_CONNECT_LIMIT_S:g} s", gone=True) from None
 
-    def _failed(self, error: Any, *, in_time: bool) -> GrpcReply:
+    def _failed(self, error: Any, *, has_deadline: bool) -> GrpcReply:
         code, details = error.code(), error.details() or ""
         trailing = tuple(error.trailing_metadata() or ())
-        mark = dict(trailing).get(OUTCOME_KEY)
+        told = {key: str(value) for key, value in trailing}
         where = f"node {self.name!r}: {details}"
-        if (code is grpc.StatusCode.UNAVAILABLE and mark is None) or (
+        if (code is grpc.StatusCode.UNAVAILABLE and read_ending(told) is None) or (
             code is grpc.StatusCode.CANCELLED and self._closed
         ):
             raise BrokenError(where) from None
-        outcome = "failed"
-        if code is grpc.StatusCode.UNAVAILABLE:
-            outcome = "refused"
-        elif code is grpc.StatusCode.CANCELLED or (code is grpc.StatusCode.DEADLINE_EXCEEDED and not in_time):
-            outcome = "cancelled"
-        reply = GrpcReply(b"", code, details, trailing, outcome, self.name)
-        if mark == UNSERVED:
+        ending = grpc_ending(code.name, told)
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and has_deadline:
+            ending = Ending(Outcome.CANCELLED)
+        reply = GrpcReply(b"", code, details, trailing, ending, self.name)
+        if ending.cause is Cause.UNSERVED:
             raise NotRunError(where, gone=False, reply=reply) from None
         return reply
 
@@ -167,9 +167,3 @@ def _sentence(content: bytes) -> str:
         return str(msgspec.json.decode(content)["error"])
     except (msgspec.DecodeError, KeyError, TypeError):
         return ""
-
-
-def _http_outcome(status: int) -> str:
-    if status < 400:
-        return "in_time"
-    return {503: "refused", 499: "cancelled"}.get(status, "failed")

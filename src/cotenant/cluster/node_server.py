@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,18 +18,18 @@ import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from cotenant.cluster.types import Address, ClusterError, NodeReport, Part, Served
 from cotenant.config import load_server_config
-from cotenant.files import write_whole
+from cotenant.files import toml_text, write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.types import NS_PER_MS, DevicePlan, PartitionPlan, Plan, Slot
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
+from cotenant.serve.process import StartError, await_ready, spawn, stop_process
 
-START_LIMIT_S = 120.0
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0
 _PROBE_S = 2.0
@@ -39,13 +37,6 @@ STOP_MARGIN_S = 15.0
 """A server may take so much longer to stop than its `drain_s`."""
 _POLL_S = 0.05
 PLAN_FILE = "plan.toml"
-_LEASH = (
-    "import ctypes, os, sys\n"
-    "ctypes.CDLL(None).prctl(1, 15)\n"  # PR_SET_PDEATHSIG: SIGTERM when the thread that started it ends
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1)\n"
-    "os.execv(sys.argv[2], sys.argv[2:])\n"
-)
-"""Runs before the server, in its process: the kernel ends it with its agent, however that ended."""
 
 
 class NodeServer:
@@ -66,7 +57,8 @@ class NodeServer:
         self._loaded: tuple[str, ...] = ()
         self._stop_s = STOP_MARGIN_S
         self._changing = threading.Lock()
-        self._starter = _Starter()
+        self._starter = ThreadPoolExecutor(1, "cotenant-starter")
+        """Its thread lives as long as this object, and servers end with the thread that started them."""
 
     def prepare(self, part: Part) -> Address:
         """Load the models of a part beside what is served now; start the server if there is none.
@@ -134,7 +126,7 @@ class NodeServer:
     def stop(self) -> None:
         """Drain and stop the server, whatever else is under way, and remove what was written. Safe to repeat."""
         self._end()
-        self._starter.end()
+        self._starter.shutdown()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def pause(self) -> None:
@@ -145,13 +137,8 @@ class NodeServer:
     def _end(self) -> None:
         process, self._process = self._process, None
         self._address, self._loaded = None, ()
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(self._stop_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if process is not None:
+            stop_process(process, self._stop_s)
         for link in self._models.iterdir():
             if link.is_symlink():
                 link.unlink()
@@ -176,31 +163,18 @@ class NodeServer:
         for model in part.models:
             self._link(model)
         self._write(part)
-        command = [
-            *(sys.executable, "-m", "cotenant", "serve", str(self._models), "--json", "--no-trace"),
-            *("--host", self._host, "--http-port", "0", "--grpc-port", "0"),
-            *("--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))),
-        ]
-        with self._log.open("ab") as log:
-            process = self._starter.start(command, log)
+        words = ["serve", str(self._models), "--no-trace", "--host", self._host]
+        words += ["--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))]
         try:
-            ready = _ready_line(process)
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        if ready is None:
-            process.kill()
-            process.wait()
-            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            raise ClusterError(f"the server did not start: {lines[-1] if lines else 'it wrote no log'}")
-        failed = sorted(name for name, state in ready["models"].items() if state != "READY")
+            server = await_ready(self._starter.submit(spawn, *words, log=self._log).result(), self._log)
+        except (StartError, OSError) as error:
+            raise ClusterError(str(error)) from None
+        failed = sorted(name for name, state in server.models.items() if state != "READY")
         if failed:
-            process.terminate()
-            process.wait(self._stop_s)
+            stop_process(server.process, self._stop_s)
             raise ClusterError(f"model {failed[0]!r} cannot be served; the log is {self._log}")
-        self._process = process
-        self._address = Address(self._host, ready["http_port"], ready["grpc_port"])
+        self._process = server.process
+        self._address = Address(self._host, server.http_port, server.grpc_port)
         self._loaded = part.models
         return self._address
 
@@ -259,75 +233,13 @@ class NodeServer:
 def node_config(text: str) -> str:
     """The repository's `cotenant.toml` without what the cluster decides: where to listen, which cores, which plan."""
     table = tomllib.loads(text)
-    for section, keys in (
-        ("plan", None),
-        ("server", ("host", "http_port", "grpc_port")),
-        ("device", ("cores", "lanes")),
-    ):
-        if keys is None:
-            table.pop(section, None)
-        else:
-            for key in keys:
-                table.get(section, {}).pop(key, None)
-    lines = []
-    for section, values in table.items():
-        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
-    return "\n".join(lines) + "\n"
+    table.pop("plan", None)
+    for section, keys in (("server", ("host", "http_port", "grpc_port")), ("device", ("cores", "lanes"))):
+        for key in keys:
+            table.get(section, {}).pop(key, None)
+    return toml_text(table)
 
 
 def _direct() -> urllib.request.OpenerDirector:
     """Nodes are never behind a proxy."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _ready_line(process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-    """The line by which a server says that it is ready; None when it ended, or was too slow."""
-    found: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    assert process.stdout is not None
-    stdout = process.stdout
-
-    def read() -> None:
-        found.put(stdout.readline())
-        stdout.close()
-
-    threading.Thread(target=read, daemon=True).start()
-    try:
-        line = found.get(timeout=START_LIMIT_S)
-    except queue.Empty:
-        return None
-    ready: dict[str, Any] | None = json.loads(line) if line.strip() else None
-    return ready
-
-
-class _Starter:
-    """A thread that lives as long as its owner: the kernel ends a child of it when the thread that made it ends."""
-
-    def __init__(self) -> None:
-        self._asked: queue.SimpleQueue[tuple[list[str], Any] | None] = queue.SimpleQueue()
-        self._made: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="cotenant-starter", daemon=True).start()
-
-    def start(self, command: list[str], log: Any) -> subprocess.Popen[bytes]:
-        """Start a process that ends with this one."""
-        self._asked.put((command, log))
-        made = self._made.get()
-        if isinstance(made, OSError):
-            raise ClusterError(f"the server cannot be started: {made}") from made
-        return made
-
-    def end(self) -> None:
-        """End the thread, and with it every process that still runs."""
-        self._asked.put(None)
-
-    def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
-            command, log = asked
-            leash = [sys.executable, "-I", "-c", _LEASH, str(os.getpid()), *command]
-            try:
-                made = subprocess.Popen(
-                    leash, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, process_group=0
-                )
-            except OSError as error:
-                self._made.put(error)
-            else:
-                self._made.put(made)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from cotenant.cluster.types import Address, Node, Part, Planned, Route, Table
+from cotenant.plan.match import match
 from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
 
 
-def assign(plan: Plan, nodes: Sequence[Node], running: Mapping[str, DevicePlan]) -> dict[str, DevicePlan]:
-    """Which node takes which device of the plan: as many tenants as possible stay where they run.
+def inventory_of(nodes: Sequence[Node], running: Mapping[str, object], kinds: Mapping[str, DeviceType]) -> list[Node]:
+    """The nodes as an inventory: those that run something first, so that scaling down keeps them."""
+    known = [node for node in nodes if node.device in kinds]
+    return sorted(known, key=lambda node: (node.name not in running, node.name))
 
-    An exact assignment per device type; where it is all the same, nodes in their order take devices in theirs, and a
-    node that runs something goes before one that runs nothing. Raises PlanError for more devices of a type than nodes.
+
+def assign(plan: Plan, nodes: Sequence[Node], running: Mapping[str, DevicePlan]) -> dict[str, DevicePlan]:
+    """Which node takes which device of the plan: first those of which most tenants stay where they run.
+
+    Where it is all the same, nodes in their order take devices in theirs, and a node that runs something goes before
+    one that runs nothing. Raises PlanError for more devices of a type than nodes.
     """
     placed: dict[str, DevicePlan] = {}
     for kind in dict.fromkeys(device.device for device in plan.devices):
@@ -22,15 +30,18 @@ def assign(plan: Plan, nodes: Sequence[Node], running: Mapping[str, DevicePlan])
         if len(wanted) > len(there):
             raise PlanError(f"the plan has {len(wanted)} devices of type {kind!r}, expected at most {len(there)} nodes")
         there.sort(key=lambda name: name not in running)
-        gain = [[_kept(device, running.get(node)) for node in there] for device in wanted]
-        for device, column in zip(wanted, best_columns(gain), strict=True):
-            placed[there[column]] = device
+        places = match(
+            (_kept(device, running.get(node)), number, column)
+            for number, device in enumerate(wanted)
+            for column, node in enumerate(there)
+        )
+        placed |= {there[column]: wanted[number] for number, column in places.items()}
     return {node.name: placed[node.name] for node in nodes if node.name in placed}
 
 
 def tenants_of(plan: DevicePlan) -> tuple[str, ...]:
     """The tenants of a device, sorted."""
-    return tuple(sorted({slot.tenant for partition in plan.partitions for slot in partition.slots}))
+    return tuple(sorted(plan.rates_per_s))
 
 
 def _kept(device: DevicePlan, running: DevicePlan | None) -> int:
@@ -39,50 +50,6 @@ def _kept(device: DevicePlan, running: DevicePlan | None) -> int:
         return 0
     there = tenants_of(running)
     return 2 * sum(tenant in there for tenant in tenants_of(device)) + (device == running)
-
-
-def best_columns(gain: Sequence[Sequence[int]]) -> list[int]:
-    """A column for each row, all different, of the largest total gain; there are at least as many columns as rows.
-
-    The Hungarian method with potentials, which takes rows² x columns steps.
-    """
-    rows = len(gain)
-    columns = len(gain[0]) if rows else 0
-    row_price = [0] * (rows + 1)
-    column_price = [0] * (columns + 1)
-    row_at = [0] * (columns + 1)
-    for row in range(1, rows + 1):
-        row_at[0] = row
-        column = 0
-        least: list[float] = [float("inf")] * (columns + 1)
-        before = [0] * (columns + 1)
-        seen = [False] * (columns + 1)
-        while row_at[column]:
-            seen[column] = True
-            at = row_at[column]
-            step, chosen = float("inf"), 0
-            for other in range(1, columns + 1):
-                if seen[other]:
-                    continue
-                cost = -gain[at - 1][other - 1] - row_price[at] - column_price[other]
-                if cost < least[other]:
-                    least[other], before[other] = cost, column
-                if least[other] < step:
-                    step, chosen = least[other], other
-            for other in range(columns + 1):
-                if seen[other]:
-                    row_price[row_at[other]] += int(step)
-                    column_price[other] -= int(step)
-                else:
-                    least[other] -= step
-            column = chosen
-        while column:
-            row_at[column], column = row_at[before[column]], before[column]
-    found = [0] * rows
-    for column in range(1, columns + 1):
-        if row_at[column]:
-            found[row_at[column] - 1] = column - 1
-    return found
 
 
 def parts_of(
@@ -96,7 +63,7 @@ def parts_of(
     known = {load.tenant: load for load in loads}
     parts = {}
     for node, device in placed.items():
-        rates = _rates(device)
+        rates = device.rates_per_s
         names = sorted(rates)
         more = tuple(sorted(tenant for tenant, place in (guests or {}).items() if place == node))
         parts[node] = Part(
@@ -136,7 +103,7 @@ def table_of(
     for load in loads:
         shares = []
         for node, part in parts.items():
-            rate = load.rate_per_s if load.tenant in part.guests else _rates(part.plan).get(load.tenant, 0.0)
+            rate = load.rate_per_s if load.tenant in part.guests else part.plan.rates_per_s.get(load.tenant, 0.0)
             if rate > 0:
                 shares.append((node, rate))
         routes.append(Route(load.tenant, models[load.tenant], load.slo_ns, tuple(shares)))
@@ -148,22 +115,5 @@ def gains(new: Part, old: Part | None) -> bool:
     """Whether a node must take its new part before queries are sent by the new table: somebody gets more there."""
     if old is None or any(tenant not in (*old.tenants, *old.guests) for tenant in new.guests):
         return True
-    before, after = _rates(old.plan), _rates(new.plan)
+    before, after = old.plan.rates_per_s, new.plan.rates_per_s
     return any(rate > before.get(tenant, 0.0) * (1 + 1e-9) for tenant, rate in after.items())
-
-
-def served_rates(plan: Plan) -> dict[str, float]:
-    """Rows a second that a plan serves, by tenant."""
-    total: dict[str, float] = {}
-    for device in plan.devices:
-        for tenant, rate in _rates(device).items():
-            total[tenant] = total.get(tenant, 0.0) + rate
-    return total
-
-
-def _rates(device: DevicePlan) -> dict[str, float]:
-    rates: dict[str, float] = {}
-    for partition in device.partitions:
-        for slot in partition.slots:
-            rates[slot.tenant] = rates.get(slot.tenant, 0.0) + slot.rate_per_s
-    return rates

@@ -7,22 +7,14 @@ from typing import NamedTuple
 
 import grpc
 
-from cotenant.cluster.forward import Forwarder, LostError
+from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import GrpcReply, NodeLink
-from cotenant.load.decode import grpc_outputs
-from cotenant.load.encode import grpc_request
-from cotenant.serve.api import UNSERVED, Array, ServeError, Status
-from cotenant.serve.oip import MESSAGES, OUTCOME_KEY, SERVICE
-from cotenant.types import Outcome
-
-_UNNAMED = {
-    grpc.StatusCode.UNAVAILABLE: Outcome.REJECTED,
-    grpc.StatusCode.CANCELLED: Outcome.CANCELLED,
-}
-"""What a status of gRPC is where the node does not name an outcome; all others are failures."""
-
-_MARKS = {**{outcome.value: outcome for outcome in Outcome}, UNSERVED: Outcome.REJECTED}
-"""The outcome that a node's mark names."""
+from cotenant.types import Cause, Outcome
+from cotenant.wire.api import Array, ServeError
+from cotenant.wire.decode import grpc_outputs
+from cotenant.wire.encode import grpc_request
+from cotenant.wire.ending import Ending
+from cotenant.wire.oip import MESSAGES, SERVICE
 
 
 class StageEnd(NamedTuple):
@@ -44,18 +36,13 @@ async def ask_stage(
 
     try:
         reply: GrpcReply = await forwarder.infer(model, attempt)
-    except LostError as error:
-        return StageEnd(Outcome.FAILED, error.message, {})
     except ServeError as error:
-        outcome = Outcome.REJECTED if error.status is Status.UNAVAILABLE else Outcome.FAILED
-        return StageEnd(outcome, error.message, {})
+        return StageEnd(_outcome(error.ending), error.message, {})
     if reply.code is not grpc.StatusCode.OK:
-        return StageEnd(_outcome(reply), reply.details or reply.code.name, {})
+        return StageEnd(_outcome(reply.ending), reply.details or reply.code.name, {})
     return StageEnd(Outcome.ANSWERED, "", grpc_outputs(MESSAGES["ModelInferResponse"].FromString(reply.data)))
 
 
-def _outcome(reply: GrpcReply) -> Outcome:
-    mark = dict(reply.trailing).get(OUTCOME_KEY)
-    if mark is None:
-        return _UNNAMED.get(reply.code, Outcome.FAILED)
-    return _MARKS.get(str(mark), Outcome.FAILED)
+def _outcome(ending: Ending) -> Outcome:
+    """A stage that nobody takes has been refused, whoever's fault that is."""
+    return Outcome.REJECTED if ending.cause is Cause.UNSERVED else ending.outcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from cotenant.cluster.control import Change
-from cotenant.cluster.replan import Held
 from cotenant.cluster.types import Address, Node, NodeReport, Part, Table
+from cotenant.plan.follow import Held
 from cotenant.plan.types import DevicePlan
 
 

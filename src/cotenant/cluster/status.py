@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cotenant.cluster.parts import served_rates
 from cotenant.cluster.types import Address, Counts, Node, NodeReport, Part, Planned, Table
+from cotenant.plan.file import plan_tables
 from cotenant.plan.types import Load
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def status_of(loads: Sequence[Load], state: ClusterState, account: Account, planner: str) -> dict[str, Any]:
     """Nodes with what they serve, tenants with rates and attainment, applications, and the changes so far."""
     held, table, running = state.held, state.table, state.running()
-    served = served_rates(held.plan) if held else {}
+    served = held.plan.rates_per_s if held else {}
     return {
         "planner": planner,
         "table": table.version,
@@ -37,7 +37,7 @@ def status_of(loads: Sequence[Load], state: ClusterState, account: Account, plan
 
 
 def _node(node: Node, part: Part | None, report: NodeReport | None, address: Address | None) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "node": node.name,
         "device": node.device,
         "state": "serving" if part else "idle",
@@ -45,13 +45,9 @@ def _node(node: Node, part: Part | None, report: NodeReport | None, address: Add
         "grpc": f"{address.host}:{address.grpc_port}" if address else "",
         "pid": report.pid if report else 0,
         "agent_pid": report.agent_pid if report else 0,
-        "partitions": [],
+        "partitions": plan_tables((part.plan,))[0]["partition"] if part else [],
         "guests": list(part.guests) if part else [],
     }
-    for partition in part.plan.partitions if part else ():
-        slots = [{"tenant": slot.tenant, "batch": slot.batch, "rate": slot.rate_per_s} for slot in partition.slots]
-        found["partitions"].append({"size": partition.size, "duty_ms": partition.duty_ns / 1e6, "slots": slots})
-    return found
 
 
 def _application(planned: Planned, table: Table, account: Account) -> dict[str, Any]:

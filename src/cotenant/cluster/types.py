@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
-from cotenant.applications import ApplicationSpec
 from cotenant.errors import CotenantError
 from cotenant.plan.types import DevicePlan, DeviceType, Load
+from cotenant.repository.applications import ApplicationSpec
+from cotenant.types import Outcome
 
 
 class ClusterError(CotenantError):
@@ -131,9 +132,9 @@ class NodeReport:
 class Counts:
     """Queries of one tenant since somebody began to count. Each one that has ended is in one of the next five.
 
-    `in_time` were answered within the SLO as the gateway saw it, `late` after it; `refused` got 503 or UNAVAILABLE,
-    `failed` any other error or were lost with their node, `cancelled` were withdrawn by their clients. `retried` are
-    attempts after the first, `repeated` those of them where the one before may have run.
+    `in_time` were answered within the SLO as the gateway saw it, `late` after it; `refused` were rejected or dropped,
+    `failed` ended with any other error or were lost with their node, `cancelled` were withdrawn by their clients.
+    `retried` are attempts after the first, `repeated` those of them where the one before may have run.
     """
 
     offered: int = 0
@@ -153,6 +154,17 @@ class Counts:
     def plus(self, other: Counts) -> Counts:
         """Both together."""
         return Counts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+
+COUNTED = {
+    Outcome.ANSWERED: "in_time",
+    Outcome.LATE: "late",
+    Outcome.REJECTED: "refused",
+    Outcome.DROPPED: "refused",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "cancelled",
+}
+"""The field of `Counts` for each outcome."""
 
 
 @dataclass(frozen=True, slots=True)

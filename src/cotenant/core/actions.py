@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cotenant.frozen import quick_init
+from msgspec import Struct
+
 from cotenant.types import Outcome, Partition
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True, gc=False):
     """Run units [start, end) of a batch inside a partition, then hand back a LaunchEnded event with this id.
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
@@ -34,9 +33,7 @@ class Launch:
     ahead: bool = False
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Respond:
+class Respond(Struct, frozen=True, gc=False):
     """A query has ended. Sent exactly once per query; `reason` is empty for answers in time."""
 
     query: int

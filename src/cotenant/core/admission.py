@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import DropRule, Policy, QueueView
-from cotenant.predict.protocol import Predictor
 from cotenant.types import Query, StageQuery
 
 _HOPELESS = DropRule.HOPELESS

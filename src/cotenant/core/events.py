@@ -5,23 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from msgspec import Struct
+
+from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Policy
-from cotenant.frozen import quick_init
-from cotenant.predict.protocol import Predictor
 from cotenant.types import Outcome, Query, Tenant
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class QueryArrived:
+class QueryArrived(Struct, frozen=True, gc=False):
     """A query came in. Its id is new and larger than every id before it."""
 
     query: Query
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class LaunchEnded:
+class LaunchEnded(Struct, frozen=True, gc=False):
     """An executor ended a launch; `error` says why it failed, None that it did not."""
 
     launch: int

@@ -189,6 +189,5 @@ class Flow:
         whole = outcome
         if outcome is Outcome.REJECTED and self._graph.after[stage]:
             whole = Outcome.DROPPED
-        why = reason.removeprefix(f"{outcome.value}: ")
         was = "" if whole is outcome else f" was {outcome.value}"
-        return self.end(whole, f"{whole.value}: stage {self._graph.names[stage]!r}{was}: {why}")
+        return self.end(whole, f"stage {self._graph.names[stage]!r}{was}: {reason}")

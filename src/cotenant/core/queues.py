@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from cotenant.core.lifecycle import BatchState, QueryState
-from cotenant.predict.protocol import Predictor
+from cotenant.core.predictor import Predictor
 from cotenant.types import Query, Tenant
 
 _NEW = BatchState.NEW

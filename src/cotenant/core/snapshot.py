@@ -5,14 +5,15 @@ The sequences are the live ones of the core, not copies, so a snapshot is valid 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from msgspec import Struct
+
 from cotenant.core.actions import Launch
-from cotenant.frozen import quick_init
-from cotenant.predict.protocol import Predictor
+from cotenant.core.predictor import Group, Predictor
 from cotenant.types import Partition, Query, Tenant
 
 
@@ -75,9 +76,7 @@ class DropRule(StrEnum):
     """At its deadline, and before it as soon as a decision finds that it cannot be met any more."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True, gc=False):
     """A launch under way."""
 
     launch: Launch
@@ -85,9 +84,7 @@ class Running:
     started_ns: int
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, gc=False):
     """Everything a decision may depend on."""
 
     now_ns: int
@@ -103,9 +100,7 @@ class Snapshot:
     """Whether the tenants, waiting or not, have different weights."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(Struct, frozen=True, gc=False):
     """Launch units up to `end`: of a new batch made of `queries`, or of the paused batch `batch`."""
 
     tenant: str
@@ -124,9 +119,7 @@ class Drop:
     reason: str
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first. `memory` is handed to the next decision.
 
     The starts of one decision begin together: they are a group. `ahead` says that they had been chosen while the
@@ -155,6 +148,18 @@ class Policy(Protocol):
         """The partitions it launches in; never empty."""
 
     @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions that launches may get: the lanes, and unions of them where it makes some."""
+
+    @property
+    def preempt(self) -> bool:
+        """Whether launches may end at cuts inside models; else models run whole, without the cost of cuts."""
+
+    @property
+    def cautious(self) -> bool:
+        """Whether it looks at the margin of latencies, which is then learnt."""
+
+    @property
     def grouped(self) -> bool:
         """Whether it launches groups: a group starts only when the last launch of the one before has ended.
 
@@ -168,3 +173,10 @@ class Policy(Protocol):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Decide. Called after an event while one of the lanes is free and something waits; see also `grouped`."""
+
+
+class GroupPolicy(Policy, Protocol):
+    """A policy that is `grouped`."""
+
+    def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
+        """The groups that decisions are likely to ask the predictor for, so that they can be predicted before."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy.typing as npt
+from msgspec import Struct
 
 from cotenant.core.actions import Launch
-from cotenant.frozen import quick_init
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
@@ -18,9 +18,7 @@ Shapes = Mapping[str, Sequence[int]]
 """Full shape of each input."""
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(Struct, frozen=True, gc=False):
     """Where the time of a launch went: gathering inputs, running units, splitting outputs."""
 
     input_ns: int = 0

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from cotenant.execute.errors import ModelError
-from cotenant.execute.threads import Threads
+from cotenant.execute.threads.names import Threads
 from cotenant.graph.dfg import Dfg, Tensor
+from cotenant.repository.formats import Format, formats
 from cotenant.types import CPU
 
 
@@ -55,6 +56,12 @@ class Runner(Protocol):
     def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, Any]:
         """Run units [start, end); the tensors are the engine's own, or numpy arrays."""
 
+    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Median latency of each unit on these inputs in ns, one thread; at least 1 each.
+
+        Where the engine keeps no account of operators, what they are believed to weigh against each other will do.
+        """
+
     def close(self) -> None:
         """Let go of it; runs under way end normally."""
 
@@ -63,36 +70,13 @@ class Runner(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-@runtime_checkable
-class TimesUnits(Protocol):
-    """A runner that times its units itself, because its engine keeps no account of operators."""
-
-    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Median latency of each unit on these inputs in ns, one thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The library that runs a format. `platform` and `backend` are its names in the protocol's metadata."""
-
-    package: str
-    platform: str
-    backend: str
-
-
-ENGINES: dict[str, Engine] = {
-    ".onnx": Engine("onnxruntime", "onnxruntime_onnx", "onnxruntime"),
-    ".pt2": Engine("torch", "pytorch_libtorch", "pytorch"),
-}
-"""By the suffix of the model's file."""
-
-
-def engine_of(path: Path) -> Engine:
-    """The engine that runs the file. Raises ModelError for a suffix that none is known for."""
-    engine = ENGINES.get(path.suffix)
-    if engine is None:
-        raise ModelError(path, f"no engine runs files that end in {path.suffix!r}", f"Give one of {', '.join(ENGINES)}")
-    return engine
+def engine_of(path: Path) -> Format:
+    """The format of the file, which names the engine that runs it. Raises ModelError for a suffix that none has."""
+    known = formats()
+    found = known.get(path.suffix)
+    if found is None:
+        raise ModelError(path, f"no engine runs files that end in {path.suffix!r}", f"Give one of {', '.join(known)}")
+    return found
 
 
 def open_model(
@@ -107,17 +91,22 @@ def open_model(
     Raises ModelError when the file cannot be read or run, is not the one with that `content`, or its engine is not
     installed.
     """
-    if engine_of(path).package == "torch":
-        if importlib.util.find_spec("torch") is None:
-            raise ModelError(path, "it needs torch, which is not installed", "Run: pip install 'cotenant[torch]'")
-        from cotenant.execute.torch.model import TorchModel
-
-        return TorchModel.open(path, name=name, device=device, cache_dir=cache_dir, content=content)
-    if device != CPU:
-        raise ModelError(path, f"{engine_of(path).package} runs it on the CPU alone", f"Export it as .pt2 for {device}")
-    from cotenant.execute.onnx.segments import SegmentedModel
-
-    return SegmentedModel.open(path, cache_dir=cache_dir, name=name, content=content)
+    engine = engine_of(path)
+    if importlib.util.find_spec(engine.package) is None:
+        raise ModelError(path, f"it needs {engine.package}, which is not installed", f"Run: {engine.install}")
+    if device.partition(":")[0] not in engine.devices:
+        others = [each.suffix for each in formats().values() if device.partition(":")[0] in each.devices]
+        raise ModelError(
+            path,
+            f"{engine.package} runs it on {' and '.join(engine.devices)} alone",
+            f"Export it as {' or '.join(others)} for {device}" if others else f"Nothing runs on {device}",
+        )
+    module, _, attributes = engine.opener.partition(":")
+    opener: Any = importlib.import_module(module)
+    for attribute in attributes.split("."):
+        opener = getattr(opener, attribute)
+    made: Runner = opener(path, cache_dir=cache_dir, name=name, device=device, content=content)
+    return made
 
 
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.execute.onnx.segments import numpy_type
 from cotenant.execute.protocol import Shapes
 from cotenant.execute.runner import Runner
-from cotenant.execute.threads import Threads
+from cotenant.execute.threads.names import Threads
+from cotenant.graph.datatypes import numpy_type
 
 
 def warm_up(model: Runner, ranges: Sequence[tuple[int, int]], threads: Threads, shapes: Shapes) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cotenant.execute.batches import are_alike
-from cotenant.serve.api import Array
-
-WRONG = "wrong answer:"
-"""How the reason of a query begins that was answered with something else."""
+from cotenant.wire.api import Array
 
 
 class AnswerCheck:
@@ -23,10 +20,10 @@ class AnswerCheck:
         if known is outputs:
             return ""
         if known.keys() != outputs.keys():
-            return f"{WRONG} outputs {', '.join(outputs)}, expected {', '.join(known)}"
+            return f"wrong answer: outputs {', '.join(outputs)}, expected {', '.join(known)}"
         for name, array in outputs.items():
             if array.shape != known[name].shape:
-                return f"{WRONG} output {name!r} has shape {array.shape}, expected {known[name].shape}"
+                return f"wrong answer: output {name!r} has shape {array.shape}, expected {known[name].shape}"
             if not are_alike(known[name], array):
-                return f"{WRONG} output {name!r} has other values than when it was asked alone"
+                return f"wrong answer: output {name!r} has other values than when it was asked alone"
         return ""

@@ -6,8 +6,8 @@ the caller can call answered or late.
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -15,20 +15,25 @@ from urllib.parse import quote
 import grpc
 from google.protobuf import json_format
 
-from cotenant.load.check import WRONG, AnswerCheck
-from cotenant.load.decode import grpc_outputs, http_outputs
+from cotenant.load.check import AnswerCheck
 from cotenant.load.errors import LoadError
-from cotenant.load.http import HttpPool
-from cotenant.serve.api import Array
-from cotenant.serve.oip import MESSAGES, SERVICE
+from cotenant.load.http import HttpAnswer, HttpPool
 from cotenant.types import Outcome
+from cotenant.wire.api import Array
+from cotenant.wire.decode import grpc_outputs, http_outputs
+from cotenant.wire.ending import grpc_ending, http_ending, read_ending
+from cotenant.wire.oip import MESSAGES, SERVICE
 
 
 class Reply(NamedTuple):
-    """How a query ended on the wire: None for a result, else its outcome and what the server or the network said."""
+    """How a query ended on the wire: None for a result, else its outcome and what the server or the network said.
+
+    `is_wrong`: there was an answer, with something else in it than there should be.
+    """
 
     outcome: Outcome | None
     reason: str = ""
+    is_wrong: bool = False
 
 
 class Client(Protocol):
@@ -41,21 +46,9 @@ class Client(Protocol):
         """Let go of the connections."""
 
 
-_PREFIXES = {
-    "rejected:": Outcome.REJECTED,
-    "dropped:": Outcome.DROPPED,
-    "cancelled:": Outcome.CANCELLED,
-    "failed:": Outcome.FAILED,
-}
 _RESULT = Reply(None)
-
-
-def refusal(message: str, unnamed: Outcome) -> Reply:
-    """Read the outcome off the prefix of an error's text (`rejected: ...`, `dropped: ...`); `unnamed` without one."""
-    for prefix, outcome in _PREFIXES.items():
-        if message.startswith(prefix):
-            return Reply(outcome, message)
-    return Reply(unnamed, message)
+_LOOKS, _LOOK_S = 10, 0.002
+"""How often, and after how long again, a connection is looked at before a server is believed to be there."""
 
 
 class HttpClient:
@@ -76,15 +69,14 @@ class HttpClient:
     async def send(self, request: int, timeout_s: float) -> Reply:
         """Send prepared request number `request`."""
         try:
-            status, payload = await self._pool.request(self._requests[request], timeout_s)
+            answer = await self._pool.request(self._requests[request], timeout_s)
         except TimeoutError:
             return Reply(Outcome.FAILED, "no answer within the client's limit")
         except OSError as error:
             return Reply(Outcome.FAILED, f"{type(error).__name__}: {error}")
-        if status == 200:
-            return _RESULT if self._check is None else _checked(self._check, request, http_outputs, payload)
-        unnamed = {503: Outcome.REJECTED, 429: Outcome.REJECTED, 499: Outcome.CANCELLED}.get(status, Outcome.FAILED)
-        return refusal(_error_text(payload, status), unnamed)
+        if answer.status == 200:
+            return _RESULT if self._check is None else _checked(self._check, request, http_outputs, answer.body)
+        return http_reply(answer)
 
     async def close(self) -> None:
         """Leave the shared pool to its owner."""
@@ -93,6 +85,12 @@ class HttpClient:
 def model_path(model: str) -> str:
     """Path of a model on a server of the protocol."""
     return f"/v2/models/{quote(model, safe='')}"
+
+
+def http_reply(answer: HttpAnswer) -> Reply:
+    """What an answer without a result says."""
+    told = {name.decode("latin-1"): value.decode("latin-1") for name, value in answer.headers.items()}
+    return Reply(http_ending(answer.status, told).outcome, _error_text(answer.body, answer.status))
 
 
 def _error_text(payload: bytes, status: int) -> str:
@@ -117,7 +115,7 @@ class GrpcClient:
         try:
             data = await self._infer(self._requests[request], timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            return _grpc_reply(error)
+            return await grpc_reply(error, self._channel)
         if self._check is None:
             return _RESULT
         return _checked(self._check, request, grpc_outputs, MESSAGES["ModelInferResponse"].FromString(data))
@@ -132,26 +130,32 @@ def _checked(check: AnswerCheck, request: int, decode: Callable[[Any], dict[str,
     try:
         fault = check.fault(request, decode(answer))
     except Exception as error:  # whatever a server sends that is no answer
-        fault = f"{WRONG} {type(error).__name__}: {error}"
-    return Reply(Outcome.FAILED, fault) if fault else _RESULT
+        fault = f"wrong answer: {type(error).__name__}: {error}"
+    return Reply(Outcome.FAILED, fault, is_wrong=True) if fault else _RESULT
 
 
-_TRANSPORT = re.compile("connect|socket|recvmsg|sendmsg|endpoint|resolution|goaway|transport", re.IGNORECASE)
-"""Words of the gRPC library when it finds a server gone; it uses UNAVAILABLE for that as servers do for overload."""
-
-
-def _grpc_reply(error: Any) -> Reply:
+async def grpc_reply(error: Any, channel: Any) -> Reply:
+    """What a call without a result says. `channel` is the one that it was made on."""
     code, details = error.code(), error.details() or ""
-    unnamed = Outcome.FAILED
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+    told = {key: str(value) for key, value in error.trailing_metadata() or ()}
+    outcome = grpc_ending(code.name, told).outcome
+    if code is grpc.StatusCode.UNAVAILABLE and read_ending(told) is None and await _is_lost(channel):
+        outcome = Outcome.FAILED
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         details = details or "no answer within the client's limit"
-    elif code == grpc.StatusCode.UNAVAILABLE and not _TRANSPORT.search(details):
-        unnamed = Outcome.REJECTED
-    elif code == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than" not in details:
-        unnamed = Outcome.REJECTED  # too many calls at once; a message beyond the limit has the same code
-    elif code == grpc.StatusCode.CANCELLED:
-        unnamed = Outcome.CANCELLED
-    return refusal(details or code.name, unnamed)
+    return Reply(outcome, details or code.name)
+
+
+async def _is_lost(channel: Any) -> bool:
+    """Whether a channel has lost its server: of that the gRPC library says UNAVAILABLE, as servers do of too much load.
+
+    The library ends the calls first and notes it then.
+    """
+    for _ in range(_LOOKS):
+        if channel.get_state() is not grpc.ChannelConnectivity.READY:
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
 
 
 def open_channel(target: str) -> Any:
@@ -178,7 +182,7 @@ async def describe_http(pool: HttpPool, model: str) -> ModelInfo:
     found = []
     for path in (model_path(model), f"{model_path(model)}/config"):
         try:
-            status, payload = await pool.request(pool.prepare("GET", path), timeout_s=10)
+            status, payload, _ = await pool.request(pool.prepare("GET", path), timeout_s=10)
         except OSError as error:
             reason = str(error) or type(error).__name__
             raise LoadError(f"no server answers at {pool.url} ({reason}); start one with: cotenant serve") from error

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,10 +23,10 @@ from cotenant.load.clients import (
     GrpcClient,
     HttpClient,
     ModelInfo,
+    Reply,
     describe_grpc,
     describe_http,
 )
-from cotenant.load.encode import Parameters, grpc_request, http_request
 from cotenant.load.errors import LoadError
 from cotenant.load.http import HttpPool
 from cotenant.load.result import Lag, LiveStats, LoadResult, TenantInfo, TenantLive
@@ -34,6 +34,7 @@ from cotenant.load.samples import Sample, sample_pool, slo_of
 from cotenant.load.timer import PreciseTimer
 from cotenant.metrics import OutcomeLog, percentile_ns
 from cotenant.types import ANSWERS, Outcome
+from cotenant.wire.encode import Parameters, grpc_request, http_request
 from cotenant.workload import TenantLoad, Workload, arrival_blocks
 
 Inputs = Mapping[str, Sequence[Sample]]
@@ -102,15 +103,17 @@ class _Tenant:
         self.in_flight = 0
         self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.recent_ns: deque[int] = deque(maxlen=_RECENT)
-        self.reasons: Counter[str] = Counter()
+        self.reasons: defaultdict[Outcome, Counter[str]] = defaultdict(Counter)
+        self.wrong = 0
 
-    def note(self, reason: str) -> None:
+    def note(self, outcome: Outcome, reason: str) -> None:
         # Numbers differ between queries; without them the same reason is the same text.
         masked = re.sub(r"\d+(\.\d+)?", "N", reason)[:200]
-        if masked in self.reasons or len(self.reasons) < _REASONS:
-            self.reasons[masked] += 1
+        reasons = self.reasons[outcome]
+        if masked in reasons or len(reasons) < _REASONS:
+            reasons[masked] += 1
         else:
-            self.reasons["(other reasons)"] += 1
+            reasons["(other reasons)"] += 1
 
     def live(self, counted_s: float) -> TenantLive:
         recent = list(self.recent_ns)
@@ -265,16 +268,18 @@ class _Run:
         self._lags_ns.append(lag_ns)
         timeout_s = max(0.001, (tenant.give_up_ns - lag_ns) / 1e9)
         try:
-            outcome, reason = await tenant.client.send(seq % tenant.requests, timeout_s)
+            reply = await tenant.client.send(seq % tenant.requests, timeout_s)
         except Exception as error:
             # A fault of the client library must not lose a query: each has one outcome.
-            outcome, reason = Outcome.FAILED, f"{type(error).__name__}: {error}"
+            reply = Reply(Outcome.FAILED, f"{type(error).__name__}: {error}")
         ended_ns = time.monotonic_ns() - self._start_ns
         latency_ns = ended_ns - scheduled_ns
+        outcome = reply.outcome
         if outcome is None:
             outcome = Outcome.ANSWERED if latency_ns <= tenant.slo_ns else Outcome.LATE
         else:
-            tenant.note(reason)
+            tenant.note(outcome, reply.reason)
+            tenant.wrong += reply.is_wrong
         tenant.in_flight -= 1
         self._log.add(tenant.load.name, scheduled_ns, ended_ns, outcome)
         if counted:
@@ -310,7 +315,8 @@ class _Run:
                     mean_rate=tenant.load.process.mean_rate,
                     items=tenant.load.items,
                     shape=tenant.load.shape,
-                    reasons=dict(tenant.reasons.most_common()),
+                    reasons={outcome.value: dict(said.most_common()) for outcome, said in tenant.reasons.items()},
+                    wrong_answers=tenant.wrong,
                 )
                 for tenant in self._tenants
             ),

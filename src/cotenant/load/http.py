@@ -1,4 +1,4 @@
-"""A lean HTTP/1.1 client: prepared requests out, status and body back, on as many kept-alive connections as it takes.
+"""A lean HTTP/1.1 client: prepared requests out, answers back, on as many kept-alive connections as it takes.
 
 General clients spend several times the processor time on a request, and the generator would take it from the server
 beside it.
@@ -19,10 +19,11 @@ from cotenant.load.errors import LoadError
 
 
 class HttpAnswer(NamedTuple):
-    """Status and body of a response."""
+    """A response; names of headers are lower-case."""
 
     status: int
     body: bytes
+    headers: Mapping[bytes, bytes]
 
 
 class HttpPool:
@@ -108,6 +109,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[HttpAnswer] | None = None
         self._body: list[bytes] = []
+        self._headers: dict[bytes, bytes] = {}
         self._poll = select.poll()
         self.reusable = False
 
@@ -120,6 +122,7 @@ class _Connection(asyncio.Protocol):
             raise ConnectionResetError("the server closed the connection")
         self._answer = asyncio.get_running_loop().create_future()
         self._body = []
+        self._headers = {}
         self.reusable = False
         self._transport.write(message)
         return await self._answer
@@ -145,13 +148,16 @@ class _Connection(asyncio.Protocol):
         reason = f" ({exc})" if exc else ""
         self._fail(ConnectionResetError(f"the server closed the connection{reason}"))
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
     def on_body(self, body: bytes) -> None:
         self._body.append(body)
 
     def on_message_complete(self) -> None:
         self.reusable = bool(self._parser.should_keep_alive())
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), b"".join(self._body)))
+            self._answer.set_result(HttpAnswer(self._parser.get_status_code(), b"".join(self._body), self._headers))
 
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():

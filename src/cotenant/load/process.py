@@ -10,10 +10,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cotenant.errors import CotenantError
+from cotenant.execute.sched_slice import SHORT_NS, set_slice
 from cotenant.load.errors import LoadError
 from cotenant.load.generator import Inputs, run_load
 from cotenant.load.result import LiveStats, LoadResult
-from cotenant.slices import SHORT_NS, set_slice
 from cotenant.workload import Workload
 
 

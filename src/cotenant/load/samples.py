@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.load.clients import ModelInfo
 from cotenant.load.errors import LoadError
-from cotenant.serve.api import DATATYPES, Array
+from cotenant.wire.api import DATATYPES, Array
 from cotenant.workload import TenantLoad
 from cotenant.zoo import ZooError, sample_inputs
 

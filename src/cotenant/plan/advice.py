@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from cotenant.plan.application import Application, stage_loads
 from cotenant.plan.file import Request
 from cotenant.plan.types import NS_PER_MS, Costs, DeviceType, Infeasible, Load, Plan, Planner
@@ -203,14 +205,14 @@ def _owners(request: Request, name: str) -> list[Load | Application]:
 
 
 def _scaled(request: Request, factor: float) -> Request:
-    loads = tuple(replace(load, rate_per_s=load.rate_per_s * factor) for load in request.loads)
-    applications = tuple(replace(each, rate_per_s=each.rate_per_s * factor) for each in request.applications)
+    loads = tuple(structs.replace(load, rate_per_s=load.rate_per_s * factor) for load in request.loads)
+    applications = tuple(structs.replace(each, rate_per_s=each.rate_per_s * factor) for each in request.applications)
     return replace(request, loads=loads, applications=applications)
 
 
 def _loosened(request: Request, factor: float) -> Request:
-    loads = tuple(replace(load, slo_ns=round(load.slo_ns * factor)) for load in request.loads)
-    applications = tuple(replace(each, slo_ns=round(each.slo_ns * factor)) for each in request.applications)
+    loads = tuple(structs.replace(load, slo_ns=round(load.slo_ns * factor)) for load in request.loads)
+    applications = tuple(structs.replace(each, slo_ns=round(each.slo_ns * factor)) for each in request.applications)
     return replace(request, loads=loads, applications=applications)
 
 
@@ -218,11 +220,8 @@ def _changed(request: Request, name: str, *, slo_ns: int | None = None, rate_per
     """The request with another SLO or rate of one tenant or application."""
     changes = {"slo_ns": slo_ns, "rate_per_s": rate_per_s}
     given = {key: value for key, value in changes.items() if value is not None}
-    loads = tuple(replace(load, **given) if load.tenant == name else load for load in request.loads)  # type: ignore[arg-type]
-    applications = tuple(
-        replace(each, **given) if each.name == name else each  # type: ignore[arg-type]
-        for each in request.applications
-    )
+    loads = tuple(structs.replace(load, **given) if load.tenant == name else load for load in request.loads)
+    applications = tuple(structs.replace(each, **given) if each.name == name else each for each in request.applications)
     return replace(request, loads=loads, applications=applications)
 
 

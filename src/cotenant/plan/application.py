@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from cotenant.errors import InvalidValueError
+from cotenant.files import Milliseconds
 from cotenant.plan.rounds import Book, book_of
-from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, checked
+from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, Name, Rate, checked
 
 _STEPS = 32
 """Places tried for the end of a stage besides those where a batch just fits, and then around the best of them."""
@@ -28,31 +29,29 @@ _LEAST_GAIN = 1e-6
 _HOPELESS = 1e24
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True, forbid_unknown_fields=True):
     """One model of an application. `after` names the stages whose answers it needs; empty for a source."""
 
-    name: str
-    model: str
-    after: tuple[str, ...] = ()
+    name: Name
+    model: Name
+    after: tuple[Name, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
             raise InvalidValueError("stage", "name", self.name, "a name")
 
 
-@dataclass(frozen=True, slots=True)
-class Application:
+class Application(Struct, frozen=True, forbid_unknown_fields=True):
     """Queries that run every stage once. `slo_ns` counts from the arrival of a query to its last answer.
 
     Raises InvalidValueError when a value is out of its range, a stage is named twice or waits for an unknown one, and
     for stages that wait for each other in a circle.
     """
 
-    name: str
-    slo_ns: int
-    rate_per_s: float
-    stages: tuple[Stage, ...]
+    name: Name
+    slo_ns: Milliseconds = field(name="slo_ms")
+    rate_per_s: Rate = field(name="rate")
+    stages: tuple[Stage, ...] = field(name="stage")
 
     def __post_init__(self) -> None:
         where = f"application {self.name!r}"

@@ -165,14 +165,12 @@ def worst_factor(
 
 
 def _rates(plan: Plan, loads: Sequence[Load], share: float) -> Iterator[Violation]:
-    served: Counter[str] = Counter()
-    rates = {load.tenant: 0.0 for load in loads}
-    for device in plan.devices:
-        for partition in device.partitions:
-            for slot in partition.slots:
-                rates[slot.tenant] = rates.get(slot.tenant, 0.0) + slot.rate_per_s
-                served[slot.tenant] += 1
+    slots = Counter(
+        slot.tenant for device in plan.devices for partition in device.partitions for slot in partition.slots
+    )
+    rates = plan.rates_per_s
     for load in loads:
-        if rates[load.tenant] < load.rate_per_s * share * (1 - _TOLERANCE):
-            detail = f"{rates[load.tenant]:g} of {load.rate_per_s * share:g} rows/s in {served[load.tenant]} slots"
+        rate = rates.get(load.tenant, 0.0)
+        if rate < load.rate_per_s * share * (1 - _TOLERANCE):
+            detail = f"{rate:g} of {load.rate_per_s * share:g} rows/s in {slots[load.tenant]} slots"
             yield Violation(RATE, load.tenant, -1, -1, detail)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from cotenant.plan.rounds import Book, Neighbour, Round, Work
+from cotenant.plan.rounds import Book, Neighbour, RoundFit, Work
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,
@@ -36,7 +36,7 @@ class DraftPartition(NamedTuple):
     loads: tuple[Load, ...]
     works: tuple[Work, ...]
     memory_bytes: int
-    round: Round = Round(0, ())
+    round: RoundFit = RoundFit(0, ())
     neighbour: Neighbour = (0, ())
 
 

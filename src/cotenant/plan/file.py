@@ -5,24 +5,23 @@ A plan file holds its request again, so that it can be checked and planned anew 
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from cotenant.errors import CotenantError
+from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
 from cotenant.plan.application import Application, Stage
-from cotenant.plan.toml import array, line, scalar
-from cotenant.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot, checked
+from cotenant.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, Name, Plan, PlanError, Size, checked
 
 REQUEST_FORMAT = "cotenant-tenants/1"
 PLAN_FORMAT = "cotenant-plan/1"
+_HEAD = "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
 UNLIMITED_BYTES = 1 << 53
 """Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
 MOST_CORES = 64
@@ -31,13 +30,6 @@ _EVERY_SPLIT_CORES = 12
 """Up to so many cores every split is offered; beyond, those into powers of two."""
 _GIB = 1 << 30
 _MIB = 1 << 20
-
-Name = Annotated[str, Meta(min_length=1)]
-Rate = Annotated[float, Meta(gt=0, le=1e12)]
-Milliseconds = Annotated[float, Meta(gt=0, le=3_600_000)]
-Size = Annotated[int, Meta(ge=1, le=1_000_000)]
-Sizes = Annotated[tuple[Size, ...], Meta(min_length=1)]
-T = TypeVar("T", bound=Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,70 +73,35 @@ class PlanFile:
     profile: str = ""
 
 
-class _Table(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all tables: an unknown key is an error."""
+class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """So many devices of a type, whose splits may be left to its cores."""
 
-
-class _Device(_Table, frozen=True):
     name: Name
     count: Annotated[int, Meta(ge=0, le=10_000)] = 1
     kind: Literal["cpu", "gpu"] = "cpu"
     cores: Annotated[int, Meta(ge=1)] | None = None
-    splits: Annotated[tuple[Sizes, ...], Meta(min_length=1)] | None = None
+    splits: Annotated[tuple[tuple[Size, ...], ...], Meta(min_length=1)] | None = None
     memory_gib: Annotated[float, Meta(gt=0, le=1 << 23)] | None = None
     partition_mib: Annotated[float, Meta(ge=0, le=1 << 30)] = 0.0
     price: Annotated[float, Meta(ge=0, le=1e12)] = 1.0
 
 
-class _Tenant(_Table, frozen=True):
-    name: Name
-    rate: Rate
-    model: Name | None = None
-    slo_ms: Milliseconds | None = None
+class _Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The tables of a file of tenants."""
 
-
-class _Stage(_Table, frozen=True):
-    name: Name
-    model: Name
-    after: tuple[Name, ...] = ()
-
-
-class _Application(_Table, frozen=True):
-    name: Name
-    rate: Rate
-    slo_ms: Milliseconds | None = None
-    stage: tuple[_Stage, ...] = ()
-
-
-class _Request(_Table, frozen=True):
     device: tuple[_Device, ...] = ()
-    tenant: tuple[_Tenant, ...] = ()
-    application: tuple[_Application, ...] = ()
-    format: str = REQUEST_FORMAT
-
-
-class _Slot(_Table, frozen=True):
-    tenant: Name
-    batch: Annotated[int, Meta(ge=1)]
-    rate: Rate
-
-
-class _Partition(_Table, frozen=True):
-    size: Size
-    duty_ms: Milliseconds
-    slots: Annotated[tuple[_Slot, ...], Meta(min_length=1)]
-
-
-class _Placed(_Table, frozen=True):
-    device: Name
-    partition: Annotated[tuple[_Partition, ...], Meta(min_length=1)]
+    tenant: tuple[Load, ...] = ()
+    application: tuple[Application, ...] = ()
+    format: str = ""
 
 
 class _PlanFile(_Request, frozen=True):
+    """The tables of a plan file."""
+
     planner: str = ""
     headroom: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     profile: str = ""
-    plan: tuple[_Placed, ...] = ()
+    plan: tuple[DevicePlan, ...] = ()
 
 
 def read_request(
@@ -158,7 +115,7 @@ def read_request(
     Without either, a tenant's model is called like the tenant, and a missing SLO is an error. Raises PlanError, which
     names the file, the key and what was expected.
     """
-    return parse_request(_text(path), str(path), known, applications)
+    return _request_of(read_toml(path, PlanError), str(path), known or {}, applications or {})
 
 
 def parse_request(
@@ -168,11 +125,7 @@ def parse_request(
     applications: Mapping[str, KnownApplication] | None = None,
 ) -> Request:
     """As `read_request`; `where` is what errors call the text. Raises PlanError."""
-    table = _table(text, where)
-    if "plan" in table:
-        raise PlanError(f"{where}: holds a plan, expected a file of tenants and devices without [[plan]]")
-    found = _converted(table, _Request, where, REQUEST_FORMAT)
-    return _request(found, where, known or {}, applications or {})
+    return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {})
 
 
 def read_plan(path: Path) -> PlanFile:
@@ -180,77 +133,57 @@ def read_plan(path: Path) -> PlanFile:
 
     Raises PlanError, which names the file, the key and what was expected.
     """
-    return parse_plan(_text(path), str(path))
+    return _plan_of(read_toml(path, PlanError), str(path))
 
 
 def parse_plan(text: str, where: str) -> PlanFile:
     """As `read_plan`; `where` is what errors call the text. Raises PlanError."""
-    table = _table(text, where)
-    if table.get("format") != PLAN_FORMAT:
-        given = table.get("format")
-        raise PlanError(f"{where}: format is {given!r}, expected {PLAN_FORMAT!r}: is it the output of 'cotenant plan'?")
-    found = _converted(table, _PlanFile, where, PLAN_FORMAT)
-    request = _request(found, where, {}, {})
-    placed = []
-    for number, device in enumerate(found.plan):
-        partitions = []
-        for partition in device.partition:
-            slots = tuple(Slot(slot.tenant, slot.batch, slot.rate) for slot in partition.slots)
-            duty_ns = _ns(partition.duty_ms, f"{where}: plan[{number}].partition.duty_ms")
-            partitions.append(PartitionPlan(partition.size, duty_ns, slots))
-        placed.append(DevicePlan(device.device, tuple(partitions)))
-    return PlanFile(request, Plan(tuple(placed), found.planner), found.headroom, found.profile)
+    return _plan_of(parse_toml(text, where, PlanError), where)
 
 
 def plan_text(file: PlanFile) -> str:
     """The TOML of a plan file: `parse_plan` of it is the plan file again."""
-    lines = [
-        "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.",
-        line("format", PLAN_FORMAT),
-        line("planner", file.plan.planner),
-        line("headroom", file.headroom),
-        line("profile", file.profile),
-    ]
-    lines += request_lines(file.request)
-    for device in file.plan.devices:
-        lines += ["", "[[plan]]", line("device", device.device)]
-        for partition in device.partitions:
-            lines += ["", "[[plan.partition]]", line("size", partition.size)]
-            lines += [line("duty_ms", partition.duty_ns / NS_PER_MS), "slots = ["]
-            for slot in partition.slots:
-                cells = f"tenant = {scalar(slot.tenant)}, batch = {slot.batch}, rate = {scalar(slot.rate_per_s)}"
-                lines.append(f"    {{ {cells} }},")
-            lines.append("]")
-    return "\n".join(lines) + "\n"
+    table = {
+        "format": PLAN_FORMAT,
+        "planner": file.plan.planner,
+        "headroom": file.headroom,
+        "profile": file.profile,
+        **_tables_of(file.request, file.plan),
+    }
+    return _HEAD + toml_text(table)
+
+
+def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
+    """What files, and those who look on, are told of plans."""
+    tables: list[dict[str, Any]] = to_table(devices)
+    for slot in _slots(tables):
+        slot["rate"] = slot.pop("rate_per_s")
+    return tables
 
 
 def request_text(request: Request) -> str:
     """The TOML of a file of tenants: `parse_request` of it is the request again."""
-    return "\n".join([line("format", REQUEST_FORMAT), *request_lines(request)]) + "\n"
+    return toml_text({"format": REQUEST_FORMAT, **_tables_of(request)})
 
 
-def request_lines(request: Request) -> list[str]:
-    """The tables of devices, tenants and applications."""
-    lines: list[str] = []
+def _tables_of(request: Request, plan: Plan | None = None) -> dict[str, Any]:
+    """The arrays of tables; those that are empty cannot be written, and are left out."""
+    devices = []
     for device, group in groupby(request.devices):
-        lines += ["", "[[device]]", line("name", device.name), line("count", len(list(group)))]
-        lines.append(f"splits = {array([array(split) for split in device.splits])}")
+        table = {"name": device.name, "count": len(list(group)), "splits": device.splits}
         if device.memory_bytes < UNLIMITED_BYTES:
-            lines.append(line("memory_gib", device.memory_bytes / _GIB))
+            table["memory_gib"] = device.memory_bytes / _GIB
         if device.partition_bytes:
-            lines.append(line("partition_mib", device.partition_bytes / _MIB))
-        lines.append(line("price", device.price))
-    for load in request.loads:
-        lines += ["", "[[tenant]]", line("name", load.tenant), line("model", load.model)]
-        lines += [line("rate", load.rate_per_s), line("slo_ms", load.slo_ns / NS_PER_MS)]
-    for application in request.applications:
-        lines += ["", "[[application]]", line("name", application.name), line("rate", application.rate_per_s)]
-        lines.append(line("slo_ms", application.slo_ns / NS_PER_MS))
-        for stage in application.stages:
-            lines += ["", "[[application.stage]]", line("name", stage.name), line("model", stage.model)]
-            if stage.after:
-                lines.append(f"after = {array([scalar(name) for name in stage.after])}")
-    return lines
+            table["partition_mib"] = device.partition_bytes / _MIB
+        devices.append(table | {"price": device.price})
+    applications = [{"name": table["name"], "rate": table["rate"], **table} for table in to_table(request.applications)]
+    tables = {
+        "device": devices,
+        "tenant": to_table(request.loads),
+        "application": applications,
+        "plan": plan_tables(plan.devices) if plan else [],
+    }
+    return {key: each for key, each in tables.items() if each}
 
 
 @lru_cache(maxsize=64)
@@ -280,25 +213,68 @@ def _splits(total: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     return found
 
 
-def _request(
-    found: _Request, where: str, known: Mapping[str, Known], elsewhere: Mapping[str, KnownApplication]
+def _request_of(
+    table: dict[str, Any], where: str, known: Mapping[str, Known], applications: Mapping[str, KnownApplication]
 ) -> Request:
+    if "plan" in table:
+        raise PlanError(f"{where}: holds a plan, expected a file of tenants and devices without [[plan]]")
+    if table.get("format", REQUEST_FORMAT) != REQUEST_FORMAT:
+        raise PlanError(f"{where}: format is {table['format']!r}, expected {REQUEST_FORMAT!r}")
+    for tenant in _tables(table, "tenant"):
+        its = known.get(str(tenant.get("name"))) or known.get(str(tenant.get("model")))
+        if its:
+            tenant.update({"model": its.model, "slo_ms": its.slo_ns / NS_PER_MS} | tenant)
+    for application in _tables(table, "application"):
+        whole = applications.get(str(application.get("name")))
+        if whole:
+            application.update({"slo_ms": whole.slo_ns / NS_PER_MS, "stage": to_table(whole.stages)} | application)
+    return _request(convert(_named(table), _Request, where, PlanError), where)
+
+
+def _plan_of(table: dict[str, Any], where: str) -> PlanFile:
+    if table.get("format") != PLAN_FORMAT:
+        given = table.get("format")
+        raise PlanError(f"{where}: format is {given!r}, expected {PLAN_FORMAT!r}: is it the output of 'cotenant plan'?")
+    for slot in _slots(_tables(table, "plan")):
+        if "rate" in slot:  # traces hold slots, too, under their own names
+            slot["rate_per_s"] = slot.pop("rate")
+    found = convert(_named(table), _PlanFile, where, PlanError)
+    return PlanFile(_request(found, where), Plan(found.plan, found.planner), found.headroom, found.profile)
+
+
+def _named(table: dict[str, Any]) -> dict[str, Any]:
+    """The table, with the model of a tenant that names none: it is called like the tenant."""
+    for tenant in _tables(table, "tenant"):
+        if "name" in tenant:
+            tenant.setdefault("model", tenant["name"])
+    return table
+
+
+def _slots(devices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    partitions = [partition for device in devices for partition in _tables(device, "partition")]
+    return [slot for partition in partitions for slot in _tables(partition, "slots")]
+
+
+def _tables(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = table.get(key)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _request(found: _Request, where: str) -> Request:
     if not found.device:
         raise PlanError(f"{where}: has no [[device]], expected at least one kind of device")
     if not found.tenant and not found.application:
         raise PlanError(f"{where}: has neither [[tenant]] nor [[application]], expected at least one")
     try:
         devices = tuple(made for device in found.device for made in (_device(device),) * device.count)
-        loads = tuple(_load(tenant, known) for tenant in found.tenant)
-        applications = tuple(_application(each, elsewhere.get(each.name)) for each in found.application)
-        checked(loads, devices)
+        checked(found.tenant, devices)
     except CotenantError as error:
         raise PlanError(f"{where}: {error}") from None
-    names = [application.name for application in applications]
+    names = [application.name for application in found.application]
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if twice:
         raise PlanError(f"{where}: application {twice[0]!r} is there twice, expected once")
-    return Request(loads, devices, applications)
+    return Request(found.tenant, devices, found.application)
 
 
 def _device(section: _Device) -> DeviceType:
@@ -317,64 +293,3 @@ def _device(section: _Device) -> DeviceType:
         raise PlanError(f"{name}: cores is {section.cores}, but the largest of splits has {max(map(sum, splits))}")
     memory_bytes = UNLIMITED_BYTES if section.memory_gib is None else max(1, round(section.memory_gib * _GIB))
     return DeviceType(section.name, splits, memory_bytes, section.price, round(section.partition_mib * _MIB))
-
-
-def _load(section: _Tenant, known: Mapping[str, Known]) -> Load:
-    name = f"tenant {section.name!r}"
-    elsewhere = known.get(section.name) or known.get(section.model or "")
-    model = section.model or (elsewhere.model if elsewhere else section.name)
-    if section.slo_ms is not None:
-        return Load(section.name, model, section.rate, _ns(section.slo_ms, f"{name}: slo_ms"))
-    if elsewhere is None:
-        raise PlanError(f"{name}: slo_ms is missing, expected a latency target in milliseconds")
-    return Load(section.name, model, section.rate, elsewhere.slo_ns)
-
-
-def _application(section: _Application, known: KnownApplication | None) -> Application:
-    name = f"application {section.name!r}"
-    stages = tuple(Stage(stage.name, stage.model, stage.after) for stage in section.stage)
-    if known is not None:
-        stages = stages or known.stages
-    if not stages:
-        raise PlanError(f"{name}: has no [[application.stage]], expected at least one stage")
-    if section.slo_ms is not None:
-        slo_ns = _ns(section.slo_ms, f"{name}: slo_ms")
-    elif known is not None:
-        slo_ns = known.slo_ns
-    else:
-        raise PlanError(f"{name}: slo_ms is missing, expected a latency target in milliseconds for the whole")
-    return Application(section.name, slo_ns, section.rate, stages)
-
-
-def _ns(milliseconds: float, where: str) -> int:
-    ns = round(milliseconds * NS_PER_MS)
-    if ns < 1:
-        raise PlanError(f"{where} is {milliseconds!r}, expected at least a nanosecond")
-    return ns
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{path}: is not valid TOML: {error}") from None
-
-
-def _table(text: str, where: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise PlanError(f"{where}: is not valid TOML: {error}") from None
-
-
-def _converted(table: dict[str, Any], into: type[T], where: str, form: str) -> T:
-    if table.get("format", form) != form:
-        raise PlanError(f"{where}: format is {table['format']!r}, expected {form!r}")
-    try:
-        return msgspec.convert(table, into, strict=True)
-    except msgspec.ValidationError as error:
-        sentence, _, place = str(error).partition(" - at `$")
-        key = place.rstrip("`").lstrip(".")
-        raise PlanError(f"{where}: {key + ': ' if key else ''}{sentence}") from None

@@ -30,7 +30,7 @@ class Work(NamedTuple):
     rate_per_s: float
 
 
-class Round(NamedTuple):
+class RoundFit(NamedTuple):
     """A duty cycle and the batch of each slot, and the factor on all executions that it bears."""
 
     duty_ns: int
@@ -78,7 +78,7 @@ class Book:
         self.costs = costs
         self._curves: dict[tuple[str, int, str, tuple[Neighbour, ...]], Curve] = {}
         self._capacities: dict[tuple[str, int, int, str, tuple[Neighbour, ...]], tuple[float, int]] = {}
-        self._rounds: dict[tuple[tuple[Work, ...], int, str, tuple[Neighbour, ...]], Round | None] = {}
+        self._rounds: dict[tuple[tuple[Work, ...], int, str, tuple[Neighbour, ...]], RoundFit | None] = {}
         self._knees: dict[tuple[str, int, DeviceType, float], int] = {}
         self._factors: dict[tuple[str, int, int, tuple[CoRunner, ...], str], float] = {}
         self._adds: dict[tuple[str, int, int, str], dict[CoRunner, float]] = {}
@@ -204,7 +204,7 @@ class Book:
 
     def fit(
         self, works: tuple[Work, ...], size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
-    ) -> Round | None:
+    ) -> RoundFit | None:
         """The round that serves all works in one partition and bears the largest slowdown; None where no round does.
 
         Exact: a feasible round may be stretched until its duty cycle is as long as one slot's batch takes to arrive,
@@ -221,7 +221,7 @@ class Book:
         return found
 
     def stands(
-        self, works: tuple[Work, ...], made: Round, size: int, device: str, neighbours: tuple[Neighbour, ...]
+        self, works: tuple[Work, ...], made: RoundFit, size: int, device: str, neighbours: tuple[Neighbour, ...]
     ) -> bool:
         """Whether a round holds beside these neighbours, as it is."""
         busy = 0
@@ -244,7 +244,7 @@ def _kept_book(costs: Hashable) -> Book:
     return Book(cast(Costs, costs))
 
 
-def _fit(works: Sequence[Work], curves: Sequence[Curve]) -> Round | None:
+def _fit(works: Sequence[Work], curves: Sequence[Curve]) -> RoundFit | None:
     rates = [work.rate_per_s / NS_PER_S for work in works]
     if sum(rate * curve.least_ns_per_row for rate, curve in zip(rates, curves, strict=True)) > 1 + _ROUNDING:
         return None
@@ -285,4 +285,4 @@ def _fit(works: Sequence[Work], curves: Sequence[Curve]) -> Round | None:
     chosen = [
         curve.batches[curve.choice[math.ceil(rate * longest)]] for (rate, *_), curve in zip(slots, curves, strict=True)
     ]
-    return Round(duty, tuple(chosen), bearable)
+    return RoundFit(duty, tuple(chosen), bearable)

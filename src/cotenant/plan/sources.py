@@ -1,29 +1,28 @@
-"""What plans rest on: costs from a profiled repository, or from tables of another device in CSV files.
+"""What plans rest on: costs from a profiled repository, or from a profile of another device.
 
 A repository is measured by 'cotenant profile'. Its memory is not measured: see `repository_memory_bytes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from cotenant.applications import readable_applications
 from cotenant.plan.application import Stage
 from cotenant.plan.file import Known, KnownApplication
 from cotenant.plan.tables import Latencies, TableCosts, latencies_of
-from cotenant.plan.tables_csv import read_latencies, read_models
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
-from cotenant.predict.interference import Interference
-from cotenant.profile.table import QUANTILES, Profile, load_profile
+from cotenant.predict.interference.factors import Interference
+from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
     profile_path,
     readable_versions,
 )
+from cotenant.repository.applications import readable_applications
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""
@@ -67,25 +66,20 @@ class Grounds:
     notes: tuple[str, ...] = ()
 
 
-def read_tables(
-    path: Path,
-    quantile: str = QUANTILE,
-    *,
-    util: Path | None = None,
-    constants: Path | None = None,
-    models: Path | None = None,
-) -> Tables:
-    """Read a profile: a repository's directory, its profile file, or a CSV file of latencies over partitions.
+READERS: dict[str, Callable[[Path], Tables]] = {}
+"""Readers of files that are no profiles, by their ending. None here: a package that has other tables adds its own."""
 
-    `util` and `constants` make the interference model of a CSV file, `models` gives memory, largest batch and SLO;
-    models.csv beside it is found. Raises PlanError, or what a file that cannot be used raises.
+
+def read_tables(path: Path, quantile: str = QUANTILE) -> Tables:
+    """Read a profile: a repository's directory, a profile file, or what one of READERS reads.
+
+    Raises PlanError, or what a file that cannot be used raises.
     """
     if quantile not in QUANTILES:
         raise PlanError(f"quantile is {quantile!r}, expected one of {', '.join(QUANTILES)}")
-    if path.suffix.lower() == ".csv":
-        return _csv_tables(path, util, constants, models)
-    if util or constants or models:
-        raise PlanError(f"{path}: --util, --constants and --models belong to a CSV profile, and this is none")
+    reader = READERS.get(path.suffix.lower())
+    if reader is not None:
+        return reader(path)
     if path.is_dir():
         return _repository_tables(path, profile_path(path), quantile)
     root = path.parent.parent if path.parent.name == STATE_FOLDER else None
@@ -165,7 +159,8 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
                 memory[name] = repository_memory_bytes(found)
                 known[name] = Known(name, round(found.config.tenant.slo_ms * NS_PER_MS))
         notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
-        from cotenant.profile.corun import corun_interference, coruns_path
+        from cotenant.measure.corun_interference import corun_interference
+        from cotenant.repository import coruns_path
 
         interference = corun_interference(root)
         content += coruns_path(root).read_bytes() if interference else b""
@@ -195,38 +190,6 @@ def _applications(root: Path | None) -> dict[str, KnownApplication]:
 
 def _latencies(profile: Profile, quantile: str) -> dict[str, Mapping[int, Mapping[int, int]]]:
     return {name: latencies_of(model.table(quantile)) for name, model in profile.models.items()}
-
-
-def _csv_tables(path: Path, util: Path | None, constants: Path | None, models: Path | None) -> Tables:
-    if (util is None) != (constants is None):
-        raise PlanError(f"{path}: --util and --constants make the interference model together, expected both or none")
-    latencies = read_latencies(path)
-    if models is None and (path.parent / "models.csv").is_file():
-        models = path.parent / "models.csv"
-    facts = read_models(models) if models else {}
-    memory = {name: facts[name].memory_bytes if name in facts else 0 for name in latencies}
-    for name, each in facts.items():
-        for points in latencies.get(name, {}).values():
-            for batch in [batch for batch in points if batch > each.max_batch]:
-                del points[batch]
-    known = {name: Known(name, each.slo_ns) for name, each in facts.items()}
-    notes = [f"latencies: {path.name}, as they are; no tails"]
-    notes.append(f"memory: {models.name}" if models else "memory: not considered, as there is no file of models")
-    interference: Interference | None = None
-    if util is not None and constants is not None:
-        from cotenant.predict.interference_file import read_constants, read_utilisation
-        from cotenant.predict.interference_linear import LinearInterference
-
-        utilisation = read_utilisation(util)
-        unseen = [name for name in latencies if name not in utilisation.table.models]
-        if unseen:
-            raise PlanError(f"{util}: has no utilisation of model {unseen[0]!r}")
-        interference = LinearInterference(read_constants(constants), utilisation)
-        notes.append(f"interference: linear model of {util.name} and {constants.name}")
-    else:
-        notes.append("interference: not known; partitions are believed not to touch each other")
-    digest = sha256(b"".join(each.read_bytes() for each in (path, util, constants, models) if each)).hexdigest()
-    return Tables(latencies, memory, digest, None, interference, known, tuple(notes))
 
 
 def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -> DeviceType:

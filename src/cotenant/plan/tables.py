@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.types import CoRunner, Costs, PlanError
-from cotenant.predict.interference import Interference
-from cotenant.predict.table import LatencyTable
+from cotenant.predict.interference.factors import Interference
+from cotenant.profile.latency_table import LatencyTable
 
 Latencies = Mapping[str, Mapping[int, Mapping[int, int]]]
 """Nanoseconds by model, size and batch."""

@@ -96,7 +96,10 @@ class Tracker:
             return TrackedRate(rate, rate, (rate,))
         alpha = self.settings.alpha
         recent = (*known.recent, rate)[-self.settings.windows :]
-        return TrackedRate(known.ewma + alpha * (rate - known.ewma), _quantile(recent, self.settings.quantile), recent)
+        import numpy as np  # the command line loads this module for a default alone
+
+        quantile = float(np.quantile(recent, self.settings.quantile, method="inverted_cdf"))
+        return TrackedRate(known.ewma + alpha * (rate - known.ewma), quantile, recent)
 
 
 class Look(StrEnum):
@@ -121,9 +124,3 @@ def look(
     if any(rate < served.get(tenant, 0.0) * (1 - settings.hysteresis) for tenant, rate in wanted.items()):
         return (Look.SHRINK, 0) if calm + 1 >= settings.patience else (Look.KEEP, calm + 1)
     return Look.KEEP, 0
-
-
-def _quantile(values: tuple[float, ...], share: float) -> float:
-    """The smallest value that this share of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)]

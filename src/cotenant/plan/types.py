@@ -1,22 +1,33 @@
 """The nouns of planning: loads, kinds of device, plans, and what costs and planners must offer.
 
-Times are integer nanoseconds, rates are rows a second. Everything here is frozen: it crosses boundaries.
+Times are integer nanoseconds, rates are rows a second. Everything here is frozen: it crosses boundaries. Plan files
+hold the Structs among it, under the names of `field(name=...)`; what Meta bounds is what files may say.
 Source: GPU-let (ATC 2022), section 4; duty cycles are those of Nexus (SOSP 2019), section 6.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Protocol
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.files import Milliseconds
+from cotenant.types import Round
+from cotenant.types import Slot as Slot  # a noun of planning, too
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 CoRunner = tuple[str, int, int]
 """Model, batch and size of what runs in another partition of the same device."""
+
+Name = Annotated[str, Meta(min_length=1)]
+Rate = Annotated[float, Meta(le=1e12)]
+Size = Annotated[int, Meta(le=1_000_000)]
 
 LATENCY = "latency"
 """Not even the smallest batch, alone on a whole device, is within the SLO."""
@@ -32,17 +43,16 @@ class PlanError(CotenantError):
     """A plan cannot be asked for or used: names the thing and what was expected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True, forbid_unknown_fields=True):
     """What a tenant asks for: rows a second of a model, each answered within its SLO. Tenants may share a model.
 
     Raises InvalidValueError when a value is out of its range.
     """
 
-    tenant: str
-    model: str
-    rate_per_s: float
-    slo_ns: int
+    tenant: Name = field(name="name")
+    model: Name
+    rate_per_s: Rate = field(name="rate")
+    slo_ns: Milliseconds = field(name="slo_ms")
 
     def __post_init__(self) -> None:
         where = f"load of tenant {self.tenant!r}"
@@ -94,27 +104,7 @@ class DeviceType:
         return tuple(sorted({size for split in self.splits for size in split}))
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One batch of up to `batch` rows in each round, for `rate_per_s` rows a second of a tenant's rate.
-
-    Raises InvalidValueError when a value is out of its range.
-    """
-
-    tenant: str
-    batch: int
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        where = f"slot of tenant {self.tenant!r}"
-        if self.batch < 1:
-            raise InvalidValueError(where, "batch", self.batch, "at least 1")
-        if not 0 < self.rate_per_s < math.inf:
-            raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionPlan:
+class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there.
 
     A row waits at most one duty cycle for its batch to be built, and is answered when the batch has run.
@@ -122,8 +112,8 @@ class PartitionPlan:
     Raises InvalidValueError when a value is out of its range.
     """
 
-    size: int
-    duty_ns: int
+    size: Size
+    duty_ns: Milliseconds = field(name="duty_ms")
     slots: tuple[Slot, ...]
 
     def __post_init__(self) -> None:
@@ -135,20 +125,29 @@ class PartitionPlan:
         if not self.slots:
             raise InvalidValueError(where, "slots", self.slots, "at least one slot; leave an unused partition out")
 
+    @property
+    def round(self) -> Round:
+        """What runs there."""
+        return Round(self.duty_ns, self.slots)
 
-@dataclass(frozen=True, slots=True)
-class DevicePlan:
+
+class DevicePlan(Struct, frozen=True, forbid_unknown_fields=True):
     """One device of the named type and its partitions in use.
 
     Raises InvalidValueError when there is no partition.
     """
 
-    device: str
-    partitions: tuple[PartitionPlan, ...]
+    device: Name
+    partitions: tuple[PartitionPlan, ...] = field(name="partition")
 
     def __post_init__(self) -> None:
         if not self.partitions:
             raise InvalidValueError(f"plan of a {self.device!r}", "partitions", (), "at least one")
+
+    @property
+    def rates_per_s(self) -> dict[str, float]:
+        """Rows a second that it serves, by tenant."""
+        return _summed((slot.tenant, slot.rate_per_s) for partition in self.partitions for slot in partition.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +156,11 @@ class Plan:
 
     devices: tuple[DevicePlan, ...]
     planner: str = ""
+
+    @property
+    def rates_per_s(self) -> dict[str, float]:
+        """Rows a second that it serves, by tenant."""
+        return _summed(rate for device in self.devices for rate in device.rates_per_s.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +228,13 @@ class Planner(Protocol):
         one name.
         """
         ...
+
+
+def _summed(rates: Iterable[tuple[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for tenant, rate in rates:
+        total[tenant] = total.get(tenant, 0.0) + rate
+    return total
 
 
 def checked(loads: Sequence[Load], devices: Sequence[DeviceType]) -> dict[str, DeviceType]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from typing import Annotated
 
+from msgspec import Meta
+
+from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, QueueView, Snapshot
-from cotenant.predict.protocol import Predictor
 from cotenant.types import Query
 
 Key = tuple[int, ...]
+Stretch = Annotated[float, Meta(ge=0, le=1)]
+"""A share of the slack of a query that might arrive."""
 
 
 class Candidates:

@@ -1,20 +1,20 @@
-"""Honest upper quantiles: split conformal margins, and one that follows drift.
-
-Sources: Vovk et al., "Algorithmic Learning in a Random World" (split conformal); Gibbs and Candes, "Adaptive Conformal
-Inference Under Distribution Shift" (NeurIPS 2021), here in its form of quantile tracking (Angelopoulos, Candes and
-Tibshirani, 2023), which moves the margin itself and so never has to answer "infinitely long".
-"""
+"""Honest upper quantiles: split conformal margins (Vovk et al., "Algorithmic Learning in a Random World")."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, exp, log
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import InvalidValueError
+
+SURE_QUANTILE = 0.95
+"""Of the latency of a group under which the policy overlap calls it feasible, and of what a launch and its answer take
+under which cautious policies call a query sure (docs/decisions/0024-sure-first.md). Chosen by hand: one in twenty may
+be wrong."""
 
 
 def conformal_quantile(scores: npt.ArrayLike, level: float, count: int | None = None) -> float:
@@ -103,53 +103,3 @@ def make_margins(
         kinds[at].extend(scores.tolist())
         counts[at] += 1
     return Margins(floor, tuple(tuple(sorted(kind)) for kind in kinds), tuple(counts))
-
-
-@dataclass(slots=True)
-class AdaptiveConformal:
-    """Follows a drift of the device: the factor on predictions at which a share `level` of observations stays below.
-
-    After a miss the logarithm of the factor grows by `step * level`, after a hit it falls by `step * (1 - level)`, so
-    the share of misses tends to `1 - level` whatever the distribution does; over n observations it is off by at most
-    (log(largest / smallest) / step + 1) / n as long as the bounds are not reached. `tolerance` is the relative change
-    of the factor that is worth a new predictor.
-
-    Raises InvalidValueError for a value out of its range.
-    """
-
-    level: float = 0.99
-    step: float = 0.05
-    tolerance: float = 0.02
-    smallest: float = 0.5
-    largest: float = 8.0
-    _log: float = 0.0
-    _used: float = 1.0
-
-    def __post_init__(self) -> None:
-        for field, value, fits, expected in (
-            ("level", self.level, 0 < self.level < 1, "a number between 0 and 1"),
-            ("step", self.step, self.step > 0, "a positive number"),
-            ("smallest", self.smallest, 0 < self.smallest <= 1, "a number in (0, 1]"),
-            ("largest", self.largest, self.largest >= 1, "at least 1"),
-        ):
-            if not fits:
-                raise InvalidValueError("adaptive conformal margin", field, value, expected)
-
-    def observe(self, predicted_ns: int, observed_ns: int, factor: float | None = None) -> float | None:
-        """Take one group; give the factor when it should be used from now on, else None.
-
-        `predicted_ns` is the upper quantile that was predicted with `factor`, by default the one in use now.
-        """
-        plain = max(predicted_ns, 1) / (self._used if factor is None else factor)
-        is_missed = observed_ns > plain * exp(self._log)
-        self._log += self.step * (self.level if is_missed else self.level - 1.0)
-        self._log = min(max(self._log, log(self.smallest)), log(self.largest))
-        if abs(exp(self._log) / self._used - 1.0) <= self.tolerance:
-            return None
-        self._used = exp(self._log)
-        return self._used
-
-    @property
-    def factor(self) -> float:
-        """The factor in use."""
-        return self._used

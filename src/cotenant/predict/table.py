@@ -5,50 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from typing import Self
 
-from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.core.predictor import Group
+from cotenant.errors import CotenantError
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
-from cotenant.predict.protocol import Group
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 
 _SCALE = 1 << 24
 _MEMORY = 1 << 17
 """Answers kept at most; some 30 MB."""
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyRow:
-    """One measured point: `items` rows of declared shape `shape` on `cores` cores took `latency_ns`."""
-
-    shape: int
-    items: int
-    cores: int
-    latency_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyTable:
-    """All points of one model, and how its latency spreads over its units.
-
-    `unit_weights` are relative latencies of the units; `segment_ratio` is the latency of a run cut into segments over
-    the latency of a whole one.
-
-    Raises InvalidValueError when there is no point, no unit, or a value out of range.
-    """
-
-    rows: tuple[LatencyRow, ...]
-    unit_weights: tuple[float, ...] = (1.0,)
-    segment_ratio: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.rows:
-            raise InvalidValueError("latency table", "rows", self.rows, "at least one measured point")
-        if not self.unit_weights or min(self.unit_weights) < 0:
-            raise InvalidValueError("latency table", "unit_weights", self.unit_weights, "weights from 0, at least one")
-        for row in self.rows:
-            if row.latency_ns <= 0 or row.items < 1 or row.cores < 1:
-                raise InvalidValueError("latency table", "row", row, "positive latency, items and cores")
 
 
 class TablePredictor:

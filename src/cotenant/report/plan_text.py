@@ -1,4 +1,6 @@
-"""A plan for the terminal: a bar for every device with its partitions to scale, and tables. Readable without colour.
+"""A plan for the terminal, or as an SVG: a bar for every device with its partitions to scale, and tables.
+
+It can be read without colour.
 
 Within a partition the bar is its duty cycle: each slot runs for as long as its letters are wide, dots are idle time.
 Every tenant has one letter, and one of the colours of Okabe and Ito that the colour-blind can tell apart.
@@ -6,23 +8,29 @@ Every tenant has one letter, and one of the colours of Okabe and Ito that the co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from itertools import groupby
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
-from cotenant.plan.assess import Assessment, DeviceView, PartitionView
+from cotenant.plan.assess import Assessment, DeviceView, PartitionView, SlotView
 from cotenant.report.tables import milliseconds
 
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb")
 LIGHT_INK = ("#0072b2",)
 """Colours on which letters are white."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_MOST_WIDTH = 100
+_MOST_WIDTH = 110
+_GAUGE = 24
+"""Columns of a gauge of slack, which are there in a picture that is as wide as it may be."""
+_GAUGE_KEY = "Gauges are SLOs: ▒ waits for a duty cycle at worst, █ runs, ░ slack."
 MOST_MISSED = 0.01
 """Share of missed SLOs in the simulation from which more room is advised."""
 _NARROW = 3
@@ -51,7 +59,10 @@ def short(name: str, width: int) -> str:
 
 
 def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
-    """Bars and lists of all devices, at most `width` columns wide; equal devices in a row are drawn once."""
+    """Bars and lists of all devices, at most `width` columns wide; equal devices in a row are drawn once.
+
+    From 110 columns on, every slot has a gauge of its SLO.
+    """
     width = max(40, min(width, _MOST_WIDTH))
     keys = keys_of([tenant.tenant for tenant in assessment.tenants])
     parts: list[RenderableType] = []
@@ -66,7 +77,17 @@ def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
             for alike in runs_of(group[0][1].partitions)
         ]
         parts.append(Text())
+    if width == _MOST_WIDTH:
+        parts.append(Text(_GAUGE_KEY, style="dim"))
     return Group(*parts)
+
+
+def plan_svg(assessment: Assessment, title: str) -> str:
+    """The picture as the text of an SVG file that needs nothing beside it."""
+    console = Console(record=True, width=_MOST_WIDTH, file=StringIO(), color_system="truecolor", force_terminal=True)
+    console.print(plan_picture(assessment, _MOST_WIDTH))
+    svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME)
+    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # they would be loaded from elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,10 +290,13 @@ def _partition_lines(
 ) -> RenderableType:
     head = Text(f"{name}: {sized(partition.size, device.whole)}", style="bold")
     head.append(f"  duty cycle {_ms(partition.duty_ns)} ms, {100 * partition.load:.0f} % busy", style="not bold")
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False)
-    for justify in ("left", "left", "right", "right", "right", "right"):
-        table.add_column(justify=justify, no_wrap=True)
-    name_width = max(10, width - 70)
+    gauge = _GAUGE if width == _MOST_WIDTH else 0
+    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False, expand=bool(gauge))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, ratio=1 if gauge else None)
+    for _ in range(5 if gauge else 4):
+        table.add_column(justify="right", no_wrap=True)
+    name_width = max(10, width - 70 - gauge)
     for slot in partition.slots:
         beside = f" (x{slot.factor:.2f})" if slot.factor > 1.005 else ""
         table.add_row(
@@ -282,8 +306,16 @@ def _partition_lines(
             f"{milliseconds(slot.rate_per_s)} /s",
             f"runs {_ms(slot.execution_ns)} ms{beside}",
             f"slack {_ms(slot.slack_ns)} ms ({100 * slot.slack_ns / slot.slo_ns:.0f} %)",
+            *([_slack_gauge(partition, slot)] if gauge else []),
         )
     return Group(head, table)
+
+
+def _slack_gauge(partition: PartitionView, slot: SlotView) -> str:
+    """The SLO of a slot, and what of it passes at worst: a duty cycle, then the execution."""
+    waits = min(_GAUGE, round(_GAUGE * partition.duty_ns / slot.slo_ns))
+    ends = min(_GAUGE, max(waits + 1, round(_GAUGE * (partition.duty_ns + slot.execution_ns) / slot.slo_ns)))
+    return "▒" * waits + "█" * (ends - waits) + "░" * (_GAUGE - ends)
 
 
 def _ms(ns: int) -> str:

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from cotenant.execute.protocol import WorkerStatus
-from cotenant.serve.accounts import LATENCY_BUCKETS_S, Account
-from cotenant.serve.plan_view import PlanFigures, plan_metrics
+from cotenant.serve.brain.accounts import LATENCY_BUCKETS_S, Account
+from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
 from cotenant.types import Outcome
 
 Waiting = Callable[[], Mapping[str, int]]

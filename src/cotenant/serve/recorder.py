@@ -13,7 +13,7 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Timing
 from cotenant.predict.table import TablePredictor
-from cotenant.serve.clock import Clock
+from cotenant.serve.brain.clock import Clock
 from cotenant.trace import TraceWriter, header
 
 FLUSH_NS = 100_000_000

@@ -12,15 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cotenant.config import NS_PER_MS, ServerConfig, device_cores, lanes_of, make_policy
+from cotenant.config import NS_PER_MS, ServerConfig
 from cotenant.core.engine import Engine
 from cotenant.core.events import DrainStarted, PredictorChanged, QueryCancelled, TenantAdded, TenantRemoved
+from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
+from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.protocol import Loaded
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.policies import AnyPolicy
-from cotenant.predict.overlap import OverlapPredictor
-from cotenant.profile.opening import open_version
+from cotenant.measure.layout_facts import fitted_groups
+from cotenant.measure.opening import open_version
+from cotenant.policies.registry import make_policy
+from cotenant.predict.groups.overlap import OverlapPredictor
+from cotenant.predict.online import OnlineModel
 from cotenant.repository import (
     UnknownModelError,
     application_names,
@@ -30,24 +34,22 @@ from cotenant.repository import (
     model_names,
     within,
 )
-from cotenant.serve.accounts import Accounts
-from cotenant.serve.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
-from cotenant.serve.application import ServedApplication
-from cotenant.serve.applications import Applications
-from cotenant.serve.beliefs import Beliefs
-from cotenant.serve.caution import Caution
-from cotenant.serve.clock import Clock, RealClock
-from cotenant.serve.driver import Driver, Observer
-from cotenant.serve.executors import make_executor, measuring_place
-from cotenant.serve.flows import Flows
-from cotenant.serve.groups import fitted_groups, foresee, knowing
+from cotenant.serve.brain.accounts import Accounts
+from cotenant.serve.brain.clock import Clock, RealClock
+from cotenant.serve.brain.driver import Driver, Observer
+from cotenant.serve.brain.flows import Flows
+from cotenant.serve.brain.groups import foresee, knowing
+from cotenant.serve.brain.plan_lanes import PlanLanes
+from cotenant.serve.brain.plan_view import PlanFigures, PlanView
+from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
+from cotenant.serve.brain.reorganise import change, sessions_of
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.models import ServedModel, serve_model
-from cotenant.serve.plan_lanes import PlanLanes
-from cotenant.serve.plan_view import PlanFigures, PlanView
-from cotenant.serve.profiles import stored_or_measured
-from cotenant.serve.queries import Done, answer, query_of, statistics_of
-from cotenant.serve.reorganise import change, sessions_of
+from cotenant.serve.opener.application import ServedApplication
+from cotenant.serve.opener.applications import Applications
+from cotenant.serve.opener.executors import make_executor, measuring_place
+from cotenant.serve.opener.models import ServedModel, serve_model
+from cotenant.serve.opener.profiles import stored_or_measured
+from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
 
@@ -68,17 +70,15 @@ class Server:
         self.lanes = lanes_of(settings.device, cores) if plan is None else plan.lanes
         is_gpu = settings.device.kind == "cuda"
         self.cores = tuple(slot for lane in self.lanes for slot in lane.cores) if is_gpu else cores
-        self.policy = make_policy(settings.policy, self.lanes, rounds=() if plan is None else plan.rounds)
+        asked, rounds = settings.policy, () if plan is None else plan.rounds
+        self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
         self.accounts = Accounts()
-        quantile = settings.predict.group_quantile
-        self._caution = Caution(quantile) if self.policy.cautious and not self.policy.grouped else None
-        self.beliefs = Beliefs(
+        self.beliefs = OnlineModel(
             max(share.size for share in self.policy.partitions),
-            adapt=settings.predict.adapt,
             grouped=self.policy.grouped,
-            quantile=quantile,
-            caution=self._caution,
+            cautious=self.policy.cautious and not self.policy.grouped,
         )
+        self._replying = threading.Lock()
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
         self._executor = make_executor(settings.device, self.policy.partitions)
@@ -103,14 +103,13 @@ class Server:
         if isinstance(self._executor, ProcessExecutor):
             self._executor.on_event = self._driver.post
         if self.policy.grouped:
-            self._groups = fitted_groups(self.root, self.settings.predict.group_quantile)
+            self._groups = fitted_groups(self.root)
         names = model_names(self.root)
         if not names:
-            _log.warning(
-                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL "
-                "through the API",
-                self.root.name,
+            text = (
+                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL"
             )
+            _log.warning(text + " through the API", self.root.name)
         for name in (*names, *application_names(self.root)):
             try:
                 self.load(name)
@@ -249,8 +248,9 @@ class Server:
 
     def replied(self, result: InferResult) -> None:
         """See Backend."""
-        if self._caution is not None and result.ended_ns:
-            self._caution.replied(self.clock.now_ns() - result.ended_ns)
+        if result.ended_ns and self.policy.cautious:
+            with self._replying:
+                self.beliefs.replied(self.clock.now_ns() - result.ended_ns)
 
     def metrics(self) -> bytes:
         """See Backend."""
@@ -262,7 +262,7 @@ class Server:
             raise ServeError(Status.NOT_FOUND, "this server runs no plan: start it with 'cotenant serve --plan FILE'")
         return self.following.status()
 
-    def change_policy(self, policy: AnyPolicy) -> None:
+    def change_policy(self, policy: Policy) -> None:
         """Let another policy decide, make before break: see `reorganise.change`. Raises ConfigError or ModelError."""
         with self._loading:
             served = {id(each): each for versions in self._models.values() for each in versions.values()}

@@ -1,15 +1,17 @@
 """Applications in the simulator: their queries become those of their stages, by the same state machine as in a server.
 
-It differs from `serve.flows` in that the next stage arrives at the very instant when the one before it ends. Deadlines
-of stages follow from what the engine's predictor believes, or from a plan.
+It differs from `serve.brain.flows` in that the next stage arrives at the very instant when the one before it ends.
+Deadlines of stages follow from what the engine's predictor believes, or from a plan.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
+
+from msgspec import structs
 
 from cotenant.core.actions import Action, Respond
 from cotenant.core.admission import most_cores
@@ -81,7 +83,7 @@ class StagedEngine:
         else:
             number = next(self._numbers)
             self._plain[number] = event.query.id
-            todo.append(QueryArrived(replace(event.query, id=number)))
+            todo.append(QueryArrived(structs.replace(event.query, id=number)))
         while todo:
             told = todo.popleft()
             if type(told) is QueryArrived and self._is_over(told.query.id):
@@ -96,7 +98,7 @@ class StagedEngine:
                     steps = run.flow.stage_ended(stage, action.outcome, action.reason, now_ns)
                     self._follow(run, steps, now_ns, todo, out)
                 elif type(action) is Respond:
-                    out.append(replace(action, query=self._plain.pop(action.query)))
+                    out.append(structs.replace(action, query=self._plain.pop(action.query)))
                 else:
                     out.append(action)
         return out

@@ -13,8 +13,8 @@ from cotenant.core.actions import Action, Launch, Plan, Respond, SetTimer
 from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ProtocolViolationError
-from cotenant.execute.simulated import World
 from cotenant.types import Query
+from cotenant.world.simulated import World
 
 _NEVER = 1 << 62
 _TIMER = TimerFired()

@@ -18,25 +18,26 @@ from random import Random
 from types import MappingProxyType
 from typing import Protocol
 
-from cotenant.applications import read_application
-from cotenant.config import NS_PER_MS, PolicySection, make_policy
+from cotenant.config import NS_PER_MS, PolicySection
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
+from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.execute.contention import Contention, ContentionWorld
-from cotenant.execute.simulated import TableWorld, World
 from cotenant.metrics import OutcomeLog
-from cotenant.policies import AnyPolicy
-from cotenant.policies.lane_rounds import LaneRound
-from cotenant.predict.grouped import FittedGroups, GroupedPredictor
-from cotenant.predict.table import LatencyTable, TablePredictor
-from cotenant.profile.table import Profile
+from cotenant.policies.registry import make_policy
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.profile.profile_file import Profile
 from cotenant.repository import application_names, find_versions
+from cotenant.repository.applications import read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
-from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant, priority_rank
+from cotenant.types import ANSWERS, Outcome, Partition, Query, Round, Tenant, priority_rank
 from cotenant.workload import Workload, arrivals
+from cotenant.world.contention import Contention, ContentionWorld
+from cotenant.world.simulated import TableWorld, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Scenario:
     lanes: tuple[Partition, ...]
     groups: FittedGroups | None = None
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
-    rounds: tuple[LaneRound, ...] = ()
+    rounds: tuple[Round, ...] = ()
     """What a plan gives each lane to do, for the policy duty_cycle."""
     applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
     """By the name of their owner: loads whose queries run several of the tenants' models."""
@@ -60,7 +61,7 @@ class Scenario:
         """All cores of the lanes."""
         return tuple(core for lane in self.lanes for core in lane.cores)
 
-    def predictor(self, policy: AnyPolicy) -> TablePredictor:
+    def predictor(self, policy: Policy) -> TablePredictor:
         """What a policy believes at the start."""
         if policy.grouped and self.groups is not None:
             return GroupedPredictor(self.tables, None, self.groups)
@@ -205,7 +206,7 @@ def run_scenario(
     belief about latencies, where that should follow what is observed; by default the profile is believed. A query
     counts as late when the client has its answer after the SLO of its load, as in the load generator.
     """
-    made = make_policy(policy, scenario.lanes, rounds=scenario.rounds)
+    made = make_policy(policy.name, policy.options, scenario.lanes, scenario.rounds)
     predictor = scenario.predictor(made) if follower is None else follower.predictor
     tenants = [
         tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants

@@ -1,32 +1,63 @@
-"""What a workload is: tenants, their arrival processes, a duration and a seed. Pure data and arithmetic on it."""
+"""What a workload is: tenants, their arrival processes, a duration and a seed. Pure data and arithmetic on it.
+
+The fields and their ranges are those of the workload file, too, where they have the names of `field(name=...)`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+from msgspec.structs import fields, replace
 
 from cotenant.errors import InvalidValueError
+from cotenant.files import Milliseconds, Seconds
 from cotenant.types import DEFAULT_PRIORITY
 
 NS_PER_S = 1_000_000_000
-NS_PER_MS = 1_000_000
-PROTOCOLS = ("http", "grpc")
+
+Name = Annotated[str, Meta(min_length=1)]
+Positive = Annotated[float, Meta(gt=0, le=1e12)]
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
 
 
-def _positive(where: str, field: str, value: float) -> None:
+def _positive(where: str, name: str, value: float) -> None:
     if not 0 < value < math.inf:
-        raise InvalidValueError(where, field, value, "a positive finite number")
+        raise InvalidValueError(where, name, value, "a positive finite number")
 
 
-@dataclass(frozen=True, slots=True)
-class Poisson:
-    """Independent arrivals: exponential gaps with mean 1 / `rate` (queries per second)."""
-
-    rate: float
+class _Checked(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of all parts: a value outside its range raises InvalidValueError, whoever makes the part."""
 
     def __post_init__(self) -> None:
-        _positive("poisson arrivals", "rate", self.rate)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            try:
+                msgspec.convert(value, each.type, dec_hook=_in_range)
+            except msgspec.ValidationError as error:
+                expected = str(error).partition(" - at `")[0].removeprefix("Expected ")
+                raise InvalidValueError(type(self).__name__, each.name, value, expected) from None
+
+
+def _in_range(kind: Any, value: object) -> object:
+    """A time of an object that is made here is nanoseconds already."""
+    if isinstance(value, int) and kind.least_ns <= value <= kind.most_ns:
+        return value
+    raise ValueError(f"Expected nanoseconds from {kind.least_ns} to {kind.most_ns}")
+
+
+class _Process(_Checked, frozen=True, tag_field="arrivals"):
+    """How the queries of a tenant are spaced."""
+
+
+class Poisson(_Process, frozen=True, tag="poisson"):
+    """Independent arrivals: exponential gaps with mean 1 / `rate` (queries per second)."""
+
+    rate: Positive
 
     @property
     def mean_rate(self) -> float:
@@ -38,14 +69,10 @@ class Poisson:
         return replace(self, rate=self.rate * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
+class Uniform(_Process, frozen=True, tag="uniform"):
     """Constant gaps of 1 / `rate` seconds, from a seeded random phase so that tenants do not march in step."""
 
-    rate: float
-
-    def __post_init__(self) -> None:
-        _positive("uniform arrivals", "rate", self.rate)
+    rate: Positive
 
     @property
     def mean_rate(self) -> float:
@@ -57,16 +84,11 @@ class Uniform:
         return replace(self, rate=self.rate * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class Gamma:
+class Gamma(_Process, frozen=True, tag="gamma"):
     """Gamma-distributed gaps with mean 1 / `rate` and coefficient of variation `cv`; 1 is Poisson, above is bursty."""
 
-    rate: float
-    cv: float
-
-    def __post_init__(self) -> None:
-        _positive("gamma arrivals", "rate", self.rate)
-        _positive("gamma arrivals", "cv", self.cv)
+    rate: Positive
+    cv: Positive
 
     @property
     def mean_rate(self) -> float:
@@ -78,29 +100,23 @@ class Gamma:
         return replace(self, rate=self.rate * factor)
 
 
-@dataclass(frozen=True, slots=True)
-class Mmpp:
+class Mmpp(_Process, frozen=True, tag="mmpp"):
     """Markov-modulated Poisson process whose states are visited in turn.
 
     State i sends Poisson arrivals at `rates[i]` and lasts an exponential time with mean `mean_dwell_s[i]`. The first
     state is drawn from the stationary distribution, so that the mean rate holds from the first second.
     """
 
-    rates: tuple[float, ...]
-    mean_dwell_s: tuple[float, ...]
+    rates: Annotated[tuple[Annotated[float, Meta(ge=0, le=1e12)], ...], Meta(min_length=2)]
+    mean_dwell_s: tuple[Positive, ...]
 
     def __post_init__(self) -> None:
-        where = "mmpp arrivals"
-        if len(self.rates) < 2:
-            raise InvalidValueError(where, "rates", list(self.rates), "at least two rates")
-        if any(not 0 <= rate < math.inf for rate in self.rates) or not any(self.rates):
-            raise InvalidValueError(where, "rates", list(self.rates), "numbers from 0, at least one above 0")
+        super().__post_init__()
+        if not any(self.rates):
+            raise InvalidValueError("Mmpp", "rates", list(self.rates), "at least one above 0")
         if len(self.mean_dwell_s) != len(self.rates):
-            raise InvalidValueError(
-                where, "mean_dwell_s", list(self.mean_dwell_s), f"one number per rate, here {len(self.rates)}"
-            )
-        for dwell_s in self.mean_dwell_s:
-            _positive(where, "mean_dwell_s", dwell_s)
+            dwells_s = list(self.mean_dwell_s)
+            raise InvalidValueError("Mmpp", "mean_dwell_s", dwells_s, f"one number per rate, here {len(self.rates)}")
 
     @property
     def mean_rate(self) -> float:
@@ -112,24 +128,20 @@ class Mmpp:
         return replace(self, rates=tuple(rate * factor for rate in self.rates))
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(_Process, frozen=True, tag="trace"):
     """Recorded arrivals, replayed `scale` times as fast: an arrival recorded at t is sent at t / `scale`.
 
     `times_ns` are the recorded times since the start of the trace, ascending; `file` says where they came from.
     """
 
-    times_ns: tuple[int, ...]
-    scale: float = 1.0
+    times_ns: Annotated[tuple[Natural, ...], Meta(min_length=1)]
+    scale: Positive = 1.0
     file: str = ""
 
     def __post_init__(self) -> None:
-        where = "trace arrivals"
-        _positive(where, "scale", self.scale)
-        if not self.times_ns or self.times_ns[0] < 0:
-            raise InvalidValueError(where, "times_ns", self.times_ns[:3], "at least one time, none negative")
+        super().__post_init__()
         if any(a > b for a, b in zip(self.times_ns, self.times_ns[1:], strict=False)):
-            raise InvalidValueError(where, "times_ns", "not sorted", "ascending times")
+            raise InvalidValueError("Trace", "times_ns", "not sorted", "ascending times")
 
     @property
     def mean_rate(self) -> float:
@@ -144,8 +156,7 @@ class Trace:
 ArrivalProcess = Poisson | Uniform | Gamma | Mmpp | Trace
 
 
-@dataclass(frozen=True, slots=True)
-class TenantLoad:
+class TenantLoad(_Checked, frozen=True):
     """The queries of one tenant.
 
     `name` tells two loads of one model apart. `slo_ns` None means: as the server or repository says. `timeout_ns` and
@@ -155,36 +166,18 @@ class TenantLoad:
     Raises InvalidValueError when a value is out of its range.
     """
 
-    name: str
-    model: str
+    name: Name
+    model: Name
     process: ArrivalProcess
-    protocol: str = "http"
-    slo_ns: int | None = None
-    items: int = 1
-    shape: int = 0
-    timeout_ns: int | None = None
-    priority: int = DEFAULT_PRIORITY
-
-    def __post_init__(self) -> None:
-        where = f"tenant {self.name!r}"
-        if not self.name or not self.model:
-            raise InvalidValueError(where, "model", self.model, "the name of a model")
-        if self.protocol not in PROTOCOLS:
-            raise InvalidValueError(where, "protocol", self.protocol, f"one of {', '.join(PROTOCOLS)}")
-        if self.slo_ns is not None and self.slo_ns <= 0:
-            raise InvalidValueError(where, "slo_ns", self.slo_ns, "a positive latency target")
-        if self.timeout_ns is not None and self.timeout_ns <= 0:
-            raise InvalidValueError(where, "timeout_ns", self.timeout_ns, "a positive time")
-        if self.items < 1:
-            raise InvalidValueError(where, "items", self.items, "at least 1")
-        if self.shape < 0:
-            raise InvalidValueError(where, "shape", self.shape, "the number of a declared shape, from 0")
-        if self.priority < 0:
-            raise InvalidValueError(where, "priority", self.priority, "0 (unset) or a level from 1 (most urgent)")
+    protocol: Literal["http", "grpc"] = "http"
+    slo_ns: Milliseconds | None = field(default=None, name="slo_ms")
+    items: Count = 1
+    shape: Natural = 0
+    timeout_ns: Milliseconds | None = field(default=None, name="timeout_ms")
+    priority: Natural = DEFAULT_PRIORITY
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(_Checked, frozen=True):
     """Tenants with their arrivals over `duration_ns`.
 
     Queries scheduled before `warmup_ns` are sent, not counted.
@@ -192,25 +185,20 @@ class Workload:
     Raises InvalidValueError when a value is out of its range.
     """
 
-    tenants: tuple[TenantLoad, ...]
-    duration_ns: int
-    warmup_ns: int = 0
-    seed: int = 0
+    tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)] = field(name="tenant")
+    duration_ns: Seconds = field(name="duration_s")
+    warmup_ns: Seconds = field(default=0, name="warmup_s")
+    seed: Natural = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         names = [tenant.name for tenant in self.tenants]
-        if not names:
-            raise InvalidValueError("workload", "tenant", names, "at least one tenant")
-        if len(set(names)) != len(names):
+        if len(dict.fromkeys(names)) < len(names):
             raise InvalidValueError(
-                "workload", "tenant", names, "distinct names (set `name` where a model comes twice)"
+                "Workload", "tenant", names, "distinct names (set `name` where a model comes twice)"
             )
-        if self.duration_ns <= 0:
-            raise InvalidValueError("workload", "duration_ns", self.duration_ns, "a positive duration")
-        if not 0 <= self.warmup_ns < self.duration_ns:
-            raise InvalidValueError("workload", "warmup_ns", self.warmup_ns, "from 0 to less than the duration")
-        if self.seed < 0:
-            raise InvalidValueError("workload", "seed", self.seed, "an integer from 0")
+        if not self.warmup_ns < self.duration_ns:
+            raise InvalidValueError("Workload", "warmup_ns", self.warmup_ns, "less than the duration")
 
     @property
     def mean_rate(self) -> float:

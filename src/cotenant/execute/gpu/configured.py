@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cotenant.config import DeviceSection, lanes_of
+from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.gpu.cuda_driver import GpuError
+from cotenant.execute.layout import lanes_of
 from cotenant.types import Partition
 
 if TYPE_CHECKING:

@@ -14,7 +14,9 @@ class MpsExecutor(ProcessExecutor):
     Not yet run on hardware.
     """
 
-    def __init__(self, daemon: MpsDaemon, index: int, percentage: float, lane_nice: int, limits: Limits) -> None:
+    def __init__(
+        self, daemon: MpsDaemon, index: int, percentage: float, lane_nice: int, limits: Limits = Limits()
+    ) -> None:
         super().__init__(lane_nice, limits, lambda _: daemon.environment(percentage), device_name(index))
         self._daemon = daemon
 

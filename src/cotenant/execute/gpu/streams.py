@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
-from cotenant.execute.lanes import pin, settle
+from cotenant.execute.threads.lanes import pin, settle
 from cotenant.types import Partition
 
 Named = Mapping[str, torch.Tensor]

@@ -16,8 +16,8 @@ import onnxruntime as ort
 from onnx import TensorProto
 
 from cotenant.execute.errors import ModelError
-from cotenant.execute.threads import Threads, thread_count
-from cotenant.slices import default_slice
+from cotenant.execute.sched_slice import default_slice
+from cotenant.execute.threads.names import Threads, thread_count
 
 _PROVIDERS = ["CPUExecutionProvider"]
 _ERRORS_ONLY = 3

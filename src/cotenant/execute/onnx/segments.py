@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnxruntime as ort
 from onnx import TypeProto, numpy_helper
@@ -35,10 +34,13 @@ from cotenant.execute.onnx.segment_session import (
     session_options,
 )
 from cotenant.execute.onnx.segment_store import GRAPH, WEIGHTS, Stored, open_store, types_at
-from cotenant.execute.threads import Threads
+from cotenant.execute.onnx.unit_times import unit_times
+from cotenant.execute.threads.names import Threads
 from cotenant.graph.cuts import suggest_cuts
+from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.onnx import dfg_of
+from cotenant.types import CPU
 
 Value = Any
 """A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
@@ -67,7 +69,7 @@ class SegmentedModel:
 
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
-            if _has_ort_value(tensor) and tensor.dtype not in _NUMPY_TYPES:
+            if _has_ort_value(tensor) and tensor.dtype not in NUMPY_TYPES:
                 reason = f"{tensor.name!r} is a {tensor.dtype}, which onnxruntime neither takes from Python nor gives"
                 raise ModelError(path, reason, "Cast it to a float within the model")
         self.path = path
@@ -94,7 +96,9 @@ class SegmentedModel:
         self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
 
     @classmethod
-    def open(cls, path: Path, *, cache_dir: Path | None = None, name: str = "", content: str = "") -> SegmentedModel:
+    def open(
+        cls, path: Path, *, cache_dir: Path | None = None, name: str = "", device: str = CPU, content: str = ""
+    ) -> SegmentedModel:
         """Open the ONNX file at `path`; `name` is for messages and the DFG, by default the file's stem.
 
         Copies of the model's files, and the optimised graph, are kept under `cache_dir`, or in a temporary directory
@@ -199,6 +203,10 @@ class SegmentedModel:
             return {name: values[name] for name in self.dfg.live(end)}
         return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
 
+    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """See Runner."""
+        return unit_times(self.graph_path, self.dfg, inputs)
+
     def close(self) -> None:
         """Let go of sessions and weights; runs that are under way end normally, later ones raise ModelError."""
         with self._lock:
@@ -246,7 +254,7 @@ class SegmentedModel:
                     f"model {self.name!r}: input {tensor.name!r} has shape {given}, expected {tensor.shape}"
                 )
             dtype = value.data_type() if isinstance(value, ort.OrtValue) else _ORT_TYPES.get(np.asarray(value).dtype)
-            if dtype != tensor.dtype and tensor.dtype in _NUMPY_TYPES:
+            if dtype != tensor.dtype and tensor.dtype in NUMPY_TYPES:
                 raise TensorError(f"model {self.name!r}: input {tensor.name!r} is {dtype}, expected {tensor.dtype}")
         if len(tensors) > len(self.inputs):
             extra = sorted(set(tensors) - {t.name for t in self.inputs})[0]
@@ -336,21 +344,7 @@ class SegmentedModel:
                     return tuple(plan)
 
 
-_NUMPY_TYPES: dict[str, np.dtype[Any]] = {
-    "tensor(float)": np.dtype(np.float32),
-    "tensor(double)": np.dtype(np.float64),
-    "tensor(float16)": np.dtype(np.float16),
-    "tensor(bool)": np.dtype(np.bool_),
-    **{f"tensor({k}{b})": np.dtype(f"{k}{b}") for k in ("int", "uint") for b in (8, 16, 32, 64)},
-}
-_OTHER_TYPES = {"tensor(string)": np.dtype(np.str_), "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
-"""Not arrays of onnxruntime: text is in objects there, and BF16 goes in and out of torch alone."""
-_ORT_TYPES = {dtype: name for name, dtype in _NUMPY_TYPES.items()}
-
-
-def numpy_type(dtype: str) -> np.dtype[Any] | None:
-    """The numpy type of `dtype` in onnxruntime's words, for example `tensor(float)`; None when there is none."""
-    return _OTHER_TYPES.get(dtype, _NUMPY_TYPES.get(dtype))
+_ORT_TYPES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 
 def _has_ort_value(tensor: Tensor) -> bool:
@@ -370,7 +364,7 @@ def _fits(given: tuple[int, ...], declared: Sequence[object]) -> bool:
 
 def _constant_outputs(stored: Stored) -> dict[str, Value]:
     """Graph outputs that are constants."""
-    wanted = {tensor.name for tensor in stored.outputs if tensor.dtype in _NUMPY_TYPES}
+    wanted = {tensor.name for tensor in stored.outputs if tensor.dtype in NUMPY_TYPES}
     return {
         init.name: _ort_value(numpy_helper.to_array(init, str(stored.folder)))
         for init in stored.skeleton.graph.initializer

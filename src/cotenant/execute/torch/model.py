@@ -25,7 +25,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.execute.batches import names_rows
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.threads import Threads
+from cotenant.execute.threads.names import Threads
 from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from cotenant.execute.threads import Threads, thread_count
+from cotenant.execute.threads.names import Threads, thread_count
 
 _mine = threading.local()
 _WORK = 1 << 18  # elements: enough for torch to divide the work among its threads

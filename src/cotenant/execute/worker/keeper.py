@@ -178,6 +178,8 @@ class Keeper:
             return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
         with self._lock:
             self._process = process
+            if self._closing.is_set():  # `close` came before there was a process to kill
+                process.kill()
         process.channel.wait_at_most(self._limits.tick_s)
         at = began
         while True:
@@ -187,7 +189,7 @@ class Keeper:
                 if time.monotonic_ns() - began < self._limits.load_limit_s * _S:
                     continue
                 text = f"had not loaded its model after {self._limits.load_limit_s:g} s"
-                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} {text}", "Set device.load_limit_s higher")
+                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} {text}")
             except Exception as error:
                 return self._broken(error)
             at, last = time.monotonic_ns(), at

@@ -16,8 +16,9 @@ class Limits:
     """Bounds on what a worker may do.
 
     A launch hangs when it has not ended after `hang_factor` times what was predicted for it, and `hang_floor_s` at
-    least. A worker that lived for `settled_s`, loading included, is replaced at once, and so is the first that did
-    not; the next ones after `backoff_s`, doubled each time, up to `backoff_most_s`.
+    least (docs/decisions/0009-tenant-processes.md). A worker that has not loaded its model after `load_limit_s` hangs,
+    too. One that lived for `settled_s`, loading included, is replaced at once, and so is the first that did not; the
+    next ones after `backoff_s`, doubled each time, up to `backoff_most_s`. All of it was chosen by hand.
     """
 
     hang_factor: float = 20.0

@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from cotenant.execute.lanes import be_nice, run_gently
+from cotenant.execute.threads.lanes import be_nice, run_gently
 
 _PR_SET_PDEATHSIG = 1
 GENTLY = 5

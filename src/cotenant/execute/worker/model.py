@@ -12,8 +12,8 @@ from typing import Any
 
 from cotenant.execute.batches import ModelGoneError, for_client, for_engine, reason_of
 from cotenant.execute.errors import ModelError
-from cotenant.execute.lanes import run_gently
 from cotenant.execute.runner import Runner, open_model, to_numpy
+from cotenant.execute.threads.lanes import run_gently
 from cotenant.execute.warm import warm_up
 from cotenant.execute.worker.channel import (
     AddLane,

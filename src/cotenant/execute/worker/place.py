@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from cotenant.execute.lanes import be_nice, settle
+from cotenant.execute.threads.lanes import be_nice, settle
 from cotenant.types import CPU
 
 

@@ -1,0 +1,93 @@
+"""The quick start from one end to the other: models, profile, servers, load, a picture read, a report.
+
+Everything is what a user would do by hand with the other commands; the servers are real processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.errors import CotenantError
+from cotenant.profile.profile_file import Profile
+from cotenant.repository import STATE_FOLDER
+from cotenant.serve.process import Running, running
+from cotenant.workload import Poisson, TenantLoad, Workload, for_capacity, with_rates
+
+PICTURE_LINES = ("Planned, promised and enforced", "Total: 1,234.56 EUR", "98 % answered in time")
+CLIENT_COST_NS = 2_000_000
+"""Core time of one query outside its model when load generator and server share the machine: a round figure, measured
+on two cores with all protocols mixed; it only sets the rates of the demo."""
+MOST_RATE = 40.0
+"""Queries/s of one tenant at most: beyond, tiny models would measure the front-ends and not the scheduling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One way of serving that the demo shows."""
+
+    name: str
+    policy: str
+    drop: str
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """For `cotenant serve`."""
+        return ("--policy", self.policy, "--drop", self.drop)
+
+
+CONTENDERS = (
+    Contender("fcfs", "fcfs", "none"),
+    Contender("edf", "edf", "hopeless"),
+)
+"""First come, first served without drops is what servers do unless told otherwise; edf is the default here."""
+
+
+def demo_workload(profile: Profile, models: tuple[str, ...], cores: int, load: float, seconds: float) -> Workload:
+    """All models at once, at `load` times what the cores can do, the work shared equally where rates allow.
+
+    Models alternate between HTTP and gRPC. A model whose share would need more than MOST_RATE gets that rate, and the
+    others share the rest.
+    """
+    service = {model: _service_ns(profile, model) for model in models}
+    rates: dict[str, float] = {}
+    while True:
+        open_models = {model: ns for model, ns in service.items() if model not in rates}
+        used = sum(rate * service[model] / 1e9 for model, rate in rates.items())
+        if not open_models or load * cores <= used:
+            break
+        wanted = for_capacity(open_models, cores, (load * cores - used) / cores)
+        capped = [model for model, rate in wanted.items() if rate > MOST_RATE]
+        if not capped:
+            rates.update(wanted)
+            break
+        rates.update(dict.fromkeys(capped, MOST_RATE))
+    tenants = tuple(
+        TenantLoad(model, model, Poisson(1.0), protocol=("http", "grpc")[position % 2])
+        for position, model in enumerate(models)
+    )
+    workload = Workload(tenants, round(seconds * 1e9), seed=1)
+    return with_rates(workload, {model: rates.get(model, 0.1) for model in models})
+
+
+def _service_ns(profile: Profile, model: str) -> float:
+    """Core time of one query: the model alone on one core, and what surrounds it."""
+    points = profile.models[model].points
+    return (
+        min(point.p50_ns for point in points if (point.shape, point.items, point.cores) == (0, 1, 1)) + CLIENT_COST_NS
+    )
+
+
+@contextmanager
+def running_server(repository: Path, contender: Contender) -> Iterator[Running]:
+    """A server of a contender until the block ends; its log goes to a file in the repository's state folder.
+
+    Raises CotenantError when it does not start or stop.
+    """
+    log = repository / STATE_FOLDER / f"server-{contender.name}.log"
+    with running("serve", str(repository), *contender.arguments, log=log) as server:
+        yield server
+    if server.process.returncode != 0:
+        raise CotenantError(f"the server did not stop cleanly (status {server.process.returncode}); its log is {log}")

@@ -1,0 +1,1 @@
+"""The executor on threads of this process."""

@@ -1,0 +1,95 @@
+"""Worker threads pinned to partitions: one thread per set of cores, which sleeps until it is given work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+from cotenant.execute.sched_slice import DEFAULT, set_slice
+from cotenant.types import Partition
+
+Work = Callable[[], None]
+T = TypeVar("T")
+
+
+class Lane:
+    """Runs work in order on one thread. With several cores the thread sits on the first; its pool has the others.
+
+    `nice` is the nice value of the thread, where the platform has one for each thread.
+    """
+
+    def __init__(self, partition: Partition, nice: int = 0) -> None:
+        self._partition = partition
+        self._nice = nice
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        name = "cotenant-lane-" + "-".join(str(core) for core in partition.cores)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, work: Work) -> None:
+        """Queue work; never blocks. Work must not raise."""
+        self._queue.put(work)
+
+    def close(self) -> None:
+        """Finish what is queued and stop."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        settle(self._partition.cores, self._nice)
+        while (work := self._queue.get()) is not None:
+            work()
+
+
+def settle(cores: tuple[int, ...], nice: int) -> None:
+    """Make the calling thread one that runs launches: bound to the first of the cores, and nice."""
+    pin(cores[:1])
+    be_nice(nice)
+
+
+def be_nice(nice: int) -> None:
+    """Give the calling thread, and those that it will start, at least this nice value.
+
+    What is nicer already, with its process, stays so: only the superuser may take that back. It gets the time slice
+    that all have, too, if the thread that started it has a short one.
+    """
+    set_slice(DEFAULT)
+    if hasattr(os, "setpriority"):
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, max(os.getpriority(os.PRIO_PROCESS, thread), nice))
+
+
+def run_gently(work: Callable[[], T], nice: int) -> T:
+    """Do work on a thread of its own that gives way to others; give what it gives, raise what it raises."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        be_nice(nice)
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="cotenant-gentle")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def pin(cores: tuple[int, ...]) -> None:
+    """Bind the calling thread to cores, where the platform can and they exist; a partition elsewhere stays unpinned.
+
+    A thread inherits the cores of the one that started it, often a lane's: they do not bound what it may be given.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError:
+            pass

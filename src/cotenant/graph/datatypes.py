@@ -1,0 +1,24 @@
+"""Datatypes of tensors, in onnxruntime's words, as numpy has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "tensor(float)": np.dtype(np.float32),
+    "tensor(double)": np.dtype(np.float64),
+    "tensor(float16)": np.dtype(np.float16),
+    "tensor(bool)": np.dtype(np.bool_),
+    **{f"tensor({k}{b})": np.dtype(f"{k}{b}") for k in ("int", "uint") for b in (8, 16, 32, 64)},
+}
+"""Those of which onnxruntime takes and gives arrays."""
+_OTHER_TYPES = {"tensor(string)": np.dtype(np.str_), "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
+"""Text is in objects there, and BF16 goes in and out of torch alone."""
+
+
+def numpy_type(dtype: str) -> np.dtype[Any] | None:
+    """The numpy type of `dtype`, for example `tensor(float)`; None when there is none."""
+    return _OTHER_TYPES.get(dtype, NUMPY_TYPES.get(dtype))

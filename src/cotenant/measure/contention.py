@@ -1,0 +1,261 @@
+"""What models lose beside each other: measured beside antagonists, fitted to the contention world, kept in a file.
+
+    measure_bandwidth   what one core, two, ... draw from the memory
+    measure_sensitivity a model alone and beside antagonists, in turns
+    fit_contention      the parameters of `world.contention` that explain both
+    calibrate           all of it for a repository, saved beside its profile
+
+Where the cores together draw as much more as there are more of them, the memory is not saturated: the fit says so, and
+the world then lets nobody wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from cotenant.config import ServerConfig
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.execute.threads.lanes import pin
+from cotenant.files import load, save
+from cotenant.graph.dfg import Dfg
+from cotenant.measure.antagonist import (
+    ARRAY_BYTES,
+    ROUNDS,
+    WINDOW_S,
+    Antagonist,
+    antagonists,
+    measure_bandwidth,
+    streaming,
+)
+from cotenant.profile.device import Device, this_device
+from cotenant.profile.profile_file import Profile, ProfileError, load_profile
+from cotenant.repository import contention_path, find_versions, model_names, profile_path
+from cotenant.types import CPU
+from cotenant.world.contention import Contention, Phase, Traffic, max_min, phase_time_ns
+
+if TYPE_CHECKING:
+    from cotenant.execute.runner import Runner
+    from cotenant.measure.solo import Effort
+
+FORMAT = "cotenant-contention/1"
+SATURATED = 0.9
+"""The memory is saturated when all cores together draw less than this share of as many times what one draws."""
+TOLERANCE = 0.02
+"""A slowdown up to this is not told from none: medians of interleaved runs differ by as much."""
+MOST_SHARE = 4.0
+"""Largest `memory_share`: bytes may be read before they are written over, and fetched again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """One model alone and beside antagonists that drew `antagonist_bytes_per_s` each: medians of interleaved runs."""
+
+    solo_ns: int
+    beside_ns: int
+    antagonist_bytes_per_s: tuple[int, ...]
+    runs: int
+
+    @property
+    def slowdown(self) -> float:
+        """Latency beside the antagonists over that alone."""
+        return self.beside_ns / self.solo_ns
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContention:
+    """What is known of one model. `is_identified` is False where the measurement says nothing about its traffic, which
+    is then as counted in the graph."""
+
+    traffic: Traffic
+    is_identified: bool
+    sensitivity: Sensitivity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContentionProfile:
+    """Contention of the models of one repository on one device.
+
+    `drawn_bytes_per_s` is what one core, two, ... drew together. `bandwidth_bytes_per_s` is None where that was not
+    saturated.
+    """
+
+    device: Device
+    created: str
+    drawn_bytes_per_s: tuple[int, ...]
+    bandwidth_bytes_per_s: int | None
+    models: dict[str, ModelContention]
+    format: str = FORMAT
+
+    def contention(self) -> Contention:
+        """The parameters of the world."""
+        traffic = {name: model.traffic for name, model in self.models.items()}
+        return Contention(self.bandwidth_bytes_per_s, self.drawn_bytes_per_s[0], traffic)
+
+
+def save_contention(path: Path, found: ContentionProfile) -> None:
+    """Write it; a reader sees the old file or the new one."""
+    save(path, found)
+
+
+def load_contention(path: Path) -> ContentionProfile:
+    """Read it. Raises ProfileError when the file is not one of ours."""
+    mend = "make it with 'cotenant profile REPO --contention'"
+    return load(path, ContentionProfile, FORMAT, ProfileError, mend)
+
+
+def traffic_of(dfgs: Sequence[Dfg]) -> Traffic:
+    """Bytes counted in a model's graph, costed with one row at each declared shape. Weights are read once a launch."""
+    return Traffic(
+        tuple(unit.weight_bytes for unit in dfgs[0].units),
+        tuple(tuple(unit.read_bytes + unit.write_bytes for unit in dfg.units) for dfg in dfgs),
+    )
+
+
+def measure_sensitivity(
+    model: Runner, inputs: Mapping[str, Any], core: int, others: Sequence[Antagonist], effort: Effort
+) -> Sensitivity:
+    """Run the whole model on one core, in turns alone and beside antagonists on other cores.
+
+    Latencies are processor time of the calling thread, which runs the model: waiting for the memory is in it, being
+    held up by others on the core is not. Pins the thread while it measures.
+    """
+    affinity = os.sched_getaffinity(0)
+    whole = (0, model.unit_count)
+    model.prepare([whole])
+
+    def run() -> int:
+        start_ns = time.thread_time_ns()
+        model.run(*whole, inputs)
+        return time.thread_time_ns() - start_ns
+
+    solo: list[int] = []
+    beside: list[int] = []
+    drawn: list[list[float]] = [[] for _ in others]
+    try:
+        pin((core,))
+        for _ in range(effort.warm_up):
+            run()
+        began = time.perf_counter()
+        while len(solo) < effort.min_runs or (
+            time.perf_counter() - began < effort.budget_s and len(solo) < effort.max_runs
+        ):
+            solo.append(run())
+            with streaming(others) as moved:
+                run()  # the first one meets what the antagonists have just put out of the cache
+                beside.append(run())
+            for values, each in zip(drawn, moved, strict=True):
+                values.append(each.bytes_per_s)
+    finally:
+        os.sched_setaffinity(0, affinity)
+    return Sensitivity(
+        round(median(solo)), round(median(beside)), tuple(round(median(values)) for values in drawn), len(solo)
+    )
+
+
+def fit_bandwidth(drawn_bytes_per_s: Sequence[int]) -> int | None:
+    """Bandwidth of the memory, from what one core, two, ... draw together; None where it is not saturated."""
+    saturated = drawn_bytes_per_s[-1] < SATURATED * len(drawn_bytes_per_s) * drawn_bytes_per_s[0]
+    return max(drawn_bytes_per_s) if saturated else None
+
+
+def predicted_slowdown(phases: Sequence[Phase], others: Sequence[int], bandwidth: int) -> float:
+    """Slowdown of a launch on its own core beside neighbours that want to draw `others` bytes per second all along."""
+    beside = sum(phase_time_ns(phase, max_min((phase.bytes_per_s, *others), bandwidth)[0]) for phase in phases)
+    return beside / sum(phase.alone_ns for phase in phases)
+
+
+def fit_contention(
+    drawn_bytes_per_s: Sequence[int],
+    traffic: Traffic,
+    unit_weights: Sequence[float],
+    sensitivity: Sensitivity,
+    shape: int = 0,
+) -> tuple[Traffic, bool]:
+    """Find the `memory_share` of a model that explains its slowdown, and say whether the measurement tells it.
+
+    The slowdown never falls with the share, so bisection finds it. A share of 1 (all counted bytes reach the memory)
+    is kept where it agrees with the measurement; where the memory is not saturated every share does.
+    """
+    bandwidth = fit_bandwidth(drawn_bytes_per_s)
+    if bandwidth is None:
+        return replace(traffic, memory_share=1.0), False
+    others = [drawn_bytes_per_s[0]] * len(sensitivity.antagonist_bytes_per_s)
+    total = sum(unit_weights)
+
+    def slowdown(share: float) -> float:
+        moved = replace(traffic, memory_share=share).unit_bytes(shape, 1)
+        phases = []
+        for weight, unit_bytes in zip(unit_weights, moved, strict=True):
+            alone = max(1, round(sensitivity.solo_ns * weight / total))
+            most = min(bandwidth, drawn_bytes_per_s[0])
+            phases.append(Phase(alone, min(most, round(unit_bytes * 1e9 / alone))))
+        return predicted_slowdown(phases, others, bandwidth)
+
+    measured = sensitivity.slowdown
+    low, high = (0.0, 1.0) if slowdown(1.0) > measured else (1.0, MOST_SHARE)
+    if abs(slowdown(1.0) - measured) <= TOLERANCE:
+        return replace(traffic, memory_share=1.0), measured > 1 + TOLERANCE
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slowdown(middle) <= measured else (low, middle)
+    return replace(traffic, memory_share=round(low, 4)), True
+
+
+def contended_cores(root: Path, settings: ServerConfig) -> tuple[int, ...]:
+    """The server's cores, on which contention is measured. Raises ConfigError for a GPU, CotenantError for one core."""
+    if settings.device.kind != CPU:
+        raise ConfigError(f"{root}: contention is measured on the CPU alone")
+    cores = device_cores(settings.device)
+    if len(cores) < 2:
+        raise CotenantError(f"contention needs two cores at least to be measured, there is {len(cores)}")
+    return cores
+
+
+def calibrate(
+    root: Path,
+    settings: ServerConfig,
+    effort: Effort,
+    *,
+    window_s: float = WINDOW_S,
+    rounds: int = ROUNDS,
+    array_bytes: int = ARRAY_BYTES,
+) -> ContentionProfile:
+    """Measure and fit the models of a profiled repository, and save what was found. See `measure_bandwidth`.
+
+    Raises ProfileError without a profile, and as `contended_cores` does.
+    """
+    from cotenant.measure.inputs import make_inputs
+    from cotenant.measure.opening import open_version
+
+    cores = contended_cores(root, settings)
+    profile: Profile = load_profile(profile_path(root))
+    drawn = measure_bandwidth(cores, window_s=window_s, rounds=rounds, array_bytes=array_bytes)
+    models: dict[str, ModelContention] = {}
+    with antagonists(cores[1:], array_bytes) as others:
+        for name in model_names(root):
+            found = find_versions(root, name)[-1]
+            measured = profile.models.get(found.tenant)
+            if measured is None:
+                continue
+            opened = open_version(root, found)
+            with opened.runner as runner:
+                sweep = opened.sweep(lanes_of(settings.device, cores), effort)
+                shape = opened.shapes.index(sweep.largest_shape)  # at which the units were measured
+                inputs = make_inputs(runner.inputs, opened.shapes[shape], 1, sweep.max_batch > 1)
+                sensitivity = measure_sensitivity(runner, inputs, cores[0], others, effort)
+                counted = traffic_of([runner.dfg_at(declared) for declared in opened.shapes])
+                weights = [float(ns) for ns in measured.unit_ns]
+                traffic, is_identified = fit_contention(drawn, counted, weights, sensitivity, shape)
+                models[found.tenant] = ModelContention(traffic, is_identified, sensitivity)
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    made = ContentionProfile(this_device(), created, drawn, fit_bandwidth(drawn), models)
+    save_contention(contention_path(root), made)
+    return made

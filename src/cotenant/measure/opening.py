@@ -1,0 +1,190 @@
+"""Opening models of a repository, and measuring them: what serving and profiling have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from cotenant.config import NS_PER_MS
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.execute.batches import are_alike
+from cotenant.execute.contents import file_digest
+from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
+from cotenant.measure.campaign import leaving_out
+from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.measure.solo import Effort, Sweep
+from cotenant.profile.device import Device, this_device
+from cotenant.profile.profile_file import ModelProfile, Profile
+from cotenant.repository import (
+    CONFIG_FILE,
+    STATE_FOLDER,
+    ModelVersion,
+    check_owners,
+    find_versions,
+    model_names,
+)
+from cotenant.types import CPU, Partition
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model version that can run, with the shapes at which it is profiled and what identifies it."""
+
+    found: ModelVersion
+    runner: Runner
+    shapes: tuple[DeclaredShape, ...]
+    digest: str
+    device: str = CPU
+
+    def sweep(self, lanes: Sequence[Partition], effort: Effort) -> Sweep:
+        """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
+        sets = {lane.size: lane.cores for lane in reversed(lanes)}
+        if lanes[0].device == CPU:
+            sets.setdefault(1, lanes[0].cores[:1])
+        config = self.found.config
+        return Sweep(
+            self.digest,
+            self.shapes,
+            config.model.max_batch,
+            tuple(sets[size] for size in sorted(sets)),
+            round(config.segments.max_ms * NS_PER_MS),
+            effort,
+        )
+
+
+def covers(profile: ModelProfile, partitions: Sequence[Partition]) -> bool:
+    """Whether a profile has every size of partition."""
+    return {each.size for each in partitions} <= {point.cores for point in profile.points}
+
+
+def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedModel:
+    """Load the graph onto a device and check the configuration against it. Raises ModelError or ConfigError."""
+    name = found.tenant
+    runner = open_model(found.path, cache_dir=root / STATE_FOLDER / "graphs", name=name, device=device)
+    try:
+        shapes = check_shapes(name, runner.inputs, found.config.model.shapes)
+        _check_batch(found, runner, shapes[0])
+    except CotenantError:
+        runner.close()
+        raise
+    with runner.files[0].open("rb") as file:
+        content = hashlib.file_digest(file, "sha256")
+    for weights in runner.files[1:]:
+        content.update(file_digest(weights).encode())
+    content.update(msgspec.json.encode((shapes, found.config.model.max_batch, found.config.segments.max_ms)))
+    package = engine_of(found.path).package
+    if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
+        content.update(_version(package).encode())
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device)
+
+
+def open_all(root: Path, errors: dict[str, str], device: str = CPU) -> dict[str, OpenedModel]:
+    """All versions of all models of a repository, by tenant; `errors` gets, by model, why some are left out.
+
+    Raises ConfigError when there is no model at all.
+    """
+    names = model_names(root)
+    if not names:
+        raise ConfigError(
+            f"{root}: holds no models to profile, expected directories with {CONFIG_FILE} and 1/model.onnx "
+            "(or model.pt2)"
+        )
+    opened: dict[str, OpenedModel] = {}
+    for name in names:
+        with leaving_out(errors, name):
+            versions = find_versions(root, name)
+            check_owners(versions, {tenant: each.found.model for tenant, each in opened.items()})
+            opened |= {found.tenant: open_version(root, found, device) for found in versions}
+    return opened
+
+
+@contextmanager
+def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Iterator[dict[str, OpenedModel]]:
+    """All models whose profile holds here, by tenant, until the block ends. `errors` gets why others are left out.
+
+    Raises ConfigError when there is none.
+    """
+    opened = open_all(root, errors)
+    try:
+        valid = {}
+        for name, each in opened.items():
+            known = profile.models.get(name)
+            if known is not None and is_of(known, profile.device, each):
+                valid[name] = each
+            else:
+                errors[each.found.model] = f"{name}: has no profile that holds here; run 'cotenant profile'"
+        if not valid:
+            raise ConfigError(f"{root}: no model has a profile of this device; run 'cotenant profile' first")
+        yield valid
+    finally:
+        for each in opened.values():
+            each.runner.close()
+
+
+def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape) -> None:
+    """A model whose queries are merged must give a row for every row that it takes, and make it of that row alone.
+
+    Raises ConfigError when a first dimension is fixed, or an output turns out to be of something else than the batch:
+    the boxes that were found, the different values that there are. Where the names of dimensions do not tell, two
+    made-up rows are run together and each alone.
+    """
+    if found.config.model.max_batch == 1:
+        return
+    where = f"model {found.model!r}: max_batch is {found.config.model.max_batch}, but"
+    for kind, tensors in (("input", runner.inputs), ("output", runner.outputs)):
+        for tensor in tensors:
+            if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int)):
+                raise ConfigError(
+                    f"{where} the first dimension of {kind} {tensor.name!r} is fixed (shape {list(tensor.shape)}): "
+                    "set max_batch = 1"
+                )
+    if runner.names_rows:
+        return
+    two = make_inputs(runner.inputs, shape, 2, True)
+    firsts, seconds = ({name: array[at : at + 1] for name, array in two.items()} for at in (0, 1))
+    twice = {name: np.concatenate([array, array]) for name, array in firsts.items()}
+    whole = [(0, runner.unit_count)]
+    runner.prepare(whole)
+    first, second, both, same = (to_numpy(runner.run(*whole[0], each)) for each in (firsts, seconds, two, twice))
+    for name in first:
+        lengths = [
+            array.shape[0] if array.ndim else None for array in (each[name] for each in (first, second, both, same))
+        ]
+        alone = [first[name], second[name], first[name], first[name]]
+        together = [both[name][:1], both[name][1:], same[name][:1], same[name][1:]]
+        if lengths != [1, 1, 2, 2] or not all(map(partial(are_alike, rtol=1e-2), alone, together)):
+            raise ConfigError(
+                f"{where} output {name!r} does not have a row of its own for every row of the inputs ({lengths[2]} for "
+                "two rows, or values that depend on the other row): set max_batch = 1, or give the first dimensions of "
+                "inputs and outputs one name if that is wrong"
+            )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # a module without a distribution
+        return ""
+
+
+def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
+    """Whether a profile that was measured on `device` holds for this model, here and now.
+
+    The number of cores is left out: a process that may use fewer of them still finds each as fast.
+    """
+    here = this_device(opened.device)
+    package = engine_of(opened.found.path).package
+    return (
+        profile.digest == opened.digest
+        and profile.cuts[-1] == len(profile.unit_ns) == opened.runner.unit_count
+        and device.processor == here.processor
+        and device.versions.get(package) == here.versions.get(package)
+    )

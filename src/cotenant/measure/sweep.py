@@ -1,0 +1,92 @@
+"""Profiling a whole repository: every version of every model, resumable, with progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from cotenant.config import ServerConfig
+from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
+from cotenant.measure.opening import OpenedModel, covers, open_all
+from cotenant.measure.place import Place, open_place
+from cotenant.measure.solo import Effort, measure_model
+from cotenant.policies.registry import make_policy
+from cotenant.profile.device import this_device
+from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
+from cotenant.repository import profile_path
+from cotenant.types import Partition
+
+
+def profile_repository(
+    root: Path,
+    settings: ServerConfig,
+    effort: Effort,
+    *,
+    fresh: bool,
+    on_step: OnStep,
+    partitions: Sequence[Partition] = (),
+) -> tuple[Profile, dict[str, str]]:
+    """Measure what the profile of a repository lacks, save it, and give it with the errors of models left out.
+
+    Models are measured at the sizes of the server's lanes, and of `partitions`. `fresh` forgets what is known. A sweep
+    that is interrupted goes on where it stopped: each point is on disk as soon as it is measured. A profile of another
+    device is replaced.
+    """
+    narrow = lanes_of(settings.device, device_cores(settings.device))
+    lanes = make_policy(settings.policy.name, settings.policy.options, narrow).partitions
+    lanes = (*lanes, *partitions)
+    with closing(open_place(settings.device, lanes)) as place:
+        return _profile(root, place, lanes, effort, fresh=fresh, on_step=on_step)
+
+
+def _profile(
+    root: Path, place: Place, lanes: Sequence[Partition], effort: Effort, *, fresh: bool, on_step: OnStep
+) -> tuple[Profile, dict[str, str]]:
+    campaign = Campaign(profile_path(root), this_device(place.device), fresh=fresh)
+    before = campaign.known(load_profile, lambda found: found.device.fingerprint)
+    opened = open_all(root, campaign.errors, place.device)
+    profiles = {
+        name: before.models[name] for name, each in opened.items() if before is not None and _is_known(before, each)
+    }
+    todo = {name: each for name, each in opened.items() if name not in profiles or not covers(profiles[name], lanes)}
+    for name, each in opened.items():
+        if name not in todo:
+            each.runner.close()
+    total = sum(each.sweep(lanes, effort).steps for each in todo.values())
+    steps = count(1)
+    on_step(0, total, "")
+
+    def progress(text: str) -> None:
+        on_step(next(steps), total, text)
+
+    def save() -> Profile:
+        profile = Profile(campaign.device, *stamp(), dict(sorted(profiles.items())))
+        save_profile(campaign.path, profile)
+        return profile
+
+    for name, each in todo.items():
+        with closing(each.runner), leaving_out(campaign.errors, each.found.model):
+            measured = measure_model(each.runner, each.sweep(lanes, effort), campaign.journal, progress, place)
+            profiles[name] = _with_others(measured, profiles.get(name))
+            save()
+    profile = save()
+    campaign.journal.remove()
+    return profile, campaign.errors
+
+
+def _is_known(before: Profile, opened: OpenedModel) -> bool:
+    """Whether a profile has this very model."""
+    known = before.models.get(opened.found.tenant)
+    return known is not None and known.digest == opened.digest and known.cuts[-1] == opened.runner.unit_count
+
+
+def _with_others(measured: ModelProfile, before: ModelProfile | None) -> ModelProfile:
+    """With what was measured before at other sizes of partition."""
+    sizes = {point.cores for point in measured.points}
+    others = [point for point in before.points if point.cores not in sizes] if before else []
+    points = sorted((*measured.points, *others), key=lambda point: (point.shape, point.cores, point.items))
+    return replace(measured, points=tuple(points))

@@ -1,0 +1,123 @@
+"""Exact answers for what is small: all fillings of a device, and the cheapest choice of fillings that covers all rates.
+
+The choice is a covering problem for CP-SAT (OR-Tools, the extra `solver`), imported when it is first needed. It runs in
+one thread with a fixed seed and a limit of deterministic time, so that equal questions have equal answers.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import combinations, product
+from typing import TypeVar
+
+from cotenant.plan.search.columns import Column, Filling, Floats, Shelf
+
+_UNITS = 10_000_000_000
+"""Parts into which a rate is cut for whole numbers. What a filling serves is rounded up: every choice that serves all
+rates is then one for the solver too, so that its proofs hold. What it finds may lack some parts and is checked after.
+"""
+_PRICES = 100_000
+_T = TypeVar("_T")
+
+
+@cache
+def has_solver() -> bool:
+    """Whether OR-Tools is installed."""
+    return importlib.util.find_spec("ortools") is not None
+
+
+def all_fillings(shelf: Shelf, rates: Floats, most_slots: int, limit: int) -> list[Filling] | None:
+    """Every filling of a device that no other makes superfluous; None where more than `limit` have to be looked at.
+
+    Rates beyond the wanted `rates` (rows/s by load) count for nothing. A column has at most one slot of each load.
+    Without interference, columns that serve no load more than another does are left out before they are combined.
+    """
+    numbers = range(len(shelf.loads))
+    columns: dict[int, list[Column]] = {}
+    for size in shelf.kind.sizes:
+        made = []
+        able = [n for n in numbers if shelf.best[size][n] > 0]
+        for count in range(1, most_slots + 1):
+            for chosen in combinations(able, count):
+                batches = [list(shelf.positions[number]) for number in chosen]
+                if math.prod(map(len, batches)) > limit:
+                    return None
+                made += [Column(size, tuple(zip(chosen, each, strict=True))) for each in product(*batches)]
+                if len(made) > limit:
+                    return None
+        alone = [column for column in made if shelf.filling((column,)) is not None]
+        if not shelf.interference:
+            kept = _undominated(shelf, ((shelf.filling((column,)), column) for column in alone), rates)
+            alone = [column for _, column in kept]
+        columns[size] = alone
+    splits = list(dict.fromkeys(tuple(sorted(split)) for split in shelf.kind.splits))
+    if sum(math.prod(1 + len(columns[size]) for size in split) for split in splits) > limit:
+        return None
+    found: dict[tuple[Column, ...], Filling] = {}
+    for split in splits:
+        for chosen_columns in product(*([None, *columns[size]] for size in split)):
+            used = tuple(sorted(column for column in chosen_columns if column is not None))
+            if used and used not in found:
+                filling = shelf.filling(used)
+                if filling is not None:
+                    found[used] = filling
+    return [filling for filling, _ in _undominated(shelf, ((filling, None) for filling in found.values()), rates)]
+
+
+def _undominated(shelf: Shelf, made: Iterable[tuple[Filling | None, _T]], rates: Floats) -> list[tuple[Filling, _T]]:
+    """Those whose rates, up to the wanted ones, no other one's reach all."""
+    ordered = sorted(
+        (
+            (tuple(min(rate, most) for rate, most in zip(filling.served, rates.tolist(), strict=True)), filling, what)
+            for filling, what in made
+            if filling is not None
+        ),
+        key=lambda each: (-sum(share / most for share, most in zip(each[0], rates.tolist(), strict=True)), each[1]),
+    )
+    kept: list[tuple[tuple[float, ...], Filling, _T]] = []
+    for served, filling, what in ordered:
+        if not any(all(a >= b for a, b in zip(other, served, strict=True)) for other, _, _ in kept):
+            kept.append((served, filling, what))
+    return [(filling, what) for _, filling, what in kept]
+
+
+def cover(
+    pool: Mapping[str, Sequence[Filling]],
+    shelves: Mapping[str, Shelf],
+    counts: Mapping[str, int],
+    rates: Floats,
+    seconds: float,
+    seed: int,
+) -> tuple[list[tuple[str, Filling]] | None, bool]:
+    """The cheapest fillings that serve all rates, of a pool by type of device; None where there are none.
+
+    `counts` are the devices of each type, `seconds` the deterministic time allowed. Also says whether the answer is
+    proven for this pool. The rates served may fall short by what `_UNITS` says.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    uses: list[tuple[str, Filling, cp_model.IntVar]] = []
+    for name, fillings in pool.items():
+        own = [model.new_int_var(0, counts[name], "") for _ in fillings]
+        model.add(sum(own) <= counts[name])
+        uses += [(name, filling, use) for filling, use in zip(fillings, own, strict=True)]
+    for number, rate in enumerate(rates.tolist()):
+        served = [
+            (min(_UNITS, math.ceil(filling.served[number] / rate * _UNITS * (1 + 1e-12))), use)
+            for _, filling, use in uses
+        ]
+        model.add(sum(units * use for units, use in served if units) >= _UNITS)
+    model.minimize(sum(round(shelves[name].kind.price * _PRICES + 1) * use for name, _, use in uses))
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = seed
+    solver.parameters.max_deterministic_time = seconds
+    status = solver.solve(model)
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        chosen = [(name, filling) for name, filling, use in uses for _ in range(solver.value(use))]
+        return chosen, status == cp_model.OPTIMAL
+    return None, status == cp_model.INFEASIBLE

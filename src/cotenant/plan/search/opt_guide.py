@@ -1,0 +1,95 @@
+"""What leads the search for a plan: columns at hand, what rows are worth, and proofs from the same prices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from cotenant.plan.search.columns import Column, Floats, Shelf
+from cotenant.plan.search.opt_bound import Bound
+from cotenant.plan.search.opt_exact import has_solver
+from cotenant.plan.search.opt_master import Prices, priced
+from cotenant.plan.search.opt_pool import Guide, Pool, is_affordable
+
+_PROOFS = 3
+"""How often prices are sought for a bound at most."""
+_GUESSES = 6
+"""How often columns are guessed before each of these."""
+_GROWN = 40
+"""Columns of a size that are tried with a load more."""
+_GAIN = 1e-4
+"""Share of a device that a guess has to be worth beyond them."""
+
+
+def guided(shelves: Mapping[str, Shelf], rates: Floats, worth: Floats, *, solver: bool) -> Guide | None:
+    """Columns beside typical neighbours and their prices, `worth` without the solver; None where there are too many."""
+    if not all(is_affordable(shelf) for shelf in shelves.values()):
+        return None
+    pools = {name: Pool(shelf, rates) for name, shelf in shelves.items()}
+    prices = _priced(pools, rates) if solver else None
+    if prices is None:
+        return Guide(pools, worth, {})
+    # a load that has no price would never be served, and any is served in the end
+    return Guide(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory, prices.least)
+
+
+def proven(
+    bound: Bound, shelves: Mapping[str, Shelf], rates: Floats, is_enough: Callable[[float], bool] = lambda _: False
+) -> None:
+    """Tighten a bound by the prices of columns that know no interference. Needs the solver.
+
+    Columns of three and more loads that are worth more than these prices say are added, and prices found again, until
+    there are none, the bound is enough, or it has been tried a few times. Such columns are guessed as long as that
+    finds any, as a proof takes longer. `is_enough` is told the least price of fractions: no prices prove more.
+    """
+    pools = {name: Pool(shelf, rates, alone=True) for name, shelf in shelves.items()}
+    more: dict[tuple[str, Column], None] = {}
+    for _ in range(_PROOFS):
+        prices = _priced(pools, rates, list(more))
+        for _ in range(_GUESSES):
+            known = len(more)
+            if prices is not None:
+                more.update(dict.fromkeys(_guessed(pools, rates, prices)))
+            if len(more) == known:
+                break
+            prices = _priced(pools, rates, list(more))
+        if prices is None:
+            return
+        made = bound.tighten(prices.rows, prices.memory, pools)
+        known = len(more)
+        for name, column in made:
+            if len(column.slots) > 2:
+                shelf = shelves[name]
+                better = pools[name].rebatched(column, rates, prices.rows) or column
+                for number in range(len(better.slots)):  # what holds but for rounding holds with smaller batches
+                    if shelf.filling((better,)) is not None:
+                        more[name, better] = None
+                        break
+                    slots = list(better.slots)
+                    slots[number] = slots[number][0], shelf.smaller(*slots[number])
+                    better = better._replace(slots=tuple(slots))
+        if len(more) == known or is_enough(prices.least):
+            return
+
+
+def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: Prices) -> list[tuple[str, Column]]:
+    """The best columns of the pools with a load more, where that makes them worth more than any without."""
+    found = []
+    for name, pool in pools.items():
+        kind, price = pool.shelf.kind, prices.memory[name]
+        for size, lines in pool.lines.items():
+            net = pool.values(size, rates, prices.rows) - price * lines.memory
+            most = float(net.max(initial=0.0))
+            for line in np.argsort(-net, kind="stable")[:_GROWN].tolist():
+                column, free = pool.column(size, line), kind.memory_bytes - float(lines.memory[line])
+                grown = pool.extended(column, rates, prices.rows, free, price)
+                worth = sum(min(rates[n], rate) * prices.rows[n] for n, rate in pool.served(grown).items())
+                if len(grown.slots) > 2 and worth - price * pool.memory_bytes(grown) > most + _GAIN:
+                    found.append((name, grown))
+    return found
+
+
+def _priced(pools: Mapping[str, Pool], rates: Floats, more: Sequence[tuple[str, Column]] = ()) -> Prices | None:
+    costs = {name: pool.shelf.kind.price for name, pool in pools.items()}
+    return priced(pools, costs, rates, more) if has_solver() and min(costs.values()) > 0 else None

@@ -1,0 +1,28 @@
+"""First come, first served: the order of arrival within a priority level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cotenant.core.predictor import Predictor
+from cotenant.policies.candidates import Key
+from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.types import Query, Tenant, priority_rank
+
+_LAST = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs(ListPolicy):
+    """Serve in the order of arrival. Weights play no part."""
+
+    name: ClassVar[str] = "fcfs"
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """(priority, arrival)."""
+        return (query.rank, query.id)
+
+    def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
+        """Behind all that are here, unless its priority is higher."""
+        return (priority_rank(tenant.priority), _LAST)

@@ -1,0 +1,36 @@
+"""Shortest job first, weighted: the smallest predicted work per weight (Smith's rule, 1956)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import BatchView
+from cotenant.policies.candidates import Key
+from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.types import Query, Tenant, priority_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Sjf(ListPolicy):
+    """Serve the shortest job first; with `preempt`, the one with the shortest remaining time."""
+
+    name: ClassVar[str] = "sjf"
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """(priority, predicted latency / weight, arrival)."""
+        return (query.rank, self._work(tenant, query.shape, query.items, 0, predictor), query.id)
+
+    def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
+        """(priority, predicted remaining latency / weight, arrival)."""
+        work = self._work(batch.tenant, batch.shape, batch.items, batch.next_unit, predictor)
+        return (min([query.rank for query in batch.queries]), work, batch.queries[0].id)
+
+    def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
+        """As if it arrived now with one row of the first declared shape."""
+        return (priority_rank(tenant.priority), self._work(tenant, 0, 1, 0, predictor))
+
+    def _work(self, tenant: Tenant, shape: int, items: int, start: int, predictor: Predictor) -> int:
+        latency = predictor.latency_ns(tenant.name, shape, items, start, tenant.cuts[-1], self.lanes[0].size)
+        return latency if tenant.weight == 1 else int(latency / tenant.weight)

@@ -1,0 +1,157 @@
+"""Headroom-based control of deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), with choices added.
+
+Launches of several tenants are issued as one group whose latency the predictor knows; the next group starts when the
+last launch of this one has ended. The query with the least headroom leads a group. What runs beside it, how many
+queries are merged, where a member is cut and how the cores are shared is chosen by what a group gets done in its time,
+among the groups that the predictor calls feasible. Where overlap gains nothing, groups of one member win: tenants that
+never gain from each other run in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, cast
+
+from msgspec import Meta, Struct
+
+from cotenant.core.predictor import Group, GroupPredictor, Predictor
+from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
+from cotenant.errors import InvalidValueError
+from cotenant.policies.candidates import Key, Stretch
+from cotenant.policies.facts import LayoutFacts
+from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.overlap.barrier import needs_barrier
+from cotenant.policies.overlap.group_jobs import waiting_at
+from cotenant.policies.overlap.group_likely import likely_groups
+from cotenant.policies.overlap.group_search import Choice, find_group
+from cotenant.policies.overlap.group_shares import Shares
+from cotenant.types import Partition, Query, Tenant
+
+MOST_MEMBERS = 4
+"""As many as the paper overlaps. The ways to share a device grow quickly with them."""
+
+
+class _Ahead(Struct, frozen=True, gc=False):
+    """A group chosen while another one ran, to begin at `begin_ns`, and the queries that are beyond help by then."""
+
+    choice: Choice
+    begin_ns: int
+    drops: tuple[Drop, ...]
+
+    def drops_at(self, snapshot: Snapshot) -> tuple[Drop, ...]:
+        """Those that are to be dropped now: none before the time for which they were found hopeless."""
+        if not self.drops or snapshot.now_ns < self.begin_ns:
+            return ()
+        waiting = {query.id for queue in snapshot.queues.values() for query in queue.queries}
+        waiting.update([query.id for batch in snapshot.paused for query in batch.queries])
+        return tuple([drop for drop in self.drops if drop.query in waiting])
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Groups of segments of several tenants, chosen by headroom.
+
+    `lanes`: smallest shares of the device; a member of a group gets one or several neighbouring ones.
+    `drop`: when waiting queries are given up.
+    `preempt`: cut members inside their models; else every batch runs to its end in one group.
+    `ways`: cuts of a member that are predicted at once in the search for the best one (the paper's m).
+    `members`: largest number of launches in a group; 0 stands for one per lane, and no more than MOST_MEMBERS.
+    `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
+    where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
+    last launch of a group only costs.
+    `cautious`: without a barrier, serve those first that are sure to be in time: see ListPolicy.
+    `repeat`: whether a tenant may have several launches in a group, each of other queries.
+    `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
+    as far as cuts allow it.
+
+    Raises InvalidValueError for a value out of its range.
+    """
+
+    lanes: tuple[Partition, ...]
+    drop: DropRule = DropRule.HOPELESS
+    preempt: bool = True
+    ways: Annotated[int, Meta(ge=1, le=64)] = 4
+    members: Annotated[int, Meta(ge=0, le=64)] = 0
+    stretch: Stretch = 1.0
+    repeat: bool = True
+    barrier: bool = True
+    cautious: bool = True
+    shares: Shares = field(init=False, repr=False, compare=False)
+
+    lanewise: Edf = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "overlap"
+
+    def __post_init__(self) -> None:
+        where = f"policy {self.name!r}"
+        if not self.lanes:
+            raise InvalidValueError(where, "lanes", self.lanes, "at least one partition")
+        if not isinstance(self.drop, DropRule):
+            raise InvalidValueError(where, "drop", self.drop, "a DropRule")
+        if self.ways < 1:
+            raise InvalidValueError(where, "ways", self.ways, "at least 1")
+        if not 0 <= self.members <= len(self.lanes):
+            expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
+            raise InvalidValueError(where, "members", self.members, expected)
+        if not 0 <= self.stretch <= 1:
+            raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
+        object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
+        object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
+
+    @classmethod
+    def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
+        """`barrier` as what was measured of pairs of models asks for it, where it was left open."""
+        return options if "barrier" in options else {**options, "barrier": needs_barrier(facts)}
+
+    @property
+    def grouped(self) -> bool:
+        """See Policy."""
+        return self.barrier
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All partitions that launches may get, one lane or several."""
+        if not self.barrier:
+            return self.lanes
+        return tuple(dict.fromkeys(share for ways in self.shares.splits for split in ways for share in split))
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """(priority, deadline, arrival)."""
+        return (query.rank, query.deadline_ns, query.id)
+
+    def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
+        """The groups that decisions are likely to ask the predictor for, see `group_likely`; none without a barrier."""
+        if not self.barrier:
+            return iter(())
+        return likely_groups(tenants, self.shares, self.ways if self.preempt else 0, self.repeat)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """Start a group, or choose the next one while a group runs."""
+        if not self.barrier:
+            return self.lanewise.decide(snapshot, memory)
+        predictor = cast(GroupPredictor, snapshot.predictor)
+        if snapshot.running:
+            ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
+            begin = max(snapshot.now_ns, *ends)
+            choice, drops = self._choose(snapshot, predictor, begin)
+            return Decision(memory=None if choice is None else _Ahead(choice, begin, drops))
+        if isinstance(memory, _Ahead):
+            choice = memory.choice
+            if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
+                return Decision(choice.starts(), memory.drops_at(snapshot), ahead=True)
+        choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
+        return Decision(() if choice is None else choice.starts(), drops)
+
+    def _choose(
+        self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int
+    ) -> tuple[Choice | None, tuple[Drop, ...]]:
+        """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
+        drops = self.drop is DropRule.HOPELESS
+        candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.shares.widest, drops, predictor)
+        if not candidates:
+            return None, hopeless
+        ways = self.ways if self.preempt else 0
+        # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
+        short_ns = int(max(0, slack_ns) * self.stretch)
+        return find_group(candidates, predictor, self.shares, begin_ns, ways, short_ns, self.repeat), hopeless

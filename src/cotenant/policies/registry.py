@@ -1,0 +1,114 @@
+"""From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
+
+A policy is a frozen dataclass whose first field is `lanes`; the other fields are its options, with their types, ranges
+and defaults, but for `rounds`, which a plan gives. What can be derived from measurements it derives in a class method
+`resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group `GROUP`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, get_type_hints
+
+import msgspec
+
+from cotenant.core.snapshot import Policy
+from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.policies.facts import LayoutFacts
+from cotenant.policies.ordered.clockwork import Clockwork
+from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.ordered.fcfs import Fcfs
+from cotenant.policies.ordered.sjf import Sjf
+from cotenant.policies.overlap.control import Overlap
+from cotenant.policies.rounds.duty_cycle import DutyCycle
+from cotenant.types import Partition, Round
+
+GROUP = "cotenant.policies"
+"""Entry points of other packages: the name of a policy, and where its class is."""
+_GIVEN = ("lanes", "rounds")
+"""Fields that come from the device and the plan."""
+
+POLICIES: dict[str, type[Any]] = {kind.name: kind for kind in (Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle)}
+"""Policies by the name that configuration and the command line use."""
+
+
+def register(kind: type[Any]) -> None:
+    """Let a policy be known by its `name`. Raises InvalidValueError where another one has that name."""
+    if POLICIES.setdefault(kind.name, kind) is not kind:
+        raise InvalidValueError(f"policy {kind.__qualname__}", "name", kind.name, "one that no other policy has")
+
+
+def policy_class(name: str, where: str = "[policy]") -> type[Any]:
+    """The class of a policy, of this package or another one. Raises ConfigError for an unknown name."""
+    if name not in POLICIES:
+        from importlib.metadata import entry_points
+
+        for found in entry_points(group=GROUP, name=name):
+            register(found.load())
+    kind = POLICIES.get(name)
+    if kind is None:
+        raise ConfigError(f"{where}: name is {name!r}, expected one of {', '.join(sorted(POLICIES))}")
+    return kind
+
+
+def options_of(kind: type[Any]) -> dict[str, Any]:
+    """The options of a policy, with the type of each, ranges included."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind) if field.init and field.name not in _GIVEN}
+
+
+def typed_options(name: str, options: Mapping[str, object], where: str = "policy") -> dict[str, Any]:
+    """Options as the policy's own types. Raises ConfigError for one that it does not have, or a value out of range."""
+    known = options_of(policy_class(name, where))
+    made: dict[str, Any] = {}
+    for key, value in options.items():
+        if key not in known:
+            expected = ", ".join(sorted(known)) or "none"
+            raise ConfigError(f"{where}.{key}: policy {name!r} has no such option, expected one of {expected}")
+        try:
+            made[key] = msgspec.convert(value, known[key], strict=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}.{key}: {error}") from None
+    return made
+
+
+def resolve_options(name: str, options: Mapping[str, Any], facts: LayoutFacts) -> dict[str, Any]:
+    """The options with those that were left open as the policy derives them from what was measured."""
+    resolve = getattr(policy_class(name), "resolve", None)
+    return dict(options if resolve is None else resolve(options, facts))
+
+
+def make_policy(
+    name: str,
+    options: Mapping[str, object],
+    lanes: tuple[Partition, ...],
+    rounds: tuple[Round, ...] = (),
+    where: str = "policy",
+) -> Policy:
+    """Build a policy; `rounds` are those of a plan, one a lane, for policies that take them.
+
+    Raises ConfigError for an unknown name or option, or a value that the lanes do not allow.
+    """
+    kind = policy_class(name, f"[{where}]")
+    given = {"rounds": rounds} if any(field.name == "rounds" for field in fields(kind)) else {}
+    try:
+        made: Policy = kind(lanes, **given, **typed_options(name, options, where))
+    except InvalidValueError as error:
+        raise ConfigError(f"[{where}]: {error}") from None
+    return made
+
+
+def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
+    """Build the policy that a trace describes, for a replay. Raises ConfigError for what no trace says."""
+    where = "trace header"
+    try:
+        lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
+        rounds = msgspec.convert(options.get("rounds", ()), tuple[Round, ...])
+        own = {key: value for key, value in options.items() if key not in _GIVEN}
+        own = typed_options(name, own, where)
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        if name not in POLICIES:
+            raise
+        raise ConfigError(f"{where}: policy_options cannot be used ({error}): was the file changed?") from None
+    return make_policy(name, own, lanes, rounds, where)

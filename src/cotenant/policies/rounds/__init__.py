@@ -1,0 +1,1 @@
+"""Rounds of planned batches (GPU-let, ATC'22): the run-time side of a plan."""

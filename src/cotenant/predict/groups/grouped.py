@@ -1,0 +1,115 @@
+"""Beliefs about groups beside those about single launches: tables of the tenants, a fitted predictor of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol, cast
+
+from cotenant.core.predictor import Group
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyTable
+
+
+class FittedGroups(Protocol):
+    """A fitted predictor of groups; see `predict.groups.overlap`."""
+
+    @property
+    def key(self) -> str:
+        """Tells one fit from another: equal keys, equal predictions."""
+
+    @property
+    def quantile(self) -> float:
+        """What it promises."""
+
+    def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
+        """See GroupPredictor."""
+
+
+class GroupedPredictor(TablePredictor):
+    """Predicts single launches from tables with their `scales`, groups from `fitted`, times `factor`.
+
+    Without `fitted`, before groups have been measured, launches on disjoint cores are believed not to touch each other.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, LatencyTable],
+        scales: Mapping[str, float] | None = None,
+        fitted: FittedGroups | None = None,
+        factor: float = 1.0,
+    ) -> None:
+        super().__init__(tables, scales)
+        self.fitted = fitted
+        self.factor = factor
+        self._answers: dict[Group, int] = {}
+        """What `fitted` said, before `factor`."""
+
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        """See GroupPredictor; answers are memorised."""
+        if self.fitted is None:
+            answers = super().group_ns(groups)
+        else:
+            found = list(map(self._answers.get, groups))
+            answers = self._ask(self.fitted, groups, found) if None in found else cast(list[int], found)
+        factor = self.factor
+        return answers if factor == 1.0 else [max(1, round(answer * factor)) for answer in answers]
+
+    def foresee(self, groups: Iterable[Group]) -> Iterator[int]:
+        """Predict these groups, the first FORESEEN of them, so that to ask for them later takes no time.
+
+        Each step predicts some of them and says how many; in between others may ask.
+        """
+        if self.fitted is not None:
+            left = islice(groups, FORESEEN)
+            while piece := tuple(islice(left, _PIECE)):
+                self.group_ns(piece)
+                yield len(piece)
+
+    def scaled(self, scales: Mapping[str, float]) -> GroupedPredictor:
+        """The same beliefs about groups, with other factors of single launches."""
+        return self.with_beliefs(self.tables, scales, self.factor)
+
+    def with_beliefs(
+        self, tables: Mapping[str, LatencyTable], scales: Mapping[str, float], factor: float
+    ) -> GroupedPredictor:
+        """Other beliefs about single launches and another factor of groups, which are as they were fitted.
+
+        What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
+        """
+        made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin)
+        made._answers = self._answers
+        return made
+
+    def _ask(self, fitted: FittedGroups, groups: Sequence[Group], found: Sequence[int | None]) -> list[int]:
+        """The answers with those filled in that are None; they are remembered."""
+        known = self._answers
+        if len(known) > _MEMORY:
+            known.clear()
+        new: list[Group] = []
+        places: list[int] = []
+        answers = [answer or 0 for answer in found]
+        for at, group in enumerate(groups):
+            if not answers[at]:
+                # The order of members means nothing: these may have been asked for in another one.
+                ordered = tuple(sorted(group))
+                answer = known.get(ordered, 0)
+                if answer:
+                    answers[at] = known[group] = answer
+                else:
+                    new.append(ordered)
+                    places.append(at)
+        if new:
+            for at, ordered, latency in zip(places, new, fitted.group_ns(new), strict=True):
+                answers[at] = known[groups[at]] = known[ordered] = latency if latency > 1 else 1
+                if len(ordered) == 2:
+                    known[ordered[::-1]] = answers[at]
+        return answers
+
+
+_MEMORY = 1 << 18
+"""Groups whose latencies are kept at most, pairs in both orders; some 30 MB."""
+FORESEEN = 3 * _MEMORY // 8
+"""Groups that are predicted ahead of time at most: the rest of the memory is for others."""
+_PIECE = 256
+"""Groups that are predicted in one step ahead of time: some 0.5 ms."""

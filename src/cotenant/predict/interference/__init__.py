@@ -1,0 +1,1 @@
+"""How much launches slow down beside others (GPU-let, ATC'22)."""

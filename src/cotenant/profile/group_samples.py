@@ -1,0 +1,73 @@
+"""Measured latencies of groups: which groups to measure, and the file that keeps what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from cotenant.core.predictor import Group
+from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.files import decode, read_bytes, write_whole
+
+FORMAT = "cotenant-groups/1"
+
+
+class SamplesError(CotenantError):
+    """A file of samples cannot be used: names the file and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSample:
+    """What one group took: `runs_ns` are latencies from its common start to the end of its last member.
+
+    Raises InvalidValueError for a group without members, or without runs that took time.
+    """
+
+    members: Group
+    runs_ns: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        names = [member.tenant for member in self.members]
+        if not names:
+            raise InvalidValueError("group sample", "members", names, "at least one")
+        if not self.runs_ns or min(self.runs_ns) <= 0:
+            raise InvalidValueError("group sample", "runs_ns", self.runs_ns, "positive latencies, at least one")
+
+    @property
+    def median_ns(self) -> float:
+        """Median of the runs."""
+        return float(median(self.runs_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesHeader:
+    """First line of a file of samples: what they were measured on, when and by which command.
+
+    `digests` identify the model of each tenant as the profile does.
+    """
+
+    fingerprint: str
+    created: str
+    command: str
+    digests: dict[str, str]
+    format: str = FORMAT
+
+
+def save_samples(path: Path, header: SamplesHeader, samples: Sequence[GroupSample]) -> None:
+    """Write one JSON line for the header and one a sample; a reader sees the old file or the new one."""
+    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *samples)))
+
+
+def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:
+    """Read what `save_samples` wrote. Raises SamplesError when it is not that."""
+    mend = "make it with 'cotenant profile --groups'"
+    first, *lines = read_bytes(path, SamplesError, mend).splitlines() or [b""]
+    mend = f"remove it and {mend}"
+    header = decode(first, SamplesHeader, f"{path}, line 1", SamplesError, mend, FORMAT)
+    return header, [
+        decode(line, GroupSample, f"{path}, line {number}", SamplesError, mend) for number, line in enumerate(lines, 2)
+    ]

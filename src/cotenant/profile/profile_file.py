@@ -1,0 +1,80 @@
+"""The versioned profile file: what was measured, on what, when and by which command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.errors import CotenantError
+from cotenant.files import load, save
+from cotenant.profile.device import Device
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+
+FORMAT = "cotenant-profile/1"
+QUANTILES = ("p50", "p90", "p95", "p99")
+
+
+class ProfileError(CotenantError):
+    """A profile cannot be used: names the file and what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Latency of the whole model for `items` rows of declared shape `shape` on `cores` cores, over `runs` runs."""
+
+    shape: int
+    items: int
+    cores: int
+    runs: int
+    p50_ns: int
+    p90_ns: int
+    p95_ns: int
+    p99_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What is known of one model version.
+
+    `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
+    median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
+    the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs.
+    """
+
+    digest: str
+    points: tuple[Point, ...]
+    unit_ns: tuple[int, ...]
+    cuts: tuple[int, ...]
+    segment_ratio: float
+
+    def table(self, quantile: str) -> LatencyTable:
+        """The latencies at one of QUANTILES, for a predictor."""
+        rows = tuple(
+            LatencyRow(point.shape, point.items, point.cores, getattr(point, f"{quantile}_ns")) for point in self.points
+        )
+        return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All profiles of one repository on one device."""
+
+    device: Device
+    created: str
+    command: str
+    models: dict[str, ModelProfile]
+    format: str = FORMAT
+
+    def tables(self, quantile: str = "p50") -> dict[str, LatencyTable]:
+        """The latencies of all models at one quantile, for predictors and worlds."""
+        return {name: model.table(quantile) for name, model in self.models.items()}
+
+
+def save_profile(path: Path, profile: Profile) -> None:
+    """Write a profile; a reader sees the old file or the new one, never half of one."""
+    save(path, profile)
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile. Raises ProfileError when it is not one."""
+    return load(path, Profile, FORMAT, ProfileError, "make it with 'cotenant profile'")

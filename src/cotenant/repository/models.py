@@ -1,0 +1,154 @@
+"""The model repository on disk: directories with `config.toml` and `VERSION/model.onnx`, or `model.pt2`.
+
+A directory whose `config.toml` has `[application]` holds no model: it says which models work together.
+
+Finds models, opens none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.config import ModelConfig, load_model_config
+from cotenant.errors import ConfigError, CotenantError
+from cotenant.repository.formats import formats
+from cotenant.repository.paths import CONFIG_FILE
+
+_MOST_DIGITS = 18
+"""Of a version's number, which is a 64-bit integer on the wire."""
+
+
+class UnknownModelError(ConfigError):
+    """The repository has no directory of that name."""
+
+
+class UnknownApplicationError(UnknownModelError):
+    """The repository has no application of that name."""
+
+
+_APPLICATION = re.compile(r"^\s*\[\[?\s*application\s*[].]", re.MULTILINE)
+"""Told by its text, so that an application whose file is no valid TOML is called one in the error."""
+
+
+def within(root: Path, text: object) -> str:
+    """A sentence for clients, whom the place of the repository on this machine is none of: paths from there on."""
+    return str(text).replace(f"{root}{os.sep}", "").replace(str(root), root.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """One version of one model, found on disk and not yet opened."""
+
+    model: str
+    version: int
+    is_default: bool
+    path: Path
+    config: ModelConfig
+
+    @property
+    def tenant(self) -> str:
+        """The name in the core, in profiles, tables and metrics: older versions carry their number."""
+        name = self.config.tenant.name or self.model
+        return name if self.is_default else f"{name}:{self.version}"
+
+
+def model_names(root: Path) -> tuple[str, ...]:
+    """The directories that are, or are meant to be, models; none in an empty repository.
+
+    Raises ConfigError when `root` is not a directory.
+    """
+    return tuple(name for name in _folders(root) if not _declares_one(root / name))
+
+
+def application_names(root: Path) -> tuple[str, ...]:
+    """The directories that are, or are meant to be, applications. Raises ConfigError when `root` is not a directory."""
+    return tuple(name for name in _folders(root) if _declares_one(root / name))
+
+
+def is_application(root: Path, name: str) -> bool:
+    """Whether the repository has a directory of this name that declares an application, rightly or not."""
+    return name in _folders(root) and _declares_one(root / name)
+
+
+def _declares_one(folder: Path) -> bool:
+    try:
+        text = (folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return _APPLICATION.search(text) is not None
+
+
+def _folders(root: Path) -> tuple[str, ...]:
+    if not root.is_dir():
+        raise ConfigError(f"{root}: is not a directory, expected a model repository with MODEL/{CONFIG_FILE} in it")
+    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+
+
+def readable_versions(root: Path) -> Iterator[ModelVersion]:
+    """The versions of all models, but of those whose directories are wrong."""
+    for name in model_names(root):
+        try:
+            yield from find_versions(root, name)
+        except CotenantError:
+            continue
+
+
+def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
+    """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError.
+
+    The number is what counts: `1` and `01` would be one version, of which a model has one.
+    """
+    if model not in _folders(root):  # a path from a client, '..' say, must not lead out of the repository
+        raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
+    if _declares_one(root / model):
+        raise ConfigError(f"{root / model}: is an application, expected a model; its stages have models of their own")
+    folder = root / model
+    config = load_model_config(folder / CONFIG_FILE)
+    found: dict[int, Path] = {}
+    for entry in sorted(folder.iterdir()):
+        name = entry.name
+        if not (entry.is_dir() and name.isascii() and name.isdigit()):
+            continue
+        if len(name) > _MOST_DIGITS:
+            raise ConfigError(f"{entry}: is no version, expected a number of at most {_MOST_DIGITS} digits")
+        other = found.setdefault(int(name), entry)
+        if other is not entry:
+            raise ConfigError(
+                f"{folder}: the directories {other.name!r} and {name!r} are both version {int(name)}, expected one of "
+                "them; remove the other"
+            )
+    if not found:
+        raise ConfigError(f"{folder}: has no version, expected a directory '1' with a file such as model.onnx in it")
+    latest = max(found)
+    return tuple(
+        ModelVersion(model, number, number == latest, _model_file(found[number]), config) for number in sorted(found)
+    )
+
+
+def _model_file(folder: Path) -> Path:
+    """The one model file of a version: two formats might not answer alike, so none of them wins."""
+    names = [each.file for each in formats().values()]
+    found = [name for name in names if (folder / name).is_file()]
+    if len(found) > 1:
+        raise ConfigError(f"{folder}: holds {' and '.join(found)}, expected one of them; remove the other")
+    if not found:
+        others = ", ".join(names[1:])
+        raise ConfigError(
+            f"{folder / names[0]}: is missing; put the model's file there, or one of {others}, or remove the directory"
+        )
+    return folder / found[0]
+
+
+def check_owners(found: Iterable[ModelVersion], owners: Mapping[str, str]) -> None:
+    """See to it that a tenant owns one model. `owners` gives the model by tenant. Raises ConfigError."""
+    for each in found:
+        owned = owners.get(each.tenant, each.model)
+        if owned != each.model:
+            raise ConfigError(
+                f"model {each.model!r}: tenant {each.tenant!r} owns model {owned!r} already, and a tenant owns "
+                "one model: give tenant.name another value in its config.toml"
+            )

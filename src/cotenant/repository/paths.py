@@ -1,0 +1,45 @@
+"""Where everything lies in a model repository."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG_FILE = "config.toml"
+
+
+STATE_FOLDER = ".cotenant"
+"""Beside the models: the profile, copies and optimised graphs of them, and the trace. May be removed while no server
+runs."""
+
+
+SERVER_FILE = "cotenant.toml"
+
+
+def profile_path(root: Path) -> Path:
+    """Where the profile of a repository lies."""
+    return root / STATE_FOLDER / "profile.json"
+
+
+def trace_path(root: Path) -> Path:
+    """Where the server that serves a repository writes its trace."""
+    return root / STATE_FOLDER / "trace.jsonl"
+
+
+def coruns_path(root: Path) -> Path:
+    """Where the co-runs of a repository lie."""
+    return root / STATE_FOLDER / "coruns.json"
+
+
+def contention_path(root: Path) -> Path:
+    """Where the contention of a repository's models lies."""
+    return root / STATE_FOLDER / "contention.json"
+
+
+def groups_path(root: Path) -> Path:
+    """Where the measured groups of a repository lie."""
+    return root / STATE_FOLDER / "groups.jsonl"
+
+
+def overlap_path(root: Path) -> Path:
+    """Where the predictor fitted to them lies."""
+    return root / STATE_FOLDER / "overlap.npz"

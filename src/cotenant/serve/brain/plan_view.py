@@ -1,0 +1,76 @@
+"""What a server tells of the plan that it runs: the JSON of `GET /v2/cotenant/plan`, and figures for metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from cotenant.plan.file import plan_tables
+from cotenant.plan.tracking import TrackedRate
+from cotenant.plan.types import DevicePlan
+from cotenant.serve.brain.accounts import Account
+from cotenant.serve.brain.plan_lanes import PlanLanes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """The plan at a moment: its number from 1 on, and how often it was changed.
+
+    `share` is the part of the rates that the plan was made for, of those that were wanted.
+    """
+
+    version: int
+    changes: int
+    share: float
+    rates: Mapping[str, TrackedRate]
+
+
+class PlanView(Protocol):
+    """What runs a plan, as seen by those who look on. Thread-safe."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Plan, rates and attainment as plain values."""
+
+    def figures(self) -> PlanFigures:
+        """For the metrics page."""
+
+
+def plan_status(
+    plan: DevicePlan, lanes: PlanLanes, figures: PlanFigures, accounts: Mapping[str, Account], breaks: str
+) -> dict[str, Any]:
+    """The JSON of the plan. `breaks` says who breaks first where the rates do not fit, or is empty."""
+    partitions = [
+        {**table, "cores": lane.cores}
+        for table, lane in zip(plan_tables((plan,))[0]["partition"], lanes.lanes, strict=False)
+    ]
+    return {
+        "version": figures.version,
+        "changes": figures.changes,
+        "plan": {"device": plan.device, "partitions": partitions},
+        "left_cores": [core for lane in lanes.lanes[len(partitions) :] for core in lane.cores],
+        "share": figures.share,
+        "breaks": breaks,
+        "rates": {
+            tenant: {"ewma": rate.ewma, "quantile": rate.quantile} for tenant, rate in sorted(figures.rates.items())
+        },
+        "attainment": {tenant: account.attainment for tenant, account in sorted(accounts.items())},
+    }
+
+
+def plan_metrics(figures: PlanFigures) -> Iterator[Metric]:
+    """The families of a server that runs a plan."""
+    yield GaugeMetricFamily("cotenant_plan_version", "Number of the plan that runs.", value=figures.version)
+    yield CounterMetricFamily("cotenant_plan_changes", "Changes of the plan since the start.", value=figures.changes)
+    yield GaugeMetricFamily(
+        "cotenant_plan_served_ratio", "Share of the wanted rates that the plan was made for.", value=figures.share
+    )
+    rates = GaugeMetricFamily(
+        "cotenant_tenant_rate", "Rows a second that arrive: average, and quantile of windows.", labels=["tenant", "by"]
+    )
+    for tenant, rate in sorted(figures.rates.items()):
+        rates.add_metric([tenant, "ewma"], rate.ewma)
+        rates.add_metric([tenant, "quantile"], rate.quantile)
+    yield rates

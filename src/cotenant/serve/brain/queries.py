@@ -1,0 +1,64 @@
+"""From a request to a query of the core, from its end to an answer, and from counters to the protocol's statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cotenant.core.actions import Respond
+from cotenant.execute.protocol import Tensors
+from cotenant.serve.brain.accounts import Account, Sum
+from cotenant.serve.brain.clock import Clock
+from cotenant.serve.opener.models import QueryForm, ServedModel
+from cotenant.types import Query, priority_rank
+from cotenant.wire.api import Duration, InferResult, ModelStatistics, unanswered
+
+Done = Callable[[InferResult], None]
+
+
+def query_of(
+    served: ServedModel, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int
+) -> Query:
+    """The query of a request. A time-out shorter than the SLO is its deadline. Raises as `still_served` does."""
+    tenant = served.still_served()
+    slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
+    return Query(
+        id=number,
+        tenant=tenant.name,
+        arrival_ns=now_ns,
+        deadline_ns=now_ns + slo,
+        rank=priority_rank(priority or tenant.priority),
+        items=form.items,
+        shape=form.shape,
+        merge_key=form.merge_key,
+        expiry_ns=None if timeout_ns is None else now_ns + timeout_ns,
+    )
+
+
+def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Tensors | None) -> None:
+    """Tell the front-end how a query ended."""
+    if outputs is not None:
+        done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
+    else:
+        done(unanswered(respond.outcome, respond.query, version, respond.reason))
+
+
+def statistics_of(name: str, version: str, known: Account | None) -> ModelStatistics:
+    """What the protocol tells of a model's counters."""
+    account = known or Account(slo_ns=1)
+    return ModelStatistics(
+        name=name,
+        version=version,
+        last_inference_ms=account.last_ms,
+        inference_count=account.rows,
+        execution_count=account.launches,
+        success=_duration(account.success),
+        fail=_duration(account.fail),
+        queue=_duration(account.queue),
+        compute_input=_duration(account.compute_input),
+        compute_infer=_duration(account.compute_infer),
+        compute_output=_duration(account.compute_output),
+    )
+
+
+def _duration(total: Sum) -> Duration:
+    return Duration(total.count, total.ns)

@@ -1,0 +1,68 @@
+"""From one policy with its lanes to another one, make before break."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from cotenant.core.engine import Engine
+from cotenant.core.events import PolicyChanged
+from cotenant.core.snapshot import Policy
+from cotenant.errors import ConfigError
+from cotenant.execute.protocol import Sessions
+from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.predict.online import OnlineModel
+from cotenant.serve.brain.driver import Driver
+from cotenant.serve.opener.models import ServedModel
+from cotenant.types import Partition
+
+if TYPE_CHECKING:
+    from cotenant.execute.torch.executor import TorchExecutor
+
+_LEAVE_S = 60.0
+"""How long launches of the old policy are waited for before its sessions go; else they stay till the next time."""
+
+_log = logging.getLogger("cotenant.plan")
+
+
+def sessions_of(served: ServedModel, partitions: Sequence[Partition]) -> Sessions:
+    """The sessions that lanes need of a model: the whole, and its segments, for each number of threads or cores."""
+    cuts = served.tenant.cuts
+    threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in partitions)
+    return [(each, [(0, cuts[-1]), *pairwise(cuts)]) for each in threads]
+
+
+def change(
+    driver: Driver,
+    executor: OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor,
+    beliefs: OnlineModel,
+    models: Sequence[ServedModel],
+    old: Policy,
+    new: Policy,
+) -> None:
+    """Let another policy decide, when all that its lanes need is loaded and warm; let go of the rest afterwards.
+
+    Queries wait on under the keys of the new policy. Launches under way end, and cores are waited for, not taken. Gives
+    back when what was under way has ended. Raises ConfigError for a device whose lanes are fixed and for policies of
+    which one alone launches groups, ModelError when a model cannot be made ready; then everything stays as it was.
+    """
+    if not isinstance(executor, OnnxRuntimeExecutor | ProcessExecutor):
+        raise ConfigError("lanes of a GPU cannot be changed while it is served: serve it without a plan")
+    if old.grouped != new.grouped:
+        raise ConfigError(f"policy {old.name!r} cannot be changed to {new.name!r}: one of them alone launches groups")
+    for served in models:
+        executor.prepare(served.loaded, sessions_of(served, new.partitions), served.opened.shapes[0])
+
+    def widen(_: Engine) -> None:
+        beliefs.widest = max(share.size for share in new.partitions)
+
+    driver.read(widen)
+    driver.post(PolicyChanged(new))
+    if not driver.wait_ended(driver.read(lambda engine: engine.launches), _LEAVE_S):
+        _log.warning("launches of before the change have not ended after %g s: their sessions stay", _LEAVE_S)
+        return
+    for served in models:
+        executor.keep(served.loaded, sessions_of(served, new.partitions))

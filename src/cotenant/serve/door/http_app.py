@@ -1,0 +1,268 @@
+"""The HTTP front-end as a raw ASGI application: no framework, few awaits.
+
+The application holds no scheduling state: it decodes, submits, waits for the one answer and encodes. It never blocks
+its event loop: whatever can take long (control calls, large bodies, compression) runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, Answer, error_answer
+from cotenant.serve.door.http_routes import Endpoint, Route, Router
+from cotenant.serve.door.http_waiting import Receive, Waiting
+from cotenant.types import ANSWERS
+from cotenant.wire import codec_http
+from cotenant.wire.api import Backend, InferResult, ServeError, Status, not_answered
+from cotenant.wire.codec import Limits, WireRequest, less_spent, shown, size_bytes
+from cotenant.wire.ending import FAILURE, Ending
+from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_log = logging.getLogger("cotenant.http")
+
+_OCTETS = b"application/octet-stream"
+_QUERY_HEADER = QUERY_KEY.encode()
+_SPENT_HEADER = SPENT_KEY.encode()
+_OFF_LOOP_BYTES = 128 << 10
+"""Bodies from this size on are decoded and checked in a thread: 128 KiB of JSON take about a millisecond."""
+_OFF_LOOP_NS = 1_000_000
+"""Answers that take so long to be written are written in a thread; handing over costs some tenth of it."""
+_NUMBER_NS, _ITEM_NS, _SCAN_NS, _COMPRESS_NS = 80, 400, 10, 40
+"""Of a number as text, a class or an element of BYTES, a number to choose classes from, and of a byte to compress:
+measured on a core of 2.6 GHz."""
+_COMPRESS_FROM_BYTES = 1 << 10
+_JOIN_UP_TO_BYTES = 64 << 10
+"""Answers up to this size go out in one write; joining larger ones costs more than another write."""
+_PROMPT = frozenset({Endpoint.SERVER, Endpoint.LIVE, Endpoint.READY, Endpoint.MODEL_READY})
+"""Control calls that are answered on the event loop, so that probes never queue behind a model that is being loaded."""
+_CONTROL_THREADS = 8
+_CODEC_THREADS = 2
+
+
+class _DisconnectedError(Exception):
+    """The client went away before its request was complete."""
+
+
+def http_app(backend: Backend, limits: Limits) -> HttpApp:
+    """Make the ASGI application that serves `backend` to clients of the Open Inference Protocol v2."""
+    return HttpApp(backend, limits)
+
+
+class HttpApp:
+    """An ASGI application with two small pools of threads, which `close` lets go."""
+
+    def __init__(self, backend: Backend, limits: Limits) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._router = Router()
+        self._waiting: Waiting | None = None
+        self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
+        self._codec_threads = ThreadPoolExecutor(_CODEC_THREADS, "cotenant-http-codec")
+
+    def close(self) -> None:
+        """Let the idle threads end; requests in progress are not waited for."""
+        self._control_threads.shutdown(wait=False, cancel_futures=True)
+        self._codec_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return
+        close = False
+        extra: Headers = []
+        try:
+            route = self._router.find(scope["raw_path"])
+            if scope["method"] != route.method:
+                message = f"method {shown(scope['method'])} is not allowed here, expected {route.method}"
+                answer = error_answer(405, message)
+            elif route.endpoint is Endpoint.INFER:
+                answer, extra = await self._infer(route, scope["headers"], receive)
+            else:
+                answer = await self._control(route, scope["headers"], receive)
+        except ServeError as error:
+            answer = error_answer(error.status.value[0], error.message)
+            extra = _told(error.ending)
+            close = error.status is Status.TOO_LARGE
+        except _DisconnectedError:
+            return
+        except asyncio.CancelledError:
+            # uvicorn cancels what is still in progress when the grace of a stop is over.
+            answer, extra = error_answer(503, "the server is stopping"), _told(FAILURE)
+        except Exception:
+            _log.exception("%s %r failed", scope["method"], scope["raw_path"])
+            answer, extra = error_answer(500, "internal error; the server's log has the details"), _told(FAILURE)
+        pieces = answer.body if isinstance(answer.body, list) else [answer.body]
+        if len(pieces) > 1 and sum([len(piece) for piece in pieces]) <= _JOIN_UP_TO_BYTES:
+            pieces = [b"".join(pieces)]
+        length = sum([len(piece) for piece in pieces])
+        headers = [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *extra]
+        if close and _is_chunked(scope["headers"]):
+            headers.append((b"connection", b"close"))
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        for piece in pieces[:-1]:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": pieces[-1]})
+
+    async def _control(self, route: Route, headers: Headers, receive: Receive) -> Answer:
+        if route.endpoint in _PROMPT:
+            return CONTROL[route.endpoint](self._backend, route, b"")
+        body = b""
+        if route.method == "POST":
+            for name, value in headers:
+                if name == b"content-length":
+                    self._check_length(value)
+            body = await self._read(receive)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._control_threads, CONTROL[route.endpoint], self._backend, route, body)
+
+    def _check_length(self, value: bytes) -> None:
+        if not value.isdigit() or len(value) > 18 or int(value) > self._limits.max_body_bytes:
+            raise ServeError(
+                Status.TOO_LARGE,
+                f"the body has {shown(value.decode('latin-1'))} bytes, expected at most {self._limits.max_body_bytes}",
+            )
+
+    async def _read(self, receive: Receive) -> bytes:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _DisconnectedError
+        body: bytes = message.get("body", b"")
+        size = len(body)
+        chunks = [body]
+        while message.get("more_body") and size <= self._limits.max_body_bytes:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise _DisconnectedError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            chunks.append(chunk)
+        if size > self._limits.max_body_bytes:
+            raise ServeError(Status.TOO_LARGE, f"the body has more than {self._limits.max_body_bytes} bytes, the limit")
+        return body if len(chunks) == 1 else b"".join(chunks)
+
+    async def _infer(self, route: Route, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
+        header_length: int | None = None
+        content_encoding = accept = b""
+        spent_us = ""
+        for name, value in headers:
+            if name == b"content-length":
+                self._check_length(value)
+            elif name == b"inference-header-content-length":
+                header_length = codec_http.read_header_length(value)
+            elif name == b"content-encoding":
+                content_encoding = value.strip().lower()
+            elif name == b"accept-encoding":
+                accept = _single_encoding(value)
+            elif name == _SPENT_HEADER:
+                spent_us = value.decode("latin-1")
+        body = await self._read(receive)
+        loop = asyncio.get_running_loop()
+        compressed = content_encoding not in (b"", b"identity")
+        json_length = header_length or len(body)
+        is_long = (
+            compressed
+            or json_length >= _OFF_LOOP_BYTES
+            or (len(body) >= _OFF_LOOP_BYTES and _has_bytes(body, json_length))
+        )
+        wires: list[WireRequest] = []
+
+        def submit(done: Callable[[InferResult], None]) -> int:
+            wire = self._decode(route, body, header_length, content_encoding if compressed else b"")
+            wires.append(less_spent(wire, spent_us) if spent_us else wire)
+            return self._backend.submit(wires[0].request, done)
+
+        result = await self._waiting_on(loop).result(submit, receive, self._codec_threads if is_long else None)
+        wire = wires[0]
+        number = (_QUERY_HEADER, b"%d" % result.query)
+        if result.outcome not in ANSWERS:
+            end = not_answered(result, ready=self._backend.ready())
+            return error_answer(end.status.value[0], end.message), [number, *_told(end.ending)]
+        self._backend.replied(result)
+        try:
+            batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
+            if _writing_ns(wire, result, accept) >= _OFF_LOOP_NS:
+                arguments = (wire, result, batched, accept)
+                answer, described = await loop.run_in_executor(self._codec_threads, _encode, *arguments)
+            else:
+                answer, described = _encode(wire, result, batched, accept)
+        except ServeError as error:  # it has run: it is not for a gateway to send it again
+            return error_answer(error.status.value[0], error.message), [number, *_told(FAILURE)]
+        return answer, [number, *_told(Ending(result.outcome)), *described]
+
+    def _decode(self, route: Route, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
+        if encoding:
+            body = codec_http.decompress(encoding, body, self._limits)
+        if header_length == 0:
+            metadata = self._backend.metadata(route.model, route.version)
+            return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
+        return codec_http.decode_request(route.model, route.version, body, header_length, self._limits)
+
+    def _waiting_on(self, loop: asyncio.AbstractEventLoop) -> Waiting:
+        if self._waiting is None or self._waiting.loop is not loop:
+            self._waiting = Waiting(loop, self._backend.cancel)
+        return self._waiting
+
+
+@functools.cache
+def _told(ending: Ending) -> Headers:
+    return [(name.encode(), value.encode()) for name, value in ending.pairs()]
+
+
+def _encode(wire: WireRequest, result: InferResult, batched: bool, accept: bytes) -> tuple[Answer, Headers]:
+    body, json_length = codec_http.encode_response(wire, result, batched)
+    headers: Headers = []
+    if json_length is not None:
+        headers.append((b"inference-header-content-length", b"%d" % json_length))
+    if accept and sum([len(piece) for piece in body]) >= _COMPRESS_FROM_BYTES:
+        body = [codec_http.compress(accept, b"".join(body))]
+        headers.append((b"content-encoding", accept))
+    return Answer(200, JSON_TYPE if json_length is None else _OCTETS, body), headers
+
+
+def _has_bytes(body: bytes, json_length: int) -> bool:
+    """Return whether a request may hold a BYTES tensor, which is taken apart and checked element by element."""
+    return body.find(b"BYTES", 0, json_length) >= 0
+
+
+def _writing_ns(wire: WireRequest, result: InferResult, accept: bytes) -> int:
+    """Return roughly how long an answer takes to be written, in nanoseconds. Raw tensors are views and take none."""
+    total = 0
+    for name, array in result.outputs.items():
+        wish = next((wish for wish in wire.wishes if wish.name == name), None)
+        is_binary, classes = (wish.binary, wish.classes) if wish else (wire.binary_default, 0)
+        if classes:
+            rows = array.shape[0] if array.ndim else 1
+            total += _SCAN_NS * array.size + _ITEM_NS * min(array.size, classes * rows)
+        elif array.dtype.kind in "OSU":
+            total += _ITEM_NS * array.size
+            if total < _OFF_LOOP_NS:
+                total += size_bytes(array)
+        elif not is_binary:
+            total += _NUMBER_NS * array.size
+        if accept:
+            total += _COMPRESS_NS * array.nbytes
+    return total
+
+
+def _single_encoding(value: bytes) -> bytes:
+    """Return gzip or deflate where a client asks for exactly that.
+
+    Lists such as `gzip, deflate, br` are what HTTP libraries send unasked; they are answered uncompressed, because
+    compression takes the processor time that the tenants share.
+    """
+    name = value.strip().lower()
+    return name if name in (b"gzip", b"deflate") else b""
+
+
+def _is_chunked(headers: Headers) -> bool:
+    return any(name == b"transfer-encoding" for name, _ in headers)

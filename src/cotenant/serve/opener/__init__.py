@@ -1,0 +1,1 @@
+"""What is opened and served: models, applications, profiles, executors."""

@@ -1,0 +1,29 @@
+"""The append-only log of events and the actions that they caused: write, read, replay, explain."""
+
+from cotenant.trace.log import (
+    FORMAT,
+    Header,
+    Record,
+    TraceError,
+    TraceWriter,
+    decode_event,
+    encode,
+    header,
+    read,
+    replay,
+    same_decisions,
+)
+
+__all__ = [
+    "FORMAT",
+    "Header",
+    "Record",
+    "TraceError",
+    "TraceWriter",
+    "decode_event",
+    "encode",
+    "header",
+    "read",
+    "replay",
+    "same_decisions",
+]

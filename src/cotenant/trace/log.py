@@ -1,0 +1,290 @@
+"""The append-only log of events and the actions that they caused: write, read, replay.
+
+One JSON line a record. The first is a header that makes the log complete: format, versions, policy, tenants, latency
+tables and cores. Each further line is `[time_ns, kind, event, [[kind, action], ...]]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from cotenant.core import events as core_events
+from cotenant.core.actions import Action
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event
+from cotenant.core.snapshot import Policy
+from cotenant.errors import CotenantError
+from cotenant.files import decode
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.margin import NO_MARGIN, SafetyMargin
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.types import StageQuery, Tenant
+
+FORMAT = "cotenant-trace/1"
+_MOST_RECORDS = 1 << 12
+"""Records kept in memory at most."""
+
+
+class TraceError(CotenantError):
+    """A log cannot be used: names the file, the line and what was expected."""
+
+
+class Header(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a replay needs to start. `groups`, `quantile` and `factor` are those of a GroupedPredictor."""
+
+    format: str
+    created: str
+    policy: str
+    policy_options: dict[str, Any]
+    cores: tuple[int, ...]
+    tenants: tuple[Tenant, ...]
+    tables: dict[str, LatencyTable]
+    scales: dict[str, float]
+    about: dict[str, str]
+    groups: str | None = None
+    quantile: float = 0.5
+    factor: float | None = None
+    margin: SafetyMargin = NO_MARGIN
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line: an event and what it caused, as plain data."""
+
+    time_ns: int
+    kind: str
+    event: dict[str, Any]
+    actions: list[tuple[str, dict[str, Any]]]
+
+
+def header(
+    policy: Policy,
+    predictor: TablePredictor,
+    tenants: Iterable[Tenant],
+    cores: Sequence[int],
+    *,
+    created: str,
+    **about: str,
+) -> Header:
+    """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
+    plain = _PlainPredictor.of(predictor)
+    return Header(
+        FORMAT,
+        created,
+        policy.name,
+        _options(policy),
+        tuple(cores),
+        tuple(tenants),
+        plain.tables,
+        plain.scales,
+        about,
+        plain.groups,
+        plain.quantile,
+        plain.factor,
+        plain.margin,
+    )
+
+
+def _options(policy: Policy) -> dict[str, Any]:
+    """What the policy was made with."""
+    if not is_dataclass(policy):
+        return {}
+    return {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+
+
+class _PlainPolicy(msgspec.Struct):
+    """A policy in an event, as the header describes the first one."""
+
+    policy: str
+    policy_options: dict[str, Any]
+
+
+class _PlainPredictor(msgspec.Struct, omit_defaults=True):
+    tables: dict[str, LatencyTable]
+    scales: dict[str, float]
+    groups: str | None = None
+    quantile: float = 0.5
+    factor: float | None = None
+    margin: SafetyMargin = NO_MARGIN
+
+    @classmethod
+    def of(cls, predictor: TablePredictor) -> _PlainPredictor:
+        if not isinstance(predictor, GroupedPredictor):
+            return cls(predictor.tables, predictor.scales, margin=predictor.margin)
+        fitted = predictor.fitted
+        key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
+        return cls(predictor.tables, predictor.scales, key, quantile, predictor.factor, predictor.margin)
+
+
+FindGroups = Callable[[str, float], FittedGroups]
+"""Gives the fitted predictor of groups with this key, at this quantile. Raises TraceError when there is none."""
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, TablePredictor):
+        return _PlainPredictor.of(value)
+    return type(value).__name__
+
+
+def _no_groups(key: str, quantile: float) -> FittedGroups:
+    raise TraceError(f"the log was written with the fitted predictor of groups {key}, which is not here")
+
+
+MakePolicy = Callable[[str, dict[str, Any]], Policy]
+"""Builds the policy of this name that has these options."""
+
+
+def _no_policy(name: str, options: dict[str, Any]) -> Policy:
+    raise TraceError(f"a record changes to the policy {name!r}, and nobody here makes policies")
+
+
+def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
+    if plain.factor is None:
+        made = TablePredictor(plain.tables, plain.scales)
+    else:
+        fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
+        made = GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor)
+    return made.with_margin(plain.margin)
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
+_RECORD = msgspec.json.Decoder(tuple[int, str, dict[str, Any], list[tuple[str, dict[str, Any]]]])
+
+
+def encode(time_ns: int, event: Event, actions: Sequence[Action]) -> bytes:
+    """One record as a line without its end."""
+    told: object = event
+    if type(event) is core_events.PolicyChanged:  # a dataclass, of which the encoder would write the fields
+        told = _PlainPolicy(event.policy.name, _options(event.policy))
+    return _ENCODER.encode(
+        (time_ns, type(event).__name__, told, [(type(action).__name__, action) for action in actions])
+    )
+
+
+def same_decisions(record: Record, line: bytes) -> bool:
+    """Whether a line for the event of a record tells of the same actions.
+
+    Reasons are sentences for people, which another version may say in other words.
+    """
+    *told, actions = _RECORD.decode(line)
+    return told == [record.time_ns, record.kind, record.event] and _unworded(actions) == _unworded(record.actions)
+
+
+def _unworded(actions: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    return [(kind, {key: value for key, value in action.items() if key != "reason"}) for kind, action in actions]
+
+
+class TraceWriter:
+    """Writes a log. Records are kept as they are until `flush`, so that appending costs next to nothing.
+
+    Events and actions are frozen, and nobody changes a list of actions once the engine has given it out. `limit_bytes`
+    bounds the file: recording stops there and a last line says so.
+    """
+
+    def __init__(self, file: BinaryIO, head: Header, *, limit_bytes: int | None = None) -> None:
+        self._file = file
+        self._left = limit_bytes
+        self._records: list[tuple[int, Event, list[Action]]] = []
+        file.write(_ENCODER.encode(head) + b"\n")
+        file.flush()
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action]) -> None:
+        """Append one record."""
+        self._records.append((time_ns, event, actions))
+        if len(self._records) >= _MOST_RECORDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything to the file."""
+        records, self._records = self._records, []
+        self.write(records)
+
+    def write(self, records: Iterable[tuple[int, Event, list[Action]]]) -> None:
+        """Encode records and hand them to the file."""
+        for time_ns, event, actions in records:
+            if self._left is not None and self._left <= 0:
+                break
+            line = encode(time_ns, event, actions) + b"\n"
+            self._file.write(line)
+            if self._left is not None:
+                self._left -= len(line)
+                if self._left <= 0:
+                    self._file.write(_ENCODER.encode((time_ns, "LogFull", {}, [])) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.flush()
+        self._file.close()
+
+
+def read(path: Path) -> tuple[Header, Iterator[Record]]:
+    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
+        head = decode(file.readline(), Header, f"{path}: line 1", TraceError, mend, FORMAT)
+    except TraceError:
+        file.close()
+        raise
+    return head, _records(path, file)
+
+
+def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
+    with file:
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield Record(*_RECORD.decode(line))
+            except msgspec.MsgspecError as error:
+                raise TraceError(f"{path}: line {number} is not a record ({error})") from None
+
+
+def decode_event(
+    kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups, make_policy: MakePolicy = _no_policy
+) -> Event:
+    """The event of a record as the core takes it. Raises TraceError for an unknown kind or wrong fields."""
+    cls = getattr(core_events, kind, None)
+    if cls not in core_events.Event.__args__:
+        raise TraceError(f"a record is of the unknown kind {kind!r}")
+    try:
+        if cls is core_events.PredictorChanged:
+            plain = msgspec.convert(event["predictor"], _PlainPredictor)
+            return core_events.PredictorChanged(_predictor_of(plain, find_groups))
+        if cls is core_events.PolicyChanged:
+            found = msgspec.convert(event, _PlainPolicy)
+            return core_events.PolicyChanged(make_policy(found.policy, found.policy_options))
+        if cls is core_events.QueryArrived and "part_of" in event["query"]:
+            return core_events.QueryArrived(msgspec.convert(event["query"], StageQuery))
+        return msgspec.convert(event, cls)  # type: ignore[no-any-return]
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None
+
+
+def replay(
+    head: Header, records: Iterable[Record], make_policy: MakePolicy, find_groups: FindGroups = _no_groups
+) -> Iterator[tuple[Record, bytes]]:
+    """Feed the events of a log to a new engine; give each record with the line that this code would write.
+
+    `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. `same_decisions`
+    says whether the two agree: then a change of code changed no decision.
+    """
+    policy = make_policy(head.policy, head.policy_options)
+    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin)
+    predictor = _predictor_of(plain, find_groups)
+    engine = Engine(head.tenants, policy, predictor, head.cores)
+    for record in records:
+        if record.kind == "LogFull":
+            return
+        event = decode_event(record.kind, record.event, find_groups, make_policy)
+        yield record, encode(record.time_ns, event, engine.handle(event, record.time_ns))

@@ -1,0 +1,325 @@
+"""The house rules that a machine can check: who may import whom, how long a module may be, no order from a set."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cotenant
+
+PACKAGE = Path(cotenant.__file__).parent
+MODULES = {
+    ".".join(("cotenant", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+PURE = sorted(name for name in MODULES if name.split(".")[1:2] in (["core"], ["policies"]))
+
+LAW = (
+    ("errors", "files", "log"),
+    ("types",),
+    ("metrics",),
+    ("graph",),
+    ("core",),
+    ("profile",),
+    ("predict",),
+    ("policies",),
+    ("wire",),
+    ("workload",),
+    ("config",),
+    ("repository",),
+    ("trace",),
+    ("execute",),
+    ("world",),
+    ("measure",),
+    ("plan",),
+    ("sim",),
+    ("serve",),
+    ("zoo",),
+    ("load",),
+    ("cluster",),
+    ("report",),
+    ("cli",),
+    ("__main__",),
+)
+"""The floors of the house: a package imports what stands above it in this list, and what stands beside it, never what
+stands below."""
+NEVER = (
+    ("world", "predict"),
+    ("policies", "predict"),
+    ("plan", "execute"),
+    ("sim", "execute"),
+    ("serve.brain", "wire.codec_http"),
+    ("serve.brain", "wire.codec_grpc"),
+    ("serve.brain", "serve.door"),
+)
+"""Who does not import whom though the floors would let it: worlds are no beliefs, decisions know no wire."""
+PURE_MAY_IMPORT = (
+    "cotenant.core",
+    "cotenant.policies",
+    "cotenant.types",
+    "cotenant.errors",
+    "cotenant.graph.dfg",
+)
+IMPURE_STDLIB = {
+    "asyncio",
+    "concurrent",
+    "datetime",
+    "io",
+    "logging",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "select",
+    "signal",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+}
+WEB = {"aiohttp", "grpc", "httptools", "prometheus_client", "uvicorn", "uvloop", "websockets"}
+ACCELERATOR = {"cuda", "cupy", "onnxruntime", "pycuda", "ray", "torch", "tvm"}
+LINES = 400
+
+
+def tree(name: str) -> ast.Module:
+    return ast.parse(MODULES[name].read_text())
+
+
+def imports(name: str) -> Iterator[str]:
+    """Every module that a module imports, at any depth of its code; relative imports resolved."""
+    package = name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(tree(name)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join((*parent, base) if base else parent)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield full if full in MODULES else base
+
+
+def is_within(name: str, roots: tuple[str, ...]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def test_the_modules_were_found() -> None:
+    assert {"cotenant", "cotenant.core.engine", "cotenant.policies.ordered.edf", "cotenant.sim.driver"} <= set(MODULES)
+    assert "cotenant.core.engine" in PURE
+    assert "cotenant.policies" in PURE
+
+
+def broken(known: dict[str, list[str]]) -> list[str]:
+    """The imports that break the law, of all that are known by module."""
+    floors = {room: number for number, rooms in enumerate(LAW) for room in rooms}
+    found = []
+    for name, imported in sorted(known.items()):
+        for other in sorted(dict.fromkeys(imported)):
+            if not is_within(other, ("cotenant",)) or "cotenant" in (name, other):
+                continue
+            room, other_room = name.split(".")[1], other.split(".")[1]
+            is_below = floors[other_room] > floors[room]
+            is_denied = any(
+                is_within(name, (f"cotenant.{a}",)) and is_within(other, (f"cotenant.{b}",)) for a, b in NEVER
+            )
+            if is_below or is_denied:
+                found.append(f"{name} imports {other}")
+    return found
+
+
+def test_no_package_imports_one_that_stands_below_it() -> None:
+    known = {name: list(imports(name)) for name in MODULES}
+    assert sum(map(len, known.values())) > 1000
+    assert broken(known) == []
+
+
+def test_every_package_has_a_floor() -> None:
+    rooms = {name.split(".")[1] for name in MODULES if name != "cotenant"}
+    assert rooms == {room for floor in LAW for room in floor}
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("cotenant.core.engine", "cotenant.predict.table"),
+        ("cotenant.wire.encode", "cotenant.load.http"),
+        ("cotenant.world.simulated", "cotenant.predict.table"),
+        ("cotenant.serve.brain.driver", "cotenant.serve.door.http_app"),
+    ],
+)
+def test_a_broken_law_is_seen(name: str, other: str) -> None:
+    assert broken({name: [other]}) == [f"{name} imports {other}"]
+
+
+def test_core_and_policies_are_pure() -> None:
+    for name in PURE:
+        for imported in imports(name):
+            root = imported.partition(".")[0]
+            if root == "cotenant":
+                assert is_within(imported, PURE_MAY_IMPORT), f"{name} imports {imported}"
+            else:
+                assert root in {*sys.stdlib_module_names, "msgspec"}, f"{name} imports {imported}"
+                assert root not in IMPURE_STDLIB, (
+                    f"{name} imports {imported}: clock, threads, I/O, logging and chance come from outside"
+                )
+        nodes = [node.func for node in ast.walk(tree(name)) if isinstance(node, ast.Call)]
+        calls = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert not calls & {"open", "print", "input", "__import__", "eval"}, name
+
+
+@pytest.mark.parametrize("allowed", ["cotenant.types", "cotenant.errors", "cotenant.graph.dfg"])
+def test_what_the_core_may_import_is_pure_itself(allowed: str) -> None:
+    for imported in imports(allowed):
+        root = imported.partition(".")[0]
+        if root == "cotenant":
+            assert is_within(imported, PURE_MAY_IMPORT), f"{allowed} imports {imported}"
+        else:
+            assert root in {*sys.stdlib_module_names, "msgspec"} - IMPURE_STDLIB, f"{allowed} imports {imported}"
+
+
+# --- sets ------------------------------------------------------------------------------------------------------
+
+
+def is_set(node: ast.expr) -> bool:
+    """Whether an expression is plainly a set."""
+    if isinstance(node, ast.Set | ast.SetComp):
+        return True
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name):
+            return node.func.id in {"set", "frozenset"}
+        if isinstance(node.func, ast.Attribute):
+            return node.func.attr in {"union", "intersection", "difference", "symmetric_difference"}
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr | ast.BitAnd | ast.Sub | ast.BitXor):
+        return is_set(node.left) or is_set(node.right)
+    return False
+
+
+def is_set_annotation(node: ast.expr | None) -> bool:
+    base = node.value if isinstance(node, ast.Subscript) else node
+    return isinstance(base, ast.Name) and base.id in {"set", "frozenset", "Set", "AbstractSet"}
+
+
+def iterations_over_sets(module: ast.Module) -> list[int]:
+    """Lines that take elements of a set one by one: loops, comprehensions, stars, list(), tuple(), iter() and so on."""
+    known = set()
+    for node in ast.walk(module):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign) and is_set(node.value):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign) and (
+            is_set_annotation(node.annotation) or (node.value and is_set(node.value))
+        ):
+            targets = [node.target]
+        elif isinstance(node, ast.arg) and is_set_annotation(node.annotation):
+            known.add(node.arg)
+        for target in targets:
+            known |= {
+                t.id if isinstance(t, ast.Name) else t.attr for t in [target] if isinstance(t, ast.Name | ast.Attribute)
+            }
+
+    def takes_from_set(node: ast.expr) -> bool:
+        label = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+        return is_set(node) or label in known
+
+    lines = []
+    for node in ast.walk(module):
+        if isinstance(node, ast.For) and takes_from_set(node.iter):
+            lines.append(node.lineno)
+        elif isinstance(node, ast.ListComp | ast.GeneratorExp | ast.DictComp | ast.SetComp):
+            lines += [node.lineno for made in node.generators if takes_from_set(made.iter)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in {"list", "tuple", "iter", "enumerate", "zip", "map", "next"}:
+                lines += [node.lineno for argument in node.args if takes_from_set(argument)]
+        elif isinstance(node, ast.Starred) and takes_from_set(node.value):
+            lines.append(node.lineno)
+    return lines
+
+
+def test_nothing_iterates_over_a_set() -> None:
+    assert {name: lines for name in PURE if (lines := iterations_over_sets(tree(name)))} == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for x in {1, 2}: pass",
+        "for x in set(y): pass",
+        "[x for x in {a for a in b}]",
+        "taken: set[int] = make()\nfor x in taken: pass",
+        "self.taken = set()\nlist(self.taken)",
+        "def f(names: frozenset[str]): return [*names]",
+        "for x in set(a) | b: pass",
+        "for x in a.union(b): pass",
+    ],
+)
+def test_the_search_for_sets_finds_them(code: str) -> None:
+    assert len(iterations_over_sets(ast.parse(code))) == 1
+
+
+# --- sizes and weights -------------------------------------------------------------------------------------------
+
+
+def test_no_module_is_long() -> None:
+    generated = ("_pb2.py", "_pb2_grpc.py")
+    lengths = {
+        name: len(path.read_text().splitlines()) for name, path in MODULES.items() if not path.name.endswith(generated)
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > LINES} == {}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level packages in sys.modules of a fresh interpreter after a statement."""
+    code = f"import sys\nbefore = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
+    environment = {"PYTHONPATH": str(PACKAGE.parent), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_import_cotenant_is_light() -> None:
+    loaded = loaded_after("import cotenant")
+    assert "cotenant" in loaded
+    assert loaded.isdisjoint({"numpy", "onnx", "google", "msgspec", "rich", "typer", *WEB, *ACCELERATOR})
+
+
+def test_core_and_policies_load_nothing_heavy() -> None:
+    loaded = loaded_after("; ".join(f"import {name}" for name in PURE))
+    assert loaded - {"cotenant", "msgspec", "typing_extensions"} <= set(sys.stdlib_module_names)
+    assert loaded.isdisjoint({"asyncio", "socket", "logging", "threading"})
+
+
+PLANNING = sorted(name for name in MODULES if name.split(".")[1:2] in (["sim"], ["plan"]))
+
+
+def test_sim_and_plan_load_no_web_and_no_accelerator_package() -> None:
+    assert "cotenant.sim.driver" in PLANNING
+    loaded = loaded_after("; ".join(f"import {name}" for name in PLANNING))
+    assert "cotenant" in loaded
+    assert loaded.isdisjoint(WEB | ACCELERATOR)
+    assert not any(is_within(imported, ("cotenant.serve",)) for name in PLANNING for imported in imports(name))
+
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_test_modules_share_through_support_alone() -> None:
+    """What two of them need stands in tests/support: a module of tests is imported by nobody."""
+    found = sorted(TESTS.rglob("*.py"))
+    names = {path.stem for path in found if path.name.startswith("test_")}
+    assert len(names) > 100
+    assert len({path.name for path in found if path.name.startswith("test_")}) == len(names), "two of one name"
+    for path in found:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom | ast.Import):
+                imported = [node.module] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
+                assert not names & set(imported), f"{path.name} imports {imported}"

@@ -1,0 +1,29 @@
+"""The examples print what the documentation shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PRINTED = sorted((EXAMPLES / "output").glob("*.txt"))
+
+
+@pytest.mark.parametrize("expected", PRINTED, ids=lambda path: path.stem)
+def test_example_prints_what_is_recorded(expected: Path) -> None:
+    script = EXAMPLES / f"{expected.stem}.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == expected.read_text(encoding="utf-8")
+
+
+def test_every_example_is_checked() -> None:
+    own_test = {"read_picture", "application", "wordpiece"}  # trained models: see tests/zoo
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - own_test == {path.stem for path in PRINTED}
+
+
+def test_the_readme_shows_the_recorded_output() -> None:
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    assert (EXAMPLES / "output" / "one_query.txt").read_text(encoding="utf-8") in readme

@@ -1,0 +1,314 @@
+"""The parts of a cluster that need no Ray: assignment, routes, turns, the failure detector, what is planned anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.cluster.account import Account
+from cotenant.cluster.balance import Balancer
+from cotenant.cluster.detector import Detector, DetectorSettings
+from cotenant.cluster.head import models_of, read_note, started, write_note
+from cotenant.cluster.node_server import node_config
+from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
+from cotenant.cluster.ray_fleet import need_ray, node_of
+from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeReport, Part, Served
+from cotenant.errors import InvalidValueError
+from cotenant.plan.elastic import Elastic
+from cotenant.plan.follow import Follower, FollowSettings, Reason
+from cotenant.plan.scaling import ScalingSettings
+from cotenant.plan.tables import TableCosts
+from cotenant.plan.tracking import TrackingSettings
+from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot
+from cotenant.wire.oip import MESSAGES
+from cotenant.wire.skim import WireError, length_field, string_field
+from repositories import write_good
+
+MS = 1_000_000
+CORE = DeviceType("core", ((1,),), 1 << 40)
+KINDS = {"core": CORE}
+NODES = tuple(Node(f"node-{number}", "core") for number in range(3))
+COSTS = TableCosts({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.fromkeys("abc", 0))
+"""10 ms a row, never batched: a core serves 100 rows a second."""
+PLANNER = Elastic()
+FOLLOW = FollowSettings(TrackingSettings(headroom=0.0, patience=2), ScalingSettings(margin=0.0))
+
+
+def device(*tenants: str, rate: float = 10.0, kind: str = "core") -> DevicePlan:
+    return DevicePlan(kind, (PartitionPlan(1, 50 * MS, tuple(Slot(name, 1, rate) for name in tenants)),))
+
+
+def loads(**rates: float) -> tuple[Load, ...]:
+    return tuple(Load(name, name, rate, 200 * MS) for name, rate in rates.items())
+
+
+# --- who runs where ---------------------------------------------------------------------------------------------------
+
+
+def test_devices_stay_where_their_tenants_run() -> None:
+    running = {"node-1": device("a", "b"), "node-2": device("c")}
+    placed = assign(Plan((device("c", "d"), device("b"))), NODES, running)
+    assert placed == {"node-1": device("b"), "node-2": device("c", "d")}
+
+
+def test_a_node_that_runs_something_goes_before_an_idle_one() -> None:
+    assert list(assign(Plan((device("z"),)), NODES, {"node-2": device("a")})) == ["node-2"]
+
+
+def test_more_devices_than_nodes_of_their_type_are_an_error() -> None:
+    with pytest.raises(PlanError, match="1 devices of type 'gpu', expected at most 0 nodes"):
+        assign(Plan((device("a", kind="gpu"),)), NODES, {})
+
+
+def test_routes_have_the_planned_rates_as_weights() -> None:
+    placed = {"node-0": device("a", "b", rate=30.0), "node-1": device("a", rate=10.0)}
+    asked = loads(a=40.0, b=30.0, c=1.0)
+    parts = parts_of(placed, asked, KINDS, {"a": "A", "b": "B", "c": "C"})
+    assert parts["node-0"].models == ("A", "B")
+    assert [(load.tenant, load.rate_per_s) for load in parts["node-1"].loads] == [("a", 10.0)]
+    addresses = {node: Address("h", number, 0) for number, node in enumerate(placed)}
+    table = table_of(3, parts, asked, {"a": "A", "b": "B", "c": "C"}, addresses)
+    assert {route.model: route.shares for route in table.routes} == {
+        "A": (("node-0", 30.0), ("node-1", 10.0)),
+        "B": (("node-0", 30.0),),
+        "C": (),
+    }
+    cut = table.without(("node-0",))
+    assert cut.version == 4
+    assert list(cut.addresses) == ["node-1"]
+    assert [route.shares for route in cut.routes] == [(("node-1", 10.0),), (), ()]
+    assert Plan(tuple(placed.values())).rates_per_s == {"a": 40.0, "b": 30.0}
+
+
+def test_a_node_that_only_loses_takes_its_part_after_the_table() -> None:
+    def part(*tenants: str, rate: float = 10.0) -> Part:
+        return Part(device(*tenants, rate=rate), CORE, (), ())
+
+    assert gains(part("a"), None)
+    assert gains(part("a", "b"), part("a"))
+    assert gains(part("a", rate=11.0), part("a"))
+    assert not gains(part("a"), part("a", "b"))
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+def test_turns_follow_the_weights_exactly(weights: list[int]) -> None:
+    balancer = Balancer([(str(number), float(weight)) for number, weight in enumerate(weights)])
+    taken = Counter(balancer.choose({}) for _ in range(3 * sum(weights)))
+    assert taken == {str(number): 3 * weight for number, weight in enumerate(weights)}
+
+
+def test_turns_are_smooth_and_equal_ones_go_to_the_node_with_least_under_way() -> None:
+    balancer = Balancer([("a", 2.0), ("b", 1.0)])
+    assert [balancer.choose({}) for _ in range(6)] == ["a", "b", "a"] * 2
+    equal = Balancer([("a", 1.0), ("b", 1.0)])
+    assert equal.choose({"a": 5, "b": 1}) == "b"
+    assert Balancer([("a", 1.0), ("b", 9.0)]).choose({}, without=["b"]) == "a"
+    assert equal.choose({}, without=["a", "b"]) is None
+
+
+# --- the failure detector ---------------------------------------------------------------------------------------------
+
+
+def test_silence_death_and_suspicion() -> None:
+    detector = Detector(DetectorSettings(interval_ns=10, misses=3))
+    for node in ("quiet", "dead", "suspect", "cleared", "well"):
+        detector.heard(node, 0)
+    detector.died("dead", "killed")
+    detector.suspect("suspect", 5)
+    detector.suspect("suspect", 14)  # the first one counts
+    detector.suspect("cleared", 5)
+    detector.heard("cleared", 8)
+    detector.suspect("unknown", 5)
+    assert detector.lost(15) == {"dead": "killed"}
+    assert set(detector.lost(16)) == {"dead", "suspect"}
+    for node in ("well", "cleared"):
+        detector.heard(node, 30)
+    assert set(detector.lost(30)) == {"dead", "suspect"}
+    assert detector.lost(31)["quiet"] == "no heartbeat for 0.0 s"
+    for node in ("quiet", "dead", "suspect"):
+        detector.forget(node)
+    assert detector.lost(60) == {}
+    assert detector.watched == ("cleared", "well")
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InvalidValueError, match="misses is 0"):
+        DetectorSettings(misses=0)
+    with pytest.raises(InvalidValueError, match="interval_ns is 0"):
+        DetectorSettings(interval_ns=0)
+
+
+# --- what is planned anew ---------------------------------------------------------------------------------------------
+
+
+def test_a_tenant_that_leaves_no_room_for_any_share_is_left_out_and_served_in_what_is_left() -> None:
+    urgent = Load("a", "a", 10.0, 25 * MS)  # a round of 10 ms and 10 ms of work: nothing else fits beside it
+    asked = (urgent, *loads(b=40.0, c=40.0))
+    step = Follower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(asked, None)
+    assert step.held is not None
+    assert step.held.whole
+    lost = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(asked, step.held, lost=True)
+    assert lost.held is not None
+    assert lost.held.left_out == ("a",)
+    assert not lost.held.whole
+    assert lost.breaks is not None
+    kept = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(asked, lost.held)
+    assert kept.reason is Reason.KEEP
+    more = Follower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(asked, lost.held)
+    assert more.reason is Reason.MORE
+    assert more.held is not None
+    assert more.held.whole
+
+    placed = assign(lost.held.plan, NODES[:1], {})
+    guests = place_guests(lost.held.left_out, placed, {})
+    names = {"a": "A", "b": "B", "c": "C"}
+    parts = parts_of(placed, asked, KINDS, names, guests)
+    assert (parts["node-0"].tenants, parts["node-0"].guests) == (("b", "c"), ("a",))
+    assert parts["node-0"].models == ("A", "B", "C")
+    routes = table_of(1, parts, asked, names, {"node-0": Address("h", 1, 2)}).routes
+    assert {route.tenant: [node for node, _ in route.shares] for route in routes} == {key: ["node-0"] for key in "abc"}
+    whole = parts_of(placed, asked, KINDS, names)["node-0"]
+    assert gains(parts["node-0"], whole)
+    assert not gains(whole, parts["node-0"])
+
+
+def test_guests_stay_where_they_run_or_go_where_it_is_least_crowded() -> None:
+    placed = {"node-0": device("a", "b"), "node-1": device("c")}
+    assert place_guests(["x", "y"], placed, {}) == {"x": "node-1", "y": "node-0"}
+    runs = parts_of({"node-0": device("x")}, loads(x=1.0), KINDS, {"x": "X"})
+    assert place_guests(["x"], placed, runs) == {"x": "node-0"}
+
+
+def test_scaling_down_keeps_the_nodes_that_run_something() -> None:
+    nodes = (*NODES, Node("strange", "gpu"))
+    assert [node.name for node in inventory_of(nodes, {"node-2": 1}, KINDS)] == ["node-2", "node-0", "node-1"]
+
+
+# --- what is known of the load ----------------------------------------------------------------------------------------
+
+
+def test_rates_count_rows_and_refused_queries() -> None:
+    account = Account(loads(a=1.0), {"a": "A"}, TrackingSettings(alpha=1.0, windows=1))
+    nodes = {"n": NodeReport(None, served={"A": Served(rows=60, queries=20)})}
+
+    def look(counts: Counts, at_s: float) -> None:
+        account.look(GatewayReport({"a": counts}, {}, (), 1), nodes)
+        account.close_window(round(at_s * 1e9))
+
+    look(Counts(offered=10, in_time=10), 0.0)
+    assert account.asked() == {}
+    look(Counts(offered=50, in_time=40, refused=10), 2.0)
+    assert account.asked() == {"a": 60.0}  # 40 queries of 3 rows in 2 s
+    assert account.attainment == {"a": 0.75}
+    look(Counts(offered=51, in_time=41, refused=10), 2.5)
+    assert account.asked() == {"a": 60.0}  # half a second after a loss says nothing
+    look(Counts(offered=51, in_time=41, refused=10), 12.5)
+    assert account.attainment == {"a": 1.0}
+
+
+@pytest.mark.parametrize("first", [5, 100, 400])
+def test_a_gateway_that_is_started_anew_goes_on_where_the_old_one_ended(first: int) -> None:
+    """However much it has counted by the first look at it: less than the old one, as much, or more."""
+    account = Account(loads(a=1.0, b=1.0), {"a": "A", "b": "B"}, TrackingSettings(alpha=1.0, windows=1))
+    account.look(GatewayReport({"a": Counts(offered=90, in_time=90), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
+    account.close_window(0)
+    account.look(GatewayReport({"a": Counts(offered=100, in_time=98), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
+    account.look(GatewayReport({"a": Counts(offered=first, in_time=first)}, {}, (), 1, "new"), {})
+    account.close_window(10_000_000_000)
+    assert account.asked() == {"a": (10 + first) / 10, "b": 0.0}
+    assert account.counts == {"a": Counts(offered=100 + first, in_time=98 + first, failed=2), "b": Counts(4, 4)}
+    assert account.attainment == {"a": (8 + first) / (10 + first), "b": None}
+    account.look(GatewayReport({"a": Counts(offered=first + 10, in_time=first, refused=10)}, {}, (), 1, "new"), {})
+    account.close_window(20_000_000_000)
+    assert account.asked() == {"a": 1.0, "b": 0.0}
+    assert account.attainment == {"a": 0.0, "b": None}
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def test_names_are_read_without_decoding() -> None:
+    message = MESSAGES["ModelInferRequest"](model_name="mödel", id="7")
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 1000])
+    message.raw_input_contents.append(b"\xff" * 4000)
+    data = message.SerializeToString()
+    assert string_field(data, 1) == "mödel"
+    assert string_field(data, 3) == "7"
+    assert string_field(data, 2) == ""
+    assert string_field(b"", 1) == ""
+    mixed = b"\x10\x01" + b"\x19" + bytes(8) + b"\x25" + bytes(4) + length_field(1, b"late")
+    assert string_field(mixed, 1) == "late"
+
+
+@pytest.mark.parametrize("data", [b"\x0a\x05abc", b"\x0a", b"\x0f", b"\xff" * 12, b"\x0a\x01\xff", b"\x19\x00"])
+def test_what_is_no_message_is_an_error(data: bytes) -> None:
+    with pytest.raises(WireError):
+        string_field(data, 1)
+
+
+@given(st.binary(max_size=40))
+def test_no_bytes_make_the_reader_fail_otherwise(data: bytes) -> None:
+    try:
+        string_field(data, 1)
+    except WireError:
+        return
+
+
+@given(st.binary(max_size=400))
+def test_a_field_holds_its_content(content: bytes) -> None:
+    found = MESSAGES["ModelStreamInferResponse"].FromString(length_field(1, b"e" * len(content)))
+    assert len(found.error_message) == len(content)
+
+
+# --- odds and ends ----------------------------------------------------------------------------------------------------
+
+
+def test_a_node_keeps_the_repository_s_settings_but_for_what_the_cluster_decides() -> None:
+    text = '[plan]\nfile = "p"\n[server]\nhttp_port = 1\ndrain_s = 2.5\n[device]\ncores = [0]\nlanes = [[0], [1]]\n'
+    assert node_config(text) == "[server]\ndrain_s = 2.5\n\n[device]\n"
+
+
+def test_tenants_are_found_in_the_repository(tmp_path_factory: pytest.TempPathFactory) -> None:
+    root = write_good(tmp_path_factory.mktemp("m"), "two", "chooser")
+    known = Load("Owner of two", "two", 1.0, 1)
+    assert models_of(root, [known]) == {"Owner of two": "two"}
+    with pytest.raises(PlanError, match=r"tenant 'x' owns no model in .*, expected one of Owner of two, chooser"):
+        models_of(root, [known, Load("x", "two", 1.0, 1)])
+
+
+def test_a_note_of_a_process_that_has_ended_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("n") / "note.json"
+    with pytest.raises(ClusterError, match="no cluster was started here"):
+        read_note(path)
+    write_note(Address("127.0.0.1", 7, 8), path)
+    assert read_note(path)["http_port"] == 7
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_text(path.read_text().replace('"started": "', '"started": "1'))
+    with pytest.raises(ClusterError, match="cotenant cluster up"):
+        read_note(path)
+    assert started(1 << 30) == ""
+
+
+def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    need_ray()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ClusterError, match=r"pip install 'cotenant\[cluster\]'"):
+        need_ray()
+
+
+def test_nodes_are_told_apart_by_their_labels() -> None:
+    entry = {"NodeID": "abcdef0123", "NodeManagerHostname": "host", "Labels": {}}
+    assert node_of(entry, KINDS) == Node("host-abcdef", "core", "abcdef0123")
+    labels = {"cotenant-node": "first", "cotenant-device": "big"}
+    two = {**KINDS, "big": CORE}
+    assert node_of({**entry, "Labels": labels}, two) == Node("first", "big", "abcdef0123")
+    with pytest.raises(
+        ClusterError, match="node 'host-abcdef' has no label 'cotenant-device', expected one of core, big"
+    ):
+        node_of(entry, two)

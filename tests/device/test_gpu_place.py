@@ -1,0 +1,146 @@
+"""A configuration that asks for a GPU, with the CPU's streams in its place: profiled and served as on hardware."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cotenant.config import DeviceSection, ServerConfig
+from cotenant.errors import ConfigError
+from cotenant.execute import layout as layout_module
+from cotenant.execute.gpu.sm_ladder import SmGrid
+from cotenant.execute.gpu.streams import CpuStreams
+from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.measure.contention import calibrate
+from cotenant.measure.groups import GroupEffort, measure_groups
+from cotenant.measure.place import CorePlace, StreamPlace, open_place
+from cotenant.measure.solo import Effort
+from cotenant.measure.sweep import profile_repository
+from cotenant.serve.server import Server
+from cotenant.types import Partition
+from cotenant.wire.api import InferRequest, InferResult
+from repositories import config
+from torch_small import save_small, small_cnn
+
+WAIT_S = 30.0
+HALVES = DeviceSection(kind="cuda", isolation="thread", shares=(50.0, 50.0))
+SETTINGS = ServerConfig(device=HALVES)
+TINY = Effort(0.0, 3, 3, 1)
+
+
+class Gpu(CpuStreams):
+    """The CPU's streams, which note how the device was divided and whether it was let go."""
+
+    opened: list[Gpu]
+
+    def __init__(self, section: DeviceSection, partitions: Sequence[Partition]) -> None:
+        super().__init__()
+        self.partitions = tuple(partitions)
+        self.lanes: list[Partition] = []
+        self.is_closed = False
+        self.opened.append(self)
+
+    def lane(self, partition: Partition) -> Any:
+        self.lanes.append(partition)
+        return super().lane(Partition((0,)) if partition.cores != (0,) else partition)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Gpu]:
+    """Two shares of four SMs each, in place of what the driver would say."""
+    Gpu.opened = []
+    monkeypatch.setattr(layout_module, "_ask_driver", lambda *_: SmGrid(8, 4))
+    monkeypatch.setattr("cotenant.execute.gpu.configured.open_streams", Gpu)
+    monkeypatch.setattr("cotenant.serve.opener.executors.open_streams", Gpu)
+    return Gpu
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    made = tmp_path / "models"
+    (made / "cnn" / "1").mkdir(parents=True)
+    save_small(tmp_path)
+    shutil.copy(tmp_path / "cnn.pt2", made / "cnn" / "1" / "model.pt2")
+    (made / "cnn" / "config.toml").write_text(config(max_batch=2, more="priority = 1\n"), encoding="utf-8")
+    return made
+
+
+def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], root: Path) -> None:
+    told: list[str] = []
+    before = os.sched_getaffinity(0)
+    profile, errors = profile_repository(
+        root, SETTINGS, TINY, fresh=True, on_step=lambda done, total, text: told.append(text)
+    )
+    assert errors == {}
+    assert {(point.items, point.cores) for point in profile.models["cnn"].points} == {(1, 4), (2, 4)}
+    [device] = gpu.opened
+    assert device.partitions == (Partition((0, 1, 2, 3), "cuda:0"), Partition((4, 5, 6, 7), "cuda:0"))
+    assert device.is_closed
+    assert "cnn: 2 rows on 4 SM(s)" in told
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_server_profiles_and_answers_on_the_streams(gpu: type[Gpu], root: Path) -> None:
+    server = Server(root, SETTINGS)
+    server.start()
+    [device] = gpu.opened
+    try:
+        assert server.cores == tuple(range(8))
+        executor: Any = server._executor
+        assert isinstance(executor, TorchExecutor)
+        image = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+        results: list[InferResult] = []
+        answered = threading.Event()
+
+        def done(result: InferResult) -> None:
+            results.append(result)
+            answered.set()
+
+        server.submit(InferRequest("cnn", {"x": image}), done)
+        assert answered.wait(WAIT_S)
+        with torch.inference_mode():
+            expected = small_cnn()(torch.from_numpy(image)).numpy()
+        np.testing.assert_allclose(next(iter(results[0].outputs.values())), expected, rtol=1e-4, atol=1e-5)
+        assert executor._models["cnn"].urgent, "it has a priority"
+        assert {each.cores for each in device.lanes} <= {lane.cores for lane in server.lanes}
+    finally:
+        server.stop()
+    assert device.is_closed
+
+
+def test_without_a_gpu_the_reason_is_given(root: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigError, match=r"\[device\]: kind is 'cuda', but "):
+        Server(root, SETTINGS)
+    with pytest.raises(ConfigError, match=r"\[device\]: kind is 'cuda', but "):
+        profile_repository(root, SETTINGS, TINY, fresh=True, on_step=lambda *_: None)
+
+
+def test_what_is_measured_on_cores_alone_says_so(gpu: type[Gpu], root: Path) -> None:
+    profile, _ = profile_repository(root, SETTINGS, TINY, fresh=True, on_step=lambda *_: None)
+    with pytest.raises(ConfigError, match="groups are measured on the CPU alone"):
+        measure_groups(root, SETTINGS, profile, GroupEffort(), fresh=True, on_step=lambda *_: None)
+    with pytest.raises(ConfigError, match="contention is measured on the CPU alone"):
+        calibrate(root, SETTINGS, TINY)
+
+
+def test_places(gpu: type[Gpu]) -> None:
+    cores = open_place(DeviceSection(), ())
+    assert isinstance(cores, CorePlace)
+    assert cores.threads((0,)) == 1
+    assert cores.threads((0, 1)) == (0, 1)
+    streams = open_place(HALVES, ())
+    assert isinstance(streams, StreamPlace)
+    assert streams.threads(tuple(range(8))) == 1

@@ -1,0 +1,517 @@
+"""Shares of a GPU: the arithmetic of groups, green contexts over a driver that is not there, and over a real one."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.gpu._sm_probe import survey
+from cotenant.config import DeviceSection, load_server_config
+from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.execute.gpu import cuda_driver, sm_groups
+from cotenant.execute.gpu.cuda_driver import GpuError, load_driver
+from cotenant.execute.gpu.sm_groups import ask_grid
+from cotenant.execute.gpu.sm_ladder import (
+    SmGrid,
+    counts_of,
+    granularity_of,
+    groups_of,
+    is_whole,
+    partition_of,
+    remaining,
+    resplit,
+    shares_of,
+    whole,
+)
+from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
+from cotenant.execute.layout import lanes_of
+from cotenant.types import Partition
+from fake_cuda import FakeCuda
+
+H100 = SmGrid(132, 8)
+
+
+def slots(start: int, stop: int, index: int = 0) -> Partition:
+    return Partition(tuple(range(start, stop)), f"cuda:{index}")
+
+
+def opened(driver: FakeCuda, index: int = 0) -> GreenShares:
+    return GreenShares.open(index, driver, wrap=lambda address, index: ("stream", address, index))
+
+
+# --- the ladder ----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_grid_leaves_over() -> None:
+    assert (H100.groups, H100.spare) == (16, 4)
+    assert (SmGrid(108, 4).groups, SmGrid(108, 4).spare) == (27, 0)
+    assert SmGrid(132, 8, 15).spare == 12
+    for wrong in ((132, 8, 17), (4, 8, 0), (8, 0, 4)):
+        with pytest.raises(InvalidValueError, match="groups"):
+            SmGrid(*wrong)
+
+
+def test_granularity_by_capability() -> None:
+    found = [granularity_of(capability) for capability in ((7, 0), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0))]
+    assert found == [2, 2, 4, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("percents", "sizes"),
+    [
+        ((50, 50), (64, 64)),
+        ((25, 25, 25, 25), (32, 32, 32, 32)),
+        ((100,), (128,)),
+        ((50,), (64,)),
+        ((20, 80), (24, 104)),
+        ((40, 60), (48, 80)),  # 6.6 and 9.9 groups: both rounded up are too many, and the first gained more
+        ((33.4, 33.3, 33.3), (48, 40, 40)),
+        ((100 / 3, 100 / 3, 100 / 3), (40, 40, 40)),
+        ((7, 93), (8, 120)),
+    ],
+)
+def test_shares_in_percent_become_groups(percents: tuple[float, ...], sizes: tuple[int, ...]) -> None:
+    found = shares_of(percents, H100, 0)
+    assert tuple(partition.size for partition in found) == sizes
+    assert found[0] == slots(0, sizes[0])
+    assert all(partition.device == "cuda:0" for partition in found)
+
+
+@pytest.mark.parametrize(
+    ("percents", "text"),
+    [
+        ((60, 50), "100 % in all at most, not 110 %"),
+        ((5, 50), "shares is 5, expected at least 7 %: 8 of 132 SMs are the smallest share"),
+        ((0,), "at least 7 %"),
+        ((-50,), "at least 7 %"),
+        ((float("nan"),), "at least 7 %"),
+        ((), "100 % in all"),
+    ],
+)
+def test_shares_that_cannot_be(percents: tuple[float, ...], text: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        shares_of(percents, H100, 0, "cotenant.toml")
+    assert str(caught.value).startswith("cotenant.toml: shares is ")
+    assert text in str(caught.value)
+
+
+def test_more_shares_than_groups() -> None:
+    assert counts_of((25, 25, 25, 25), SmGrid(20, 4, 4)) == (1, 1, 1, 1)
+    with pytest.raises(InvalidValueError, match="3 shares at most: the driver makes so many groups"):
+        shares_of((25, 25, 25, 25), SmGrid(20, 4, 3), 0)
+
+
+@st.composite
+def divisions(draw: st.DrawFn, grid: SmGrid) -> tuple[float, ...]:
+    """Shares in percent, each of a group at least, 100 % in all at most."""
+    count = draw(st.integers(1, min(8, grid.groups)))
+    weight = st.floats(0.05, 1) | st.just(0.5)
+    weights = draw(st.lists(weight, min_size=count, max_size=count))
+    scale = draw(st.floats(0.5, 1)) * 100 / sum(weights)
+    return tuple(w * scale for w in weights if w * scale * grid.total >= 100 * grid.granularity) or (100.0,)
+
+
+GRIDS = st.sampled_from([H100, SmGrid(108, 4), SmGrid(68, 2), SmGrid(114, 8), SmGrid(10, 1), SmGrid(8, 8)])
+
+
+@given(data=st.data(), grid=GRIDS)
+def test_shares_are_disjoint_fit_and_are_near_what_was_asked(data: st.DataObject, grid: SmGrid) -> None:
+    percents = data.draw(divisions(grid))
+    found = shares_of(percents, grid, 1)
+    assert len(found) == len(percents)
+    assert all(not a.mask & b.mask for a, b in combinations(found, 2))
+    assert sum(partition.size for partition in found) <= grid.total
+    for partition, percent in zip(found, percents, strict=True):
+        assert partition.size % grid.granularity == 0
+        assert abs(partition.size - percent * grid.total / 100) < grid.granularity + 1e-6
+    sizes = {percent: partition.size for partition, percent in zip(found, percents, strict=True)}
+    assert [sizes[percent] for percent in percents] == [partition.size for partition in found], "equal shares are equal"
+    used = sum(len(groups_of(partition, grid)) for partition in found)
+    assert len(remaining(found, grid)) == grid.groups - used
+
+
+@given(data=st.data(), grid=GRIDS)
+def test_a_new_division_takes_over_what_fits(data: st.DataObject, grid: SmGrid) -> None:
+    before = shares_of(data.draw(divisions(grid)), grid, 0)
+    percents = data.draw(divisions(grid))
+    after = resplit(before, percents, grid, 0)
+    assert all(not a.mask & b.mask for a, b in combinations(after, 2))
+    assert sorted(p.size for p in after) == sorted(p.size for p in shares_of(percents, grid, 0))
+    for size in {partition.size for partition in before}:
+        common = min(sum(p.size == size for p in before), sum(p.size == size for p in after))
+        assert sum(p.size == size and p in before for p in after) >= common
+    assert resplit(after, percents, grid, 0) == after
+
+
+def test_a_partition_is_made_of_whole_groups() -> None:
+    assert groups_of(partition_of((3, 0), H100, 0), H100) == (0, 3)
+    assert is_whole(whole(H100, 0), H100)
+    assert not is_whole(slots(0, 128), H100)
+    for wrong in (slots(0, 7), slots(4, 12), slots(124, 132), whole(H100, 0)):
+        with pytest.raises(InvalidValueError, match="all 8 slots of each of its groups, of 16 groups"):
+            groups_of(wrong, H100)
+
+
+def test_partitions_name_a_device() -> None:
+    assert Partition((0,), "cuda:1").device == "cuda:1"
+    assert Partition((0,), "a100").device == "a100"  # a simulated one
+    with pytest.raises(InvalidValueError, match="the name of a device"):
+        Partition((0,), "")
+
+
+# --- the configuration -----------------------------------------------------------------------------------------------
+
+
+def test_lanes_of_a_gpu() -> None:
+    section = DeviceSection(kind="cuda", index=2, shares=(50.0, 25.0))
+    assert lanes_of(section, (0, 1), grid=H100) == (slots(0, 64, 2), slots(64, 96, 2))
+    assert lanes_of(DeviceSection(kind="cuda"), (0, 1), grid=H100) == (slots(0, 132),)
+    assert lanes_of(DeviceSection(kind="cuda", lanes="all"), (0,), grid=H100) == (slots(0, 132),)
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        (DeviceSection(shares=(50.0,)), "shares divides a GPU; set kind = 'cuda'"),
+        (DeviceSection(kind="cuda", lanes=((0,), (1,))), "lists of cores divide a CPU, shares = [50, 50] a GPU"),
+        (DeviceSection(kind="cuda", lanes="some"), "lanes is 'some'"),
+        (DeviceSection(kind="cuda", lanes="all", shares=(50.0,)), "expected one of them"),
+        (DeviceSection(kind="cuda", shares=(60.0, 60.0)), "100 % in all at most, not 120 %"),
+        (DeviceSection(kind="cuda", shares=(2.0,)), "at least 7 %"),
+        (DeviceSection(kind="cuda", sharing="mps", isolation="thread"), "set isolation = 'process'"),
+        (DeviceSection(kind="cuda", sharing="mps", shares=(25.0, 75.0)), "expected equal ones: sharing is 'mps'"),
+    ],
+)
+def test_wrong_lanes_of_a_gpu(section: DeviceSection, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        lanes_of(section, (0, 1), "cotenant.toml", grid=H100)
+    assert str(caught.value).startswith("cotenant.toml: ")
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("kind = 'gpu'", "device.kind: Invalid enum value 'gpu'"),
+        ("index = -1", "device.index: Expected `int` >= 0"),
+        ("sharing = 'time'", "device.sharing: Invalid enum value 'time'"),
+        ("shares = [50, 0]", "device.shares[1]: Expected `float` > 0"),
+        ("shares = [101]", "device.shares[0]: Expected `float` <= 100"),
+    ],
+)
+def test_wrong_settings_of_a_gpu_are_named(tmp_path: Path, line: str, text: str) -> None:
+    path = tmp_path / "cotenant.toml"
+    path.write_text(f"[device]\n{line}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_server_config(path)
+    assert str(caught.value).startswith(f"{path}: {text}")
+
+
+def test_settings_of_a_gpu_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "cotenant.toml"
+    path.write_text("[device]\nkind = 'cuda'\nindex = 1\nsharing = 'mps'\nshares = [50, 50]\n", encoding="utf-8")
+    section = load_server_config(path).device
+    assert section == DeviceSection(kind="cuda", index=1, sharing="mps", shares=(50.0, 50.0))
+    assert lanes_of(section, (0,), grid=SmGrid(132)) == (slots(0, 66, 1), slots(66, 132, 1))
+
+
+def test_the_driver_is_asked_when_nobody_says_how_a_gpu_divides(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = DeviceSection(kind="cuda", shares=(50.0, 50.0))
+    monkeypatch.setattr(sm_groups, "load_driver", lambda: FakeCuda(108, 4))
+    assert lanes_of(section, (0,)) == (slots(0, 52), slots(52, 104))
+    plain = DeviceSection(kind="cuda", sharing="streams", shares=(50.0, 50.0))
+    assert lanes_of(plain, (0,)) == (slots(0, 54), slots(54, 108))
+    monkeypatch.setattr(sm_groups, "load_driver", lambda: FakeCuda(gpus=0))
+    with pytest.raises(ConfigError, match=r"kind is 'cuda', but there is no cuda:0; the driver sees 0 GPUs"):
+        lanes_of(section, (0,))
+
+
+# --- green contexts ------------------------------------------------------------------------------------------------
+
+
+def test_one_split_gives_all_groups() -> None:
+    shares = opened(FakeCuda())
+    assert (shares.total, shares.granularity, shares.grid.groups) == (132, 8, 16)
+    assert opened(FakeCuda(108, 4, capability=(8, 0))).grid == SmGrid(108, 4)
+    assert opened(FakeCuda(132, 8, groups=15)).grid == SmGrid(132, 8, 15)
+
+
+def test_bindings_that_do_not_say_the_smallest_share() -> None:
+    assert opened(FakeCuda(132, 8, say_least=False)).grid == H100
+    assert opened(FakeCuda(68, 2, say_least=False, capability=(7, 5))).grid == SmGrid(68, 2)
+
+
+def test_shares_have_the_sms_that_the_driver_granted_and_streams_of_their_own() -> None:
+    driver = FakeCuda()
+    shares = opened(driver)
+    lanes = shares_of((50, 25), H100, 0)
+    assert shares.split(lanes) > 0
+    assert shares.granted == {lanes[0]: 64, lanes[1]: 32}
+    usual, urgent = shares.handle(lanes[0]), shares.handle(lanes[0], urgent=True)
+    assert shares.stream(lanes[0]) == ("stream", usual, 0)
+    assert shares.stream(lanes[0]) is shares.stream(lanes[0])
+    assert shares.stream(lanes[0], urgent=True) == ("stream", urgent, 0)
+    assert driver.streams[usual][1] == 0
+    assert driver.streams[urgent][1] == -5
+    assert driver.streams[usual][0] == driver.streams[urgent][0]
+    assert driver.streams[shares.handle(lanes[1])][0] != driver.streams[usual][0]
+    shares.close()
+    assert (driver.streams, driver.contexts, driver.primary, driver.stack) == ({}, {}, 0, [])
+    shares.close()
+    with pytest.raises(GpuError, match="the shares of cuda:0 are closed"):
+        shares.split(lanes)
+
+
+def test_the_whole_device_needs_no_green_context() -> None:
+    driver = FakeCuda()
+    with opened(driver) as shares:
+        everything = whole(shares.grid, 0)
+        shares.split([everything])
+        assert shares.granted == {everything: 132}
+        assert driver.contexts == {}
+        assert driver.streams[shares.handle(everything)] == (1, 0)
+    assert (driver.streams, driver.primary) == ({}, 0)
+
+
+def test_another_division_keeps_what_stays_and_destroys_what_is_idle() -> None:
+    driver = FakeCuda()
+    shares = opened(driver)
+    lanes = shares_of((50, 25, 25), H100, 0)
+    shares.split(lanes)
+    kept, idle, busy = (shares.handle(lane) for lane in lanes)
+    driver.busy.add(busy)
+    after = (lanes[0], slots(64, 128))
+    shares.split(after)
+    assert shares.granted == {lanes[0]: 64, slots(64, 128): 64}
+    assert shares.handle(lanes[0]) == kept
+    assert idle not in driver.streams
+    assert busy in driver.streams
+    assert (shares.retired, len(driver.contexts)) == (1, 3)
+    driver.busy.clear()
+    shares.split(after)
+    assert (shares.retired, len(driver.contexts)) == (0, 2)
+    assert busy not in driver.streams
+    with pytest.raises(InvalidValueError, match="one of the 2 that it was split into"):
+        shares.stream(lanes[1])
+
+
+def test_closing_waits_for_what_runs() -> None:
+    driver = FakeCuda()
+    shares = opened(driver)
+    lanes = shares_of((50, 50), H100, 0)
+    shares.split(lanes)
+    driver.busy.update((shares.handle(lanes[0]), shares.handle(lanes[1])))
+    shares.split(lanes[1:])
+    driver.log.clear()
+    shares.close()
+    first = driver.log.index("cuStreamDestroy")
+    assert driver.log[:first] == ["cuStreamSynchronize"]
+    assert driver.log.count("cuGreenCtxDestroy") == 2
+
+
+@pytest.mark.parametrize("call", ["cuGreenCtxCreate", "cuGreenCtxGetDevResource"])
+def test_a_refused_division_leaves_the_old_one(call: str) -> None:
+    driver = FakeCuda()
+    shares = opened(driver)
+    lanes = shares_of((50, 50), H100, 0)
+    shares.split(lanes)
+    handle = shares.handle(lanes[1])
+    driver.refuse[call] = 1
+    with pytest.raises(GpuError, match=f"{call} failed: cuda_error_"):
+        shares.split([lanes[1], slots(0, 32), slots(32, 64)])
+    assert shares.granted == {lanes[0]: 64, lanes[1]: 64}
+    assert shares.handle(lanes[1]) == handle
+    assert len(driver.contexts) == 2
+    with pytest.raises(InvalidValueError, match="of its groups"):
+        shares.split([slots(0, 32), slots(32, 35)])
+    with pytest.raises(InvalidValueError, match="device is 'cuda:1', expected cuda:0"):
+        shares.split([slots(0, 32, 1)])
+    assert len(shares.granted) == 2
+
+
+@pytest.mark.parametrize(
+    ("driver", "index", "text"),
+    [
+        (FakeCuda(gpus=1), 1, "there is no cuda:1; the driver sees 1 GPU$"),
+        (FakeCuda(version=12020), 0, "the driver is of CUDA 12.2, and green contexts need one of 12.4 or newer"),
+        (FakeCuda(groups=0), 0, "makes no group of 8 SMs of the 132"),
+    ],
+)
+def test_why_there_are_no_green_contexts(driver: FakeCuda, index: int, text: str) -> None:
+    with pytest.raises(GpuError, match=text):
+        opened(driver, index)
+    assert driver.primary == 0
+
+
+def test_a_gpu_that_refuses_at_first_is_given_back() -> None:
+    driver = FakeCuda()
+    driver.refuse["cuCtxGetStreamPriorityRange"] = 0
+    with pytest.raises(GpuError, match="cuCtxGetStreamPriorityRange failed"):
+        opened(driver)
+    assert (driver.primary, driver.stack) == (0, [])
+
+
+def test_lanes_that_stay_get_their_streams_while_others_are_made() -> None:
+    driver = FakeCuda()
+    shares = opened(driver)
+    lanes = shares_of((50, 50), H100, 0)
+    shares.split(lanes[:1])
+    create = driver.cuGreenCtxCreate
+    asked: list[int] = []
+
+    def slow(*arguments: Any) -> Any:
+        thread = threading.Thread(target=lambda: asked.append(shares.handle(lanes[0])), daemon=True)
+        thread.start()
+        thread.join(30)
+        return create(*arguments)
+
+    driver.cuGreenCtxCreate = slow  # type: ignore[method-assign]
+    shares.split(lanes)
+    assert asked == [shares.handle(lanes[0])]
+
+
+def test_a_refused_split_is_told() -> None:
+    driver = FakeCuda()
+    driver.refuse["cuDevSmResourceSplitByCount"] = 0
+    with pytest.raises(GpuError, match="cuDevSmResourceSplitByCount failed: cuda_error_invalid_resource_configuration"):
+        opened(driver)
+
+
+def test_missing_bindings_and_missing_drivers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
+    with pytest.raises(GpuError, match="the package cuda-bindings is not installed"):
+        load_driver()
+
+    class NoLibrary(FakeCuda):
+        def cuInit(self, _flags: int) -> tuple[Any, ...]:  # noqa: N802
+            raise RuntimeError("no libcuda.so.1 here")
+
+    monkeypatch.setattr(cuda_driver, "import_module", lambda _: NoLibrary())
+    with pytest.raises(GpuError, match="library cannot be loaded; is there a GPU, and its driver"):
+        load_driver()
+    monkeypatch.setattr(cuda_driver, "import_module", lambda _: object())
+    with pytest.raises(GpuError, match="have no cuInit"):
+        load_driver()
+
+
+# --- plain streams -------------------------------------------------------------------------------------------------
+
+
+def test_plain_streams_have_the_same_surface() -> None:
+    made: list[tuple[int, bool]] = []
+
+    def make(index: int, urgent: bool) -> Any:
+        made.append((index, urgent))
+        return type("Stream", (), {"cuda_stream": 40 + len(made)})()
+
+    with PlainShares(1, SmGrid(132), make) as shares:
+        lanes = shares_of((50, 50), shares.grid, 1)
+        assert [lane.size for lane in lanes] == [66, 66]
+        assert shares.split(lanes) > 0
+        assert (shares.total, shares.granularity) == (132, 1)
+        assert shares.granted == {lanes[0]: 132, lanes[1]: 132}
+        assert shares.stream(lanes[1], urgent=True) is shares.stream(lanes[1], urgent=True)
+        assert (shares.handle(lanes[1], urgent=True), shares.handle(lanes[1])) == (41, 42)
+        assert made == [(1, True), (1, False)]
+        shares.split([lanes[1], whole(shares.grid, 1)])
+        assert shares.handle(lanes[1]) == 42
+        with pytest.raises(InvalidValueError, match="one of the 2"):
+            shares.stream(lanes[0])
+        with pytest.raises(InvalidValueError, match="expected cuda:1"):
+            shares.split([slots(0, 66)])
+
+
+# --- which SMs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_survey_tells_the_sms_of_each_share() -> None:
+    driver = FakeCuda()
+    with opened(driver) as shares:
+        lanes = (*shares_of((50, 25), shares.grid, 0), whole(shares.grid, 0))
+        shares.split(lanes)
+        found = survey(shares, driver)
+        assert found.problems == ()
+        assert [len(found.seen[lane]) for lane in lanes] == [64, 32, 132]
+        assert not set(found.seen[lanes[0]]) & set(found.seen[lanes[1]])
+        assert found.seen[lanes[2]] == tuple(range(132))
+        assert (driver.memory, driver.libraries, driver.primary, driver.stack) == ({}, [], 1, [])
+        driver.refuse["cuLaunchKernel"] = 0
+        with pytest.raises(GpuError, match="cuLaunchKernel failed"):
+            survey(shares, driver)
+        assert (driver.memory, driver.libraries, driver.primary, driver.stack) == ({}, [], 1, [])
+
+
+def test_the_survey_finds_shares_that_are_not_disjoint() -> None:
+    driver = FakeCuda(leaks=True)
+    with opened(driver) as shares:
+        lanes = shares_of((50, 50), shares.grid, 0)
+        shares.split(lanes)
+        (problem,) = survey(shares, driver).problems
+        assert "both ran on the SMs [" in problem
+        assert "share of 64 SMs from slot 64 of cuda:0" in problem
+
+
+def test_the_survey_finds_plain_streams_that_bind_nobody() -> None:
+    driver = FakeCuda()
+    driver.stack.append(1)
+    streams = [driver.cuStreamCreateWithPriority(1, 0)[1] for _ in range(2)]
+    driver.stack.clear()
+    shares = PlainShares(0, SmGrid(132), lambda _index, _urgent: type("Stream", (), {"cuda_stream": streams.pop()})())
+    shares.split(shares_of((50, 50), shares.grid, 0))
+    (problem,) = survey(shares, driver).problems
+    assert "expected disjoint ones" in problem
+
+
+# --- on hardware ----------------------------------------------------------------------------------------------------
+
+
+def real() -> GreenShares:
+    try:
+        return GreenShares.open(0)
+    except GpuError as error:
+        pytest.skip(f"no green contexts here: {error}")
+
+
+@pytest.mark.device
+def test_shares_of_a_real_gpu_are_disjoint_as_large_as_granted_and_can_be_changed() -> None:
+    with real() as shares:
+        for percents in ((50, 50), (25, 75), (25, 25, 50)):
+            lanes = resplit(tuple(shares.granted), percents, shares.grid, 0)
+            shares.split(lanes)
+            assert shares.granted == {lane: lane.size for lane in lanes}
+            assert survey(shares).problems == ()
+        shares.split([whole(shares.grid, 0)])
+        assert survey(shares).problems == ()
+        assert shares.retired == 0
+
+
+@pytest.mark.device
+def test_torch_computes_on_the_streams_of_a_real_share() -> None:
+    with real() as shares:
+        import torch
+
+        lanes = shares_of((50, 50), shares.grid, 0)
+        shares.split(lanes)
+        numbers = torch.arange(1 << 16, device="cuda:0", dtype=torch.float32)
+        torch.cuda.synchronize()
+        for lane in lanes:
+            for urgent in (False, True):
+                stream = shares.stream(lane, urgent)
+                with torch.cuda.stream(stream):
+                    total = (numbers * 2).sum()
+                stream.synchronize()
+                assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.device
+def test_the_grid_of_a_real_gpu() -> None:
+    real().close()
+    assert ask_grid(0, "streams").total == ask_grid(0, "green").total

@@ -1,0 +1,103 @@
+"""Threads that serve have short time slices, and those that compute have the usual one, on kernels that know them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cotenant.execute import sched_slice as slices
+from cotenant.execute.sched_slice import DEFAULT, SHORT_NS, current_slice, default_slice, set_slice
+from cotenant.execute.threads.lanes import Lane
+from cotenant.types import Partition
+from cotenant.wire.client import infer_once
+from processes import serving
+from repositories import X, write_good
+
+WAIT_S = 20.0
+CORE = min(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def short() -> Iterator[None]:
+    """Runs the test with a short slice, where there is such a thing."""
+    if not (set_slice(SHORT_NS) and current_slice() == SHORT_NS):
+        set_slice(DEFAULT)
+        pytest.skip("this kernel has no time slices of threads: Linux 6.12 or newer has")
+    yield
+    set_slice(DEFAULT)
+
+
+def slice_on_a_new_thread() -> int | None:
+    found: list[int | None] = []
+    thread = threading.Thread(target=lambda: found.append(current_slice()), daemon=True)
+    thread.start()
+    thread.join(WAIT_S)
+    return found[0]
+
+
+def test_new_threads_have_it_too(short: None) -> None:
+    assert slice_on_a_new_thread() == SHORT_NS
+
+
+def test_threads_of_libraries_can_be_left_out(short: None) -> None:
+    with default_slice():
+        assert slice_on_a_new_thread() not in (None, SHORT_NS)
+    assert current_slice() == SHORT_NS
+
+
+def test_lanes_have_the_usual_one(short: None) -> None:
+    found: list[int | None] = []
+    lane = Lane(Partition((CORE,)))
+    lane.put(lambda: found.append(current_slice()))
+    lane.close()
+    assert found[0] not in (None, SHORT_NS)
+
+
+def test_a_default_slice_stays(short: None) -> None:
+    set_slice(DEFAULT)
+    before = current_slice()
+    with default_slice():
+        assert current_slice() == before
+    assert current_slice() == before
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_a_server_has_short_ones_and_its_lanes_do_not(short: None, tmp_path: Path, isolation: str) -> None:
+    root = write_good(tmp_path / "models", "two")
+    set_slice(DEFAULT)  # the server shall not have it from here
+    with serving(root, "--isolation", isolation) as process:
+        infer_once(process.url, "two", X)
+        serves: list[int | None] = []
+        computes: list[int | None] = []
+        for number in children_and(process.popen.pid):
+            for task in Path(f"/proc/{number}/task").iterdir():
+                is_nice = os.getpriority(os.PRIO_PROCESS, int(task.name)) > os.getpriority(os.PRIO_PROCESS, 0)
+                (computes if is_nice else serves).append(current_slice(int(task.name)))
+        assert current_slice(process.popen.pid) == SHORT_NS
+        assert serves.count(SHORT_NS) >= 5  # HTTP, gRPC, the clock; pools that libraries made before have the usual one
+        assert computes
+        assert SHORT_NS not in computes
+
+
+def children_and(pid: int) -> list[int]:
+    listed = (path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [pid, *(int(child) for children in listed for child in children)]
+
+
+def test_elsewhere_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not set_slice(SHORT_NS)
+    assert current_slice() is None
+    with default_slice():
+        pass
+
+
+def test_a_kernel_that_refuses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "_GET", dict.fromkeys(slices._GET, 1 << 20))
+    assert not set_slice(SHORT_NS)
+    assert current_slice() is None

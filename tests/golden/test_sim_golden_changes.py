@@ -1,0 +1,287 @@
+"""Golden traces of runs in which something changes, or whose queries are more than one launch.
+
+As in `test_sim_golden`, every decision is kept byte for byte: of applications, of policies and beliefs that change in
+the middle, of tenants that come, go and are suspended, of cautious policies, of groups that a fitted predictor is asked
+about, and of a plan file that is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from msgspec import structs
+
+from cotenant import trace
+from cotenant.core.events import (
+    DrainStarted,
+    Event,
+    PolicyChanged,
+    PredictorChanged,
+    QueryCancelled,
+    TenantAdded,
+    TenantRemoved,
+    TenantResumed,
+    TenantSuspended,
+)
+from cotenant.core.flow import StageGraph
+from cotenant.core.snapshot import DropRule
+from cotenant.plan.file import read_plan
+from cotenant.policies.ordered.clockwork import Clockwork
+from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.ordered.fcfs import Fcfs
+from cotenant.policies.ordered.sjf import Sjf
+from cotenant.policies.overlap.control import Overlap
+from cotenant.policies.registry import rebuild_policy
+from cotenant.policies.rounds.duty_cycle import DutyCycle
+from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.margin import SafetyMargin, Spread
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.serve.brain.plan_lanes import Cores, lay_out
+from cotenant.sim.applications import SimulatedApplication
+from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
+from golden_files import GOLDEN, agree
+from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
+from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
+from plan_samples import CPU, latencies
+from scenario import MS, ONE_LANE, TWO_LANES
+
+FOUR_LANES = tuple(Partition((core,)) for core in range(4))
+SHARES = (Partition((0,), "cuda:0"), Partition((1, 2), "cuda:0"))
+"""Of a GPU of three SMs."""
+
+
+# --- applications -----------------------------------------------------------------------------------------------------
+
+SCAN = StageGraph(("find", "read", "sort", "tell"), ((), (0,), (0,), (1, 2)))
+SEEK = StageGraph(("embed", "rank"), ((), (0,)))
+BY_NAME = {tenant.name: tenant for tenant in TENANTS}
+
+
+def application(graph: StageGraph, *models: str, shares_ms: Sequence[int] = ()) -> SimulatedApplication:
+    """With shares its stages end as in a plan."""
+    ends = graph.ends_ns([share * MS for share in shares_ms]) if shares_ms else None
+    return SimulatedApplication(graph, tuple(BY_NAME[model] for model in models), ends)
+
+
+SCAN_MODELS, SEEK_MODELS = ("embed", "tag", "detect", "spot"), ("embed", "tag")
+PREDICTED = {"scan": application(SCAN, *SCAN_MODELS), "seek": application(SEEK, *SEEK_MODELS)}
+PLANNED = {
+    "scan": application(SCAN, *SCAN_MODELS, shares_ms=(25, 30, 70, 10)),
+    "seek": application(SEEK, *SEEK_MODELS, shares_ms=(15, 20)),
+}
+STAGED = 42
+"""Queries, of some 80 stages and others."""
+
+
+def staged(load: float, slos_ms: Mapping[str, int]) -> list[Query]:
+    """The workload, of which a part are queries of applications, some with a priority, some with a time-out."""
+    rng = Random(4)
+    found = []
+    for query in workload(load)[:STAGED]:
+        name = rng.choice(("scan", "seek", "seek", "", "", ""))
+        if name:
+            slo_ns = slos_ms[name] * MS if rng.random() < 0.9 else 20 * MS
+            rank = priority_rank(rng.choice((0, 0, 2)))
+            expiry_ns = query.arrival_ns + 60 * MS if rng.random() < 0.1 else None
+            query = Query(query.id, name, query.arrival_ns, query.arrival_ns + slo_ns, rank, expiry_ns=expiry_ns)
+        found.append(query)
+    return found
+
+
+# --- a plan -----------------------------------------------------------------------------------------------------------
+
+FIRST, SECOND = (read_plan(GOLDEN / "plans" / name) for name in ("shared.toml", "moved.toml"))
+"""Of the same loads, with other rates. Read when tests are collected: where plans change, bless them before this."""
+FIRST_LANES = lay_out(FIRST, "shared.toml", 0, Cores((0, 1, 2, 3))).lanes
+SECOND_LANES = lay_out(SECOND, "moved.toml", 0, Cores((0, 1, 2, 3)), FIRST_LANES).lanes
+PLAN_TENANTS = (
+    *(Tenant(load.tenant, load.slo_ns, max_batch=16) for load in FIRST.request.loads),
+    Tenant("guest", 200 * MS, cuts=(0, 1, 2, 4)),  # who has no slot
+)
+PLAN_TABLES = {
+    load.tenant: LatencyTable(
+        tuple(
+            LatencyRow(0, batch, size, ns)
+            for size, points in latencies(CPU.sizes, CPU.whole)[load.model].items()
+            for batch, ns in points.items()
+            if size < CPU.whole and batch in (1, 4, 16)
+        )
+    )
+    for load in FIRST.request.loads
+} | {"guest": LatencyTable((LatencyRow(0, 1, 1, 40 * MS),), (1.0, 1.0, 2.0, 1.0), 1.1)}
+PLAN_CHANGES_NS = 150 * MS
+CROWD = 3.0
+"""Rates over those that the plans are for, so that rounds are full."""
+
+
+def planned() -> list[Query]:
+    """Arrivals at random at the rates of the first plan, then of the second."""
+    rng = Random(11)
+    rates = [{load.tenant: load.rate_per_s for load in file.request.loads} | {"guest": 8.0} for file in (FIRST, SECOND)]
+    found: list[Query] = []
+    now = 0
+    slos = {tenant.name: tenant.slo_ns for tenant in PLAN_TENANTS}
+    for number in range(70):
+        known = rates[now >= PLAN_CHANGES_NS]
+        now += round(rng.expovariate(CROWD * sum(known.values())) * 1e9)
+        name = rng.choices(list(known), list(known.values()))[0]
+        found.append(Query(number, name, now, now + slos[name]))
+    return found
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+MARGIN = SafetyMargin({"detect": Spread(2.0, 5 * MS), "embed": Spread(1.5, 8 * MS), "spot": Spread(2.0, MS)}, 2 * MS)
+WIDER = SafetyMargin({**MARGIN.spreads, "tag": Spread(3.0, 12 * MS)}, 5 * MS)
+SURE = BELIEVED.with_margin(MARGIN)
+FITTED = GroupedPredictor(TABLES, None, CROWDED)
+SLOWER = {"detect": 1.25, "tag": 1.5}
+
+
+def tight(load: float) -> list[Query]:
+    """The workload, where the longest model is in time in the larger of two partitions alone."""
+    return [
+        structs.replace(query, deadline_ns=min(query.deadline_ns, query.arrival_ns + 60 * MS))
+        if query.tenant == "detect"
+        else query
+        for query in workload(load)
+    ]
+
+
+def at(time_ms: int, *events: Event) -> list[tuple[int, Event]]:
+    return [(time_ms * MS, event) for event in events]
+
+
+CHANGES: dict[str, Change] = {
+    "applications": Change(
+        Edf(TWO_LANES),
+        [
+            *at(210, TenantSuspended("tag", "its worker died")),
+            *at(250, PredictorChanged(BELIEVED.scaled(SLOWER))),  # the deadlines of stages follow what is believed
+            *at(260, TenantResumed("tag")),
+            *at(330, DrainStarted()),  # stages are let in, since their queries are inside
+        ],
+        queries=staged(1.5, {"scan": 150, "seek": 55}),
+        applications=PREDICTED,
+        failure_rate=0.1,
+    ),
+    "applications-planned": Change(
+        DutyCycle(TWO_LANES, DropRule.EXPIRED, preempt=True, rounds=ROUNDS),
+        queries=staged(1.3, {"scan": 150, "seek": 60}),
+        tenants=[replace(tenant, max_queue=1) if tenant.name == "tag" else tenant for tenant in TENANTS],
+        applications=PLANNED,
+        failure_rate=0.1,
+    ),
+    "policy-changed": Change(
+        Sjf(TWO_LANES, DropRule.EXPIRED, preempt=True, stretch=0.0),
+        [
+            *at(60, TenantSuspended("detect", "its worker died"), TenantSuspended("embed", "its worker died")),
+            *at(170, PolicyChanged(Clockwork(ONE_LANE))),  # while queries of suspended tenants wait
+            *at(180, TenantResumed("detect"), TenantResumed("embed")),
+            *at(230, PolicyChanged(Overlap(TWO_LANES))),
+            *at(320, PolicyChanged(DutyCycle(TWO_LANES, preempt=True, rounds=ROUNDS))),
+            *at(430, PolicyChanged(Fcfs(ONE_LANE, DropRule.NONE))),
+        ],
+        queries=workload(1.3),
+    ),
+    "tenants": Change(
+        Edf(ONE_LANE, stretch=0.0),
+        [
+            *at(155, TenantSuspended("detect", "its worker died")),  # what its launch makes is lost
+            *at(184, QueryCancelled(10)),  # while it runs
+            *at(188, QueryCancelled(12), QueryCancelled(0)),  # while it waits; long ended
+            *at(205, TenantResumed("detect")),
+            *at(260, TenantSuspended("embed", "its worker died")),
+            *at(265, TenantSuspended("detect", "its worker died"), TenantResumed("nobody")),
+            *at(290, TenantResumed("embed"), TenantResumed("detect")),
+            *at(300, TenantRemoved("tag", "the model was unloaded")),
+            *at(390, TenantAdded(replace(BY_NAME["tag"], max_queue=2))),
+            *at(520, DrainStarted()),
+        ],
+        queries=workload(1.1),
+        failure_rate=0.25,
+    ),
+    "edf-cautious": Change(
+        Edf(ONE_LANE, cautious=True),
+        [
+            *at(200, PredictorChanged(BELIEVED.scaled(SLOWER).with_margin(MARGIN))),
+            *at(350, PredictorChanged(BELIEVED.with_margin(WIDER))),
+        ],
+        SURE,
+        workload(1.2),
+    ),
+    "overlap-lanewise": Change(Overlap(TWO_LANES, barrier=False, stretch=0.5), (), SURE, workload(1.2)),
+    "overlap-fitted": Change(
+        Overlap(TWO_LANES),
+        [
+            *at(200, PredictorChanged(FITTED.with_beliefs(TABLES, SLOWER, 1.125))),
+            *at(350, PredictorChanged(GroupedPredictor(TABLES, None, Crowded(10, 0.75), 0.875))),
+        ],
+        FITTED,
+        workload(1.1),
+    ),
+    "overlap-four-lanes": Change(
+        Overlap(FOUR_LANES, DropRule.EXPIRED, ways=2, members=2, stretch=0.0, repeat=False),
+        (),
+        FITTED,
+        workload(1.6),
+        cores=range(4),
+    ),
+    "gpu-shares": Change(
+        Edf(SHARES),
+        [
+            *at(160, PolicyChanged(Clockwork(SHARES))),
+            *at(300, PolicyChanged(DutyCycle(SHARES, rounds=ROUNDS, lend=False))),
+            *at(430, PolicyChanged(Sjf(SHARES[::-1], preempt=True, cautious=True)), PredictorChanged(SURE)),
+        ],
+        queries=tight(1.3),
+        cores=range(3),
+    ),
+    "duty-cycle-crowded": Change(DutyCycle(TWO_LANES, preempt=True, stretch=0.3, rounds=ROUNDS), queries=workload(2.0)),
+    "plan": Change(
+        DutyCycle(FIRST_LANES.lanes, rounds=FIRST_LANES.rounds, preempt=True),
+        at(
+            PLAN_CHANGES_NS // MS,
+            PolicyChanged(DutyCycle(SECOND_LANES.lanes, rounds=SECOND_LANES.rounds, preempt=True)),
+        ),
+        TablePredictor(PLAN_TABLES),
+        planned(),
+        PLAN_TENANTS,
+        range(4),
+    ),
+}
+
+
+@pytest.mark.parametrize("run", CHANGES)
+def test_decisions_are_those_of_the_golden_trace(run: str, bless: bool) -> None:
+    agree(GOLDEN / f"{run}.jsonl", record(CHANGES[run]), bless)
+
+
+@pytest.mark.parametrize("run", CHANGES)
+def test_a_golden_trace_replays_to_itself(run: str) -> None:
+    """What applications made of it is told in the trace, and is not made again: their stages are queries by then."""
+    path = GOLDEN / f"{run}.jsonl"
+    head, records = trace.read(path)
+    lines = [line for _, line in trace.replay(head, records, rebuild_policy, find_groups)]
+    assert lines == path.read_bytes().splitlines()[1:]
+
+
+def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
+    text = b"".join((GOLDEN / f"{run}.jsonl").read_bytes() for run in [*RUNS, *CHANGES]).decode()
+    for event in Event.__args__:
+        assert f'"{event.__name__}"' in text
+    for outcome in Outcome:
+        assert f'"outcome":"{outcome.value}"' in text
+    for word in ("Plan", '"ahead":true', '"barrier":false', '"cautious":true', '"part_of"', '"device":"cuda:0"'):
+        assert word in text
+
+
+def test_no_golden_file_is_without_its_test() -> None:
+    traces = [f"{run}.jsonl" for run in [*RUNS, *CHANGES]]
+    assert sorted(path.name for path in GOLDEN.iterdir() if path.suffix != ".py" and path.name[0] != "_") == sorted(
+        [*traces, "plans", "policies.txt"]
+    )

@@ -1,0 +1,135 @@
+"""Which models may have their queries merged: those that give a row of its own for every row that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from torch import nn
+
+from cotenant.errors import ConfigError
+from cotenant.execute.batches import names_rows
+from cotenant.measure.opening import open_version
+from cotenant.repository import find_versions
+from onnx_samples import Sketch, info
+from repositories import config, write_model
+
+
+def some(out: str | None = "found") -> onnx.ModelProto:
+    """The rows whose first number is above 0: as many as there are."""
+    s = Sketch()
+    first = s.op("Gather", "x", s.constant(np.array(0)), axis=1)
+    chosen = s.op("Greater", first, s.constant(np.array(0.0, np.float32)))
+    s.op("Compress", "x", chosen, out="y", axis=0)
+    return s.model([info("x", ["batch", 4])], [info("y", [out, 4])])
+
+
+def different(out: str | None = "unique") -> onnx.ModelProto:
+    """The different numbers of all rows, in order: of random rows as many as there are rows."""
+    s = Sketch()
+    flat = s.op("Gather", "x", s.constant(np.array(0)), axis=1)
+    s.op("Unique", flat, out="y", sorted=1)
+    return s.model([info("x", ["batch", 4])], [info("y", [out])])
+
+
+def places() -> onnx.ModelProto:
+    """Where numbers above 0 are: an output that begins with something else than the batch."""
+    s = Sketch()
+    above = s.op("Greater", "x", s.constant(np.array(0.0, np.float32)))
+    s.op("Transpose", s.op("NonZero", above), out="y", perm=[1, 0])
+    return s.model([info("x", ["batch", 4])], [info("y", [None, 2], TensorProto.INT64)])
+
+
+def shared() -> onnx.ModelProto:
+    """Rows less the mean of all rows: each depends on who is beside it."""
+    s = Sketch()
+    mean = s.op("ReduceMean", "x", axes=[0], keepdims=1)
+    s.op("Sub", "x", mean, out="y")
+    return s.model([info("x", ["batch", 4])], [info("y", ["rows", 4])])
+
+
+def square() -> onnx.ModelProto:
+    """As many copies of each row as there are rows: an inner dimension of the batch."""
+    s = Sketch()
+    rows = s.op("Gather", s.op("Shape", "x"), s.constant(np.array([0])), axis=0)
+    shape = s.op("Concat", rows, rows, s.constant(np.array([4])), axis=0)
+    s.op("Expand", s.op("Unsqueeze", "x", s.constant(np.array([1]))), shape, out="y")
+    return s.model([info("x", ["batch", 4])], [info("y", ["rows", None, 4])])
+
+
+def plain(first: str | None, last: str | None) -> onnx.ModelProto:
+    """Rows, each for itself, whatever their first dimension is called."""
+    s = Sketch()
+    s.op("Softmax", s.op("MatMul", "x", s.weight(4, 4)), out="y", axis=1)
+    return s.model([info("x", [first, 4])], [info("y", [last, 4])])
+
+
+def opened(tmp_path: Path, model: Callable[[], onnx.ModelProto], max_batch: int) -> None:
+    root = tmp_path / "models"
+    write_model(root, "m", config(max_batch=max_batch), {1: model})
+    open_version(root, find_versions(root, "m")[0]).runner.close()
+
+
+@pytest.mark.parametrize("model", [some, different, places, shared, square, lambda: different(None)])
+def test_a_model_whose_outputs_are_not_of_its_rows_is_never_merged(
+    tmp_path: Path, model: Callable[[], onnx.ModelProto]
+) -> None:
+    opened(tmp_path, model, 1)
+    with pytest.raises(ConfigError, match=r"model 'm': max_batch is 4, but output 'y' .* set max_batch = 1"):
+        opened(tmp_path, model, 4)
+
+
+@pytest.mark.parametrize(("first", "last"), [("batch", "batch"), ("batch", "rows"), ("batch", None), (None, None)])
+def test_a_model_is_merged_whatever_its_batch_is_called(tmp_path: Path, first: str | None, last: str | None) -> None:
+    opened(tmp_path, lambda: plain(first, last), 4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_named"),
+    [
+        ([("batch", 4), ("batch",)], True),
+        ([("batch", 4), ("other", 4)], False),
+        ([("batch", 4), (None, 4)], False),
+        ([(None, 4), (None, 4)], False),
+        ([("", 4), ("", 4)], False),
+        ([(2, 4), (2, 4)], False),
+        ([("batch", 4), ()], False),
+    ],
+)
+def test_names_say_what_the_batch_is_only_where_there_is_one_for_all(
+    shapes: list[tuple[object, ...]], is_named: bool
+) -> None:
+    assert names_rows(shapes) is is_named
+
+
+class Rows(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Doubled(nn.Module):
+    """Two rows for each."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x, x), 0)
+
+
+@pytest.mark.parametrize(("module", "is_merged"), [(Rows, True), (Doubled, False)])
+def test_archives_are_held_to_the_same(tmp_path: Path, module: type[nn.Module], is_merged: bool) -> None:
+    root = tmp_path / "models"
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(module(), (torch.zeros(2, 4),), dynamic_shapes={"x": {0: batch}})
+    (root / "m" / "1").mkdir(parents=True)
+    torch.export.save(program, root / "m" / "1" / "model.pt2")
+    (root / "m" / "config.toml").write_text(config(max_batch=4))
+    [found] = find_versions(root, "m")
+    if is_merged:
+        open_version(root, found).runner.close()
+    else:
+        with pytest.raises(ConfigError, match="does not have a row of its own"):
+            open_version(root, found)

@@ -1,0 +1,60 @@
+"""Random histories against the engine: what must hold after every single event, for every policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from zlib import crc32
+
+import pytest
+from hypothesis import seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from cotenant.policies import POLICIES
+from machines import WALKS, EngineMachine, walk
+
+UNCUT = ("duty_cycle",)
+"""Policies that stop at no cut: this one in lanes without a round."""
+FLOORS = {
+    "answered": 1000,
+    "left, queued": 20,
+    "left, running": 50,
+    "left others of a batch, running": 20,
+    "a merged batch failed": 40,
+    "answered after its batch had failed": 10,
+    "expired, queued": 20,
+    "expired, running": 3,
+    "nobody was left when it ended": 20,
+    "another one was as urgent": 100,
+    "answered at its deadline": 1,
+}
+"""What the histories of every machine must reach, so that they mean something."""
+FLOORS_OF_CUTS = {
+    "left, paused": 10,
+    "left others of a batch, paused": 2,
+    "answered after others had left": 5,
+    "expired, paused": 1,
+    "paused when the worker died": 1,
+    "ended just before the worker died": 1,
+    "nobody was left when it ended, at a cut": 10,
+    "failed between cuts": 20,
+    "several went on at a cut": 40,
+}
+"""What those of machines that stop at cuts must reach besides."""
+
+
+@pytest.mark.parametrize("preempt", [False, True], ids=["whole", "preempt"])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_history_keeps_the_contract(policy: str, preempt: bool) -> None:
+    seen: Counter[str] = Counter()
+    machine = type("Machine", (EngineMachine,), {"policy_name": policy, "preempt": preempt, "seen": seen})
+    number = crc32(f"{policy}-{preempt}".encode())  # or all machines would go through the same histories
+    run_state_machine_as_test(
+        seed(number)(machine),
+        settings=settings(max_examples=30, stateful_step_count=40, deadline=None, database=None),
+    )
+    for history in range(WALKS):
+        walk(machine(), Random(number + history))
+    floors = FLOORS | (FLOORS_OF_CUTS if preempt and policy not in UNCUT else {})
+    short = {name: seen[name] for name, floor in floors.items() if seen[name] < floor}
+    assert not short, f"histories that reach too little: {short} of {dict(seen)}"

@@ -1,0 +1,177 @@
+"""Applications in the simulator: as in the server, by hand, and byte for byte the same trace each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from application_samples import CHAIN, write_application, write_models
+from application_world import CHAIN as CHAIN_STAGES
+from application_world import DIAMOND, World, X, application
+from cotenant.config import PolicySection
+from cotenant.core.actions import Respond
+from cotenant.core.engine import Engine
+from cotenant.core.snapshot import DropRule
+from cotenant.errors import ConfigError
+from cotenant.policies import POLICIES
+from cotenant.policies.registry import rebuild_policy
+from cotenant.profile.device import this_device
+from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.sim.applications import SimulatedApplication, StagedEngine
+from cotenant.sim.driver import simulate
+from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
+from cotenant.trace import TraceWriter, header, read, replay
+from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.workload import TenantLoad, Trace, Workload
+from cotenant.world.simulated import TableWorld
+from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+
+
+def simulated(
+    after: Sequence[Sequence[int]],
+    times_ms: Sequence[float],
+    arrivals_ms: Sequence[float],
+    *,
+    slo_ms: float,
+    real_ms: Sequence[float] = (),
+    drop: DropRule = DropRule.HOPELESS,
+    lanes: tuple[Partition, ...] = ONE_LANE,
+    max_batch: int = 1,
+    policy: str = "edf",
+    plain: Sequence[bool] = (),
+    trace: Path | None = None,
+) -> list[tuple[float, int, Outcome, str]]:
+    """What becomes of queries that arrive at these times: when, which one, how and why.
+
+    `plain` says which of them are of the first stage's model alone; by default none is.
+    """
+    spec = application(slo_ms, after)
+    tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
+    believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
+    real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
+    made = POLICIES[policy](lanes, drop)
+    writer = (
+        None if trace is None else TraceWriter(trace.open("wb"), header(made, believed, tenants, CORES, created=""))
+    )
+    engine = StagedEngine(
+        Engine(tenants, made, believed, CORES),
+        {"app": SimulatedApplication(spec.graph, tuple(tenants))},
+        writer,
+    )
+    ended: list[tuple[float, int, Outcome, str]] = []
+
+    def on_respond(respond: Respond, now: int) -> None:
+        ended.append((now / MS, respond.query, respond.outcome, respond.reason))
+
+    arrivals = [round(time * MS) for time in arrivals_ms]
+    names = ["m0" if is_plain else "app" for is_plain in plain or [False] * len(arrivals)]
+    queries = [Query(number, names[number], at, at + spec.slo_ns) for number, at in enumerate(arrivals)]
+    simulate(engine, TableWorld(real), queries, on_respond)
+    assert engine.live == 0
+    assert engine._stages == {}
+    if writer is not None:
+        writer.close()
+    return ended
+
+
+def test_a_diamond_by_hand() -> None:
+    assert simulated(DIAMOND, [10, 5, 20, 7], [0, 3], slo_ms=100, lanes=TWO_LANES) == [
+        (40, 0, Outcome.ANSWERED, ""),  # its long side waits 3 ms for the first stage of the other query
+        (47, 1, Outcome.ANSWERED, ""),
+    ]
+
+
+def test_what_cannot_be_in_time_is_rejected_at_arrival() -> None:
+    reason = "stage 's0': 10.0 ms of work do not fit into 0.0 ms"
+    assert simulated(CHAIN_STAGES, [10, 20, 30], [4], slo_ms=50) == [(4, 0, Outcome.REJECTED, reason)]
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    after=st.sampled_from([CHAIN_STAGES, DIAMOND, [[], [], [0, 1]], [[]], [[], [], []]]),
+    drop=st.sampled_from(list(DropRule)),
+    lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
+    policy=st.sampled_from([name for name in POLICIES if name != "overlap"]),
+)
+def test_the_simulator_does_what_the_server_does(
+    seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Partition, ...], policy: str
+) -> None:
+    """The same queries through the server's driver in virtual time: every end is the same, to the nanosecond."""
+    random = Random(seed)
+    times = [random.randrange(1, 20) + random.random() for _ in after]
+    real = [time * random.uniform(0.5, 2) for time in times]
+    arrivals = sorted(random.uniform(0, 100) for _ in range(random.randrange(1, 12)))
+    slo_ms, max_batch = random.uniform(20, 150), random.choice([1, 4])
+    plain = [random.random() < 0.4 for _ in arrivals]
+    options = {"real_ms": real, "drop": drop, "lanes": lanes, "max_batch": max_batch, "policy": policy}
+    world = World(application(slo_ms, after), times, **options)
+    numbers: list[int] = []
+    ended: list[tuple[float, int, Outcome]] = []
+
+    def ask_model() -> int:
+        """A query of the first stage's model that is none of the application."""
+        return world.driver.submit(
+            lambda number, now: Query(number, "m0", now, now + world.app.spec.slo_ns),
+            X,
+            lambda respond, _: ended.append((world.clock.now_ns() / MS, respond.query, respond.outcome)),
+        )
+
+    for at, is_plain in zip(arrivals, plain, strict=True):
+        world.at(at, lambda ask=ask_model if is_plain else world.ask: numbers.append(ask()))
+    world.run()
+    order = {number: position for position, number in enumerate(numbers)}
+    ended += [(now / MS, result.query, result.outcome) for now, result in world.results]
+    served = [(now, order[number], outcome) for now, number, outcome in ended]
+    told = simulated(after, times, arrivals, slo_ms=slo_ms, plain=plain, **options)
+    assert sorted((now, number, outcome) for now, number, outcome, _ in told) == sorted(served)
+
+
+def test_a_trace_of_the_simulator_replays(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    simulated(DIAMOND, [10, 5, 20, 7], range(0, 200, 9), slo_ms=70, lanes=TWO_LANES, trace=path)
+    head, records = read(path)
+    assert [line for _, line in replay(head, records, rebuild_policy)] == path.read_bytes().splitlines()[1:]
+
+
+def model_profile(latency_ms: float) -> ModelProfile:
+    points = tuple(Point(0, rows, 1, 9, *(round(latency_ms * rows * MS),) * 4) for rows in (1, 4))
+    return ModelProfile("", points, (1,), (0, 1), 1.0)
+
+
+PROFILE = Profile(this_device(), "", "", {"twice": model_profile(10), "thrice": model_profile(20)})
+TIGHT = {"chain": {"first": 5 * MS, "second": 60 * MS}}
+"""A plan whose share for the first stage is shorter than that takes."""
+
+
+@pytest.mark.parametrize(("shares", "outcome"), [({}, Outcome.ANSWERED), (TIGHT, Outcome.REJECTED)])
+def test_a_workload_names_an_application_like_a_model(
+    tmp_path: Path, shares: dict[str, dict[str, int]], outcome: Outcome
+) -> None:
+    root = write_models(tmp_path / "models", "twice", "thrice")
+    write_application(root, "chain", CHAIN, slo_ms=100)
+    loads = (
+        TenantLoad("scan", "chain", Trace((0, 200 * MS))),
+        TenantLoad("alone", "twice", Trace((400 * MS,))),
+    )
+    workload = Workload(loads, 500 * MS)
+    made = scenario_of(root, workload, PROFILE, ONE_LANE, "p50", shares)
+    assert [tenant.name for tenant in made.tenants] == ["twice", "thrice"]
+    assert made.slo_ns == {"scan": 100 * MS, "alone": 20_000 * MS}
+    log = run_scenario(made, PolicySection(), Assumptions(), 1)
+    scan = log.columns("scan")
+    assert scan.latency_ns.tolist() == ([30 * MS] * 2 if not shares else [0, 0])
+    assert scan.of(outcome).all()
+    assert log.columns("alone").of(Outcome.ANSWERED).all()
+
+
+def test_an_application_of_models_without_a_profile_is_refused(tmp_path: Path) -> None:
+    root = write_models(tmp_path / "models", "twice", "thrice", "half", "join")
+    write_application(root, "chain", CHAIN.replace('"thrice"', '"half"'))
+    workload = Workload((TenantLoad("chain", "chain", Trace((0,))),), 100 * MS)
+    with pytest.raises(ConfigError, match="model 'half' has no profile"):
+        scenario_of(root, workload, PROFILE, ONE_LANE, "p50")

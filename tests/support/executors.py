@@ -1,0 +1,289 @@
+"""Executors that serve the same two tenants, and what their driver does with them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+from cotenant.core.actions import Launch
+from cotenant.execute.gpu.cuda_streams import CudaStreams
+from cotenant.execute.gpu.sm_streams import PlainShares
+from cotenant.execute.gpu.streams import CpuStreams, StreamDevice
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.protocol import Executor, Tensors, Timing
+from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.execute.torch.model import TorchModel
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.limits import Limits
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.serve.brain.clock import RealClock
+from cotenant.types import Partition
+from cotenant.world.contention import Contention, ContentionWorld, Traffic
+from cotenant.world.simulated import SimulatedExecutor, TableWorld, World
+from onnx_samples import Sketch, info
+from torch_small import save_small, small_cnn
+
+WAIT_S = 20.0
+CORES = tuple(sorted(os.sched_getaffinity(0)))
+ONE = Partition(CORES[:1])
+OTHER = Partition(CORES[-1:])
+BOTH = Partition(CORES[:2])
+
+
+def picky() -> onnx.ModelProto:
+    """Rows of a table, chosen by an index: an index outside of it raises at run time."""
+    s = Sketch(3)
+    s.constant(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
+    s.op("Gather", "table", "index", out="y", axis=0)
+    return s.model([info("index", ["batch"], onnx.TensorProto.INT64)], [info("y", ["batch", 2])])
+
+
+@dataclass
+class Case:
+    """An executor that serves the tenants 'cnn' (units 0 to `units`, input x) and 'picky' (1 unit)."""
+
+    executor: Executor
+    units: int
+    inputs: Callable[[int, int], Tensors]
+    """(seed, rows) of the tenant cnn."""
+    expected: Callable[[Tensors], Tensors]
+    """What a query with these inputs gets back."""
+    picky: tuple[Tensors, Tensors]
+    """Inputs of the tenant picky that run, and ones that fail."""
+    fails: Callable[[bool], None] = field(default=lambda _: None)
+    """Told before a launch whether it must fail."""
+    kept: Callable[[], int] = lambda: 0
+    """How many queries and batches the executor holds tensors of."""
+
+
+def session(path: Path) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def image(seed: int, rows: int) -> Tensors:
+    return {"x": np.random.default_rng(seed).standard_normal((rows, 3, 16, 16)).astype(np.float32)}
+
+
+@contextmanager
+def onnxruntime_case(folder: Path) -> Iterator[Case]:
+    executor = OnnxRuntimeExecutor(lane_nice=3)
+    reference = session(folder / "cnn.onnx")
+    with (
+        SegmentedModel.open(folder / "cnn.onnx", cache_dir=folder / "graphs") as cnn,
+        SegmentedModel.open(folder / "picky.onnx", cache_dir=folder / "graphs") as one,
+    ):
+        executor.add_model("cnn", cnn)
+        executor.add_model("picky", one)
+        yield Case(
+            executor,
+            cnn.unit_count,
+            image,
+            lambda inputs: {"y": reference.run(None, dict(inputs))[0]},
+            ({"index": np.array([3])}, {"index": np.array([99])}),
+            kept=lambda: executor.kept,
+        )
+        executor.close()
+
+
+def process_executor(folder: Path, limits: Limits = Limits()) -> ProcessExecutor:
+    """Worker processes of the tenants 'cnn' and 'picky'."""
+    executor = ProcessExecutor(3, limits)
+    for tenant in ("cnn", "picky"):
+        model = SegmentedModel.open(folder / f"{tenant}.onnx", cache_dir=folder / "graphs")
+        executor.add_model(tenant, executor.load(tenant, model, [(1, [(0, model.unit_count)])]))
+    return executor
+
+
+def process_case_of(executor: ProcessExecutor, folder: Path) -> Case:
+    reference = session(folder / "cnn.onnx")
+    with SegmentedModel.open(folder / "cnn.onnx", cache_dir=folder / "graphs") as cnn:
+        units = cnn.unit_count
+    return Case(
+        executor,
+        units,
+        image,
+        lambda inputs: {"y": reference.run(None, dict(inputs))[0]},
+        ({"index": np.array([3])}, {"index": np.array([99])}),
+        kept=lambda: executor.kept,
+    )
+
+
+SHARED: dict[Path, ProcessExecutor] = {}
+"""Workers take half a second to start: those of a folder serve all tests that leave them alive."""
+
+
+@contextmanager
+def shared_process_case(folder: Path) -> Iterator[Case]:
+    if folder not in SHARED:
+        SHARED[folder] = process_executor(folder)
+    yield process_case_of(SHARED[folder], folder)
+
+
+@contextmanager
+def process_case(folder: Path) -> Iterator[Case]:
+    """With workers of its own, for tests that end them."""
+    executor = process_executor(folder)
+    yield process_case_of(executor, folder)
+    executor.close()
+
+
+@contextmanager
+def simulated_case(folder: Path, base: Callable[[TablePredictor], World] = TableWorld) -> Iterator[Case]:
+    """The world is told which launch fails; queries get their own inputs back."""
+    table = LatencyTable((LatencyRow(0, 1, 1, 100_000),), (1.0,) * 6)
+    world = base(TablePredictor({"cnn": table, "picky": LatencyTable((LatencyRow(0, 1, 1, 50_000),))}))
+    clock = RealClock()
+    executor = SimulatedExecutor(world, clock)
+    plain = {"index": np.array([3])}
+    yield Case(
+        executor,
+        6,
+        image,
+        lambda inputs: inputs,
+        (plain, plain),
+        lambda must: setattr(world, "_failure_rate", 1.0 if must else 0.0),
+        lambda: executor.kept,
+    )
+    executor.close()
+    clock.close()
+
+
+@contextmanager
+def contention_case(folder: Path) -> Iterator[Case]:
+    """Launches that run at one time share a memory that is too slow for two of them."""
+    traffic = {"cnn": Traffic((0,) * 6, ((20_000,) * 6,)), "picky": Traffic((0,), ((50_000,),))}
+    contention = Contention(1_200_000_000, None, traffic)
+    with simulated_case(folder, lambda tables: ContentionWorld(tables, contention, grain_ns=1)) as made:
+        yield made
+
+
+TORCH: dict[tuple[Path, str], tuple[TorchModel, TorchModel]] = {}
+"""Exporting and opening takes seconds: the models of a folder serve all tests, each with its own executor."""
+
+
+@contextmanager
+def torch_case(folder: Path, device: StreamDevice, bad: Tensors) -> Iterator[Case]:
+    if not (folder / "cnn.pt2").exists():
+        save_small(folder)
+    if (folder, device.name) not in TORCH:
+        cnn, one = (TorchModel.open(folder / f"{name}.pt2", device=device.name) for name in ("cnn", "picky"))
+        TORCH[folder, device.name] = cnn, one
+    cnn, one = TORCH[folder, device.name]
+    executor = TorchExecutor(device)
+    executor.add_model("cnn", cnn)
+    executor.add_model("picky", one)
+    reference = small_cnn()
+
+    def expected(inputs: Tensors) -> Tensors:
+        with torch.inference_mode():
+            return {cnn.outputs[0].name: reference(torch.from_numpy(inputs["x"])).numpy()}
+
+    good = {"index": np.array([3])}
+    yield Case(executor, cnn.unit_count, image, expected, (good, bad), kept=lambda: executor.kept)
+    executor.close()
+
+
+@contextmanager
+def torch_cpu_case(folder: Path) -> Iterator[Case]:
+    with torch_case(folder, CpuStreams(nice=3), {"index": np.array([99])}) as made:
+        yield made
+
+
+class CoresAsShares(PlainShares):
+    """Streams of a GPU for partitions that name cores, each made when it is first asked for."""
+
+    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+        slots = Partition(tuple(range(partition.size)), "cuda:0")
+        if slots not in self.granted:
+            self.split([*self.granted, slots])
+        return super().stream(slots, urgent)
+
+
+@contextmanager
+def torch_cuda_case(folder: Path) -> Iterator[Case]:
+    if not torch.cuda.is_available():
+        pytest.skip(f"torch {torch.__version__} sees no CUDA device")
+    torch.backends.cudnn.allow_tf32 = False  # answers are compared with those of a CPU
+    device = CudaStreams(0, CoresAsShares.open(0))
+    with torch_case(folder, device, {"index": np.array([3.0])}) as made:  # a kernel that fails would end the device
+        yield made
+
+
+CASES = {
+    "onnxruntime": onnxruntime_case,
+    "processes": shared_process_case,
+    "simulated": simulated_case,
+    "contention": contention_case,
+    "torch-cpu": torch_cpu_case,
+    "torch-cuda": torch_cuda_case,
+}
+ON_DEVICE = {"torch-cuda"}
+
+
+class Runner:
+    """Starts launches and waits for their ends."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.ends: dict[int, tuple[str | None, Timing, threading.Thread]] = {}
+        self._changed = threading.Condition()
+        self._count = 0
+        self._rows: dict[int, int] = {}
+        self.items: dict[int, int] = {}
+
+    def put(self, query: int, inputs: Tensors) -> None:
+        self._rows[query] = len(next(iter(inputs.values())))
+        self.case.executor.put(query, inputs)
+
+    def start(
+        self,
+        tenant: str,
+        queries: tuple[int, ...],
+        span: tuple[int, int],
+        last: bool,
+        partition: Partition = ONE,
+        batch: int | None = None,
+    ) -> int:
+        number = self._count
+        self._count += 1
+        batch = number if batch is None else batch
+        if span[0] == 0:
+            self.items[batch] = sum(self._rows.get(query, 1) for query in queries)
+        launch = Launch(number, batch, tenant, queries, self.items[batch], 0, *span, last, partition, 1, 1)
+        self.case.executor.start(launch, self._ended)
+        return number
+
+    def whole(self, tenant: str, *queries: int, partition: Partition = ONE) -> int:
+        return self.start(tenant, queries, (0, self.case.units if tenant == "cnn" else 1), True, partition)
+
+    def _ended(self, launch: int, error: str | None, timing: Timing) -> None:
+        with self._changed:
+            assert launch not in self.ends, "a launch ended twice"
+            self.ends[launch] = error, timing, threading.current_thread()
+            self._changed.notify_all()
+
+    def wait(self, *launches: int) -> list[str | None]:
+        with self._changed:
+            assert self._changed.wait_for(lambda: set(launches) <= set(self.ends), WAIT_S)
+            return [self.ends[launch][0] for launch in launches]
+
+
+def assert_equal(got: Tensors, expected: Tensors) -> None:
+    assert got.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-4, atol=1e-5)

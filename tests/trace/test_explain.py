@@ -1,0 +1,159 @@
+"""The story of a query, told from a small simulated trace whose every number can be worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from cotenant.cli import main
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
+from cotenant.core.snapshot import DropRule
+from cotenant.policies.ordered.edf import Edf
+from cotenant.predict.table import TablePredictor
+from cotenant.sim.driver import simulate
+from cotenant.trace import TraceError, TraceWriter, header, read
+from cotenant.trace.explain import explain
+from cotenant.types import Query, Tenant
+from cotenant.wire.oip import QUERY_KEY
+from cotenant.world.simulated import TableWorld
+from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+
+LONG = Tenant("long", 300 * MS, cuts=(0, 2, 4))
+SHORT = Tenant("short", 50 * MS, max_batch=4)
+BELIEF = TablePredictor({**tables({"long": 80 * MS}, 4).tables, **tables({"short": 10 * MS}, batch_slope=0.5).tables})
+
+
+def record(path: Path, policy: Edf, queries: Sequence[Query], failing: bool = False) -> None:
+    head = header(policy, BELIEF, (LONG, SHORT), CORES, created="")
+    writer = TraceWriter(path.open("wb"), head)
+    engine = Engine((LONG, SHORT), policy, BELIEF, CORES)
+    simulate(engine, TableWorld(BELIEF, failure_rate=float(failing)), queries, lambda *_: None, log=writer)
+    writer.close()
+
+
+def at(number: int, tenant: Tenant, arrival_ms: float, **more: int) -> Query:
+    arrival = round(arrival_ms * MS)
+    return Query(number, tenant.name, arrival, arrival + tenant.slo_ns, **more)
+
+
+def story(path: Path, query: int) -> list[str]:
+    return explain(read(path)[1], query).sentences()
+
+
+def test_a_query_that_waited_for_another_tenants_segment(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record(path, Edf(ONE_LANE, preempt=True, stretch=0.0), [at(0, LONG, 0), at(1, SHORT, 10), at(2, SHORT, 12)])
+    assert story(path, 1) == [
+        "Query 1 of 'short' was answered after 45.0 ms; its deadline was 50.0 ms.",
+        "It waited 30.0 ms and ran 15.0 ms in 1 launch(es); 0 of its tenant's queries waited before it.",
+        "Meanwhile, the lanes ran long 30.0 ms.",
+        "+30.0 ms: units 0 to 1 in a batch of 2 on cores 0,1: took 15.0 ms, predicted 15.0 ms, headroom 5.0 ms",
+    ]
+    assert story(path, 2)[1].endswith("1 of its tenant's queries waited before it.")
+    told = explain(read(path)[1], 0)
+    assert [(launch.units, launch.end_ns - launch.start_ns) for launch in told.launches] == [
+        ((0, 2), 40 * MS),
+        ((2, 4), 40 * MS),
+    ]
+    assert told.waiting_ns == 15 * MS
+    assert told.beside_ns == {"short": 15 * MS}
+    assert told.sentences()[0] == "Query 0 of 'long' was answered after 95.0 ms; its deadline was 300.0 ms."
+
+
+def test_queries_that_are_late_dropped_rejected_and_failed(tmp_path: Path) -> None:
+    queries = [at(0, LONG, 0), at(1, SHORT, 1)]
+    record(tmp_path / "late", Edf(ONE_LANE, DropRule.NONE, preempt=False), queries)
+    late = story(tmp_path / "late", 1)
+    assert late[0] == "Query 1 of 'short' was late after 89.0 ms; its deadline was 50.0 ms."
+    assert late[1] == "Reason given to the client: late by 39.0 ms."
+    record(tmp_path / "dropped", Edf(ONE_LANE, DropRule.EXPIRED, preempt=False), queries)
+    assert story(tmp_path / "dropped", 1) == [
+        "Query 1 of 'short' was dropped after 50.0 ms; its deadline was 50.0 ms.",
+        "Reason given to the client: timed out after 50.0 ms in the queue.",
+        "It waited 50.0 ms and ran 0.0 ms in 0 launch(es); 0 of its tenant's queries waited before it.",
+        "Meanwhile, the lanes ran long 50.0 ms.",
+    ]
+    hopeless = Query(0, "long", 0, 20 * MS)
+    record(tmp_path / "rejected", Edf(ONE_LANE), [hopeless])
+    assert story(tmp_path / "rejected", 0)[:2] == [
+        "Query 0 of 'long' was rejected after 0.0 ms; its deadline was 20.0 ms.",
+        "Reason given to the client: 80.0 ms of work do not fit into 20.0 ms.",
+    ]
+    record(tmp_path / "failed", Edf(ONE_LANE), [at(0, SHORT, 0)], failing=True)
+    told = story(tmp_path / "failed", 0)
+    assert told[1] == "Reason given to the client: injected fault."
+    assert told[-1].endswith("headroom 40.0 ms, failed: injected fault")
+
+
+def test_two_lanes_run_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record(path, Edf(TWO_LANES, DropRule.NONE, preempt=False), [at(0, LONG, 0), at(1, LONG, 0), at(2, SHORT, 20)])
+    told = explain(read(path)[1], 2)
+    assert told.beside_ns == {"long": 120 * MS}  # 60 ms on each of two lanes
+    assert told.launches[0].cores in ((0,), (1,))
+
+
+def live(path: Path, events: Sequence[tuple[int, Event]], policy: Edf) -> None:
+    engine = Engine((LONG, SHORT), policy, BELIEF, CORES)
+    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (LONG, SHORT), CORES, created=""))
+    for now, event in events:
+        writer(now, event, engine.handle(event, now))
+    writer.close()
+
+
+def test_only_those_are_ahead_who_still_wait(tmp_path: Path) -> None:
+    """Cancelled and failed queries have left the queue; hopeless ones of a paused batch had left it before."""
+    path = tmp_path / "trace"
+    events: list[tuple[int, Event]] = [
+        (0, QueryArrived(at(0, LONG, 0))),
+        (1, QueryArrived(at(1, SHORT, 0))),
+        (2, QueryArrived(at(2, SHORT, 0))),
+        (3, QueryCancelled(1)),
+        (4, QueryArrived(at(3, SHORT, 0))),
+        (5, TenantRemoved("short", "unloaded")),
+        (6, QueryArrived(at(4, LONG, 0))),
+        (70 * MS, LaunchEnded(0)),
+        (71 * MS, QueryArrived(at(5, LONG, 71))),
+        (72 * MS, QueryCancelled(0)),
+        (73 * MS, QueryCancelled(5)),
+    ]
+    live(path, events, Edf(ONE_LANE, preempt=True, stretch=0.0))
+    assert explain(read(path)[1], 2).ahead == 1
+    assert explain(read(path)[1], 3).ahead == 1  # the second one; the first was cancelled
+    assert explain(read(path)[1], 3).outcome == "failed"
+    assert explain(read(path)[1], 5).ahead == 1
+    cancelled = explain(read(path)[1], 0)
+    assert (cancelled.outcome, len(cancelled.launches)) == ("cancelled", 2)
+    with pytest.raises(TraceError, match="query 4 has not ended in this trace"):
+        explain(read(path)[1], 4)
+
+
+def test_a_dropped_paused_batch_was_no_longer_waiting(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    events: list[tuple[int, Event]] = [
+        (0, QueryArrived(Query(0, "long", 0, 100 * MS))),
+        (90 * MS, LaunchEnded(0)),  # the second half cannot be done in time: hopeless, dropped while paused
+        (91 * MS, QueryArrived(at(1, LONG, 91))),
+        (92 * MS, QueryArrived(at(2, LONG, 92))),
+        (93 * MS, QueryArrived(at(3, LONG, 93))),
+        (94 * MS, QueryCancelled(3)),
+    ]
+    live(path, events, Edf(ONE_LANE, preempt=True, stretch=0.0))
+    assert explain(read(path)[1], 0).outcome == "dropped"
+    assert explain(read(path)[1], 3).ahead == 1
+
+
+def test_a_query_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace"
+    record(path, Edf(ONE_LANE), [at(0, SHORT, 0)])
+    monkeypatch.setattr("sys.argv", ["cotenant", "explain", "7", str(path)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    message = f"cotenant: query 7 is not in this trace; answers carry their number in the header {QUERY_KEY!r}\n"
+    assert capsys.readouterr().err == message

@@ -1,0 +1,212 @@
+"""The log of events and actions: what is written is read, replayed, and damage is named."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant import trace
+from cotenant.core.engine import Engine
+from cotenant.core.events import (
+    DrainStarted,
+    Event,
+    LaunchEnded,
+    PredictorChanged,
+    QueryArrived,
+    QueryCancelled,
+    TenantAdded,
+    TenantRemoved,
+    TimerFired,
+)
+from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.registry import rebuild_policy
+from cotenant.predict.table import TablePredictor
+from cotenant.trace import Header, Record, TraceError, TraceWriter
+from cotenant.types import Query, Tenant
+from scenario import CORES, MS, ONE_LANE, tables
+
+A, B = Tenant("a", 50 * MS, cuts=(0, 1, 2), weight=1.5), Tenant("b", 30 * MS, max_batch=3, priority=2)
+PREDICTOR = TablePredictor({"a": tables({"a": 20 * MS}, 2).tables["a"], "b": tables({"b": 5 * MS}).tables["b"]})
+EVENTS: list[tuple[int, Event]] = [
+    (0, QueryArrived(Query(0, "a", 0, 50 * MS))),
+    (1, QueryArrived(Query(1, "b", 1, 30 * MS, items=2, expiry_ns=9 * MS))),
+    (2, TenantRemoved("b", 'unloaded "by" Ölaf')),
+    (3, TenantAdded(B)),
+    (4, PredictorChanged(PREDICTOR.scaled({"a": 1.25}))),
+    (5, QueryArrived(Query(2, "b", 5, 30 * MS))),
+    (6, QueryCancelled(2)),
+    (9 * MS, TimerFired()),
+    (20 * MS, LaunchEnded(0, "out of memory")),
+    (21 * MS, DrainStarted()),
+]
+
+
+def write(path: Path, limit_bytes: int | None = None) -> bytes:
+    """Log all kinds of events."""
+    policy = Edf(ONE_LANE)
+    engine = Engine([A, B], policy, PREDICTOR, CORES)
+    head = trace.header(policy, PREDICTOR, [A, B], CORES, created="2026-11-21", device="a test")
+    log = TraceWriter(path.open("wb"), head, limit_bytes=limit_bytes)
+    for now, event in EVENTS:
+        log(now, event, engine.handle(event, now))
+    log.close()
+    return path.read_bytes()
+
+
+def test_every_event_comes_back_as_it_was(tmp_path: Path) -> None:
+    write(tmp_path / "log")
+    _, records = trace.read(tmp_path / "log")
+    for (now, event), record in zip(EVENTS, records, strict=True):
+        back = trace.decode_event(record.kind, record.event)
+        assert record.time_ns == now
+        if isinstance(event, PredictorChanged):
+            assert isinstance(back, PredictorChanged)
+            assert isinstance(back.predictor, TablePredictor)
+            assert (back.predictor.tables, back.predictor.scales) == (PREDICTOR.tables, {"a": 1.25})
+        else:
+            assert back == event
+
+
+def test_the_header_is_complete(tmp_path: Path) -> None:
+    write(tmp_path / "log")
+    head, _ = trace.read(tmp_path / "log")
+    assert head == Header(
+        trace.FORMAT,
+        "2026-11-21",
+        "edf",
+        {
+            "lanes": [{"cores": [0, 1], "device": "cpu", "mask": 3, "size": 2}],
+            "drop": "hopeless",
+            "preempt": True,
+            "stretch": 0.1,
+            "cautious": False,
+        },
+        CORES,
+        (A, B),
+        PREDICTOR.tables,
+        {},
+        {"device": "a test"},
+    )
+    assert rebuild_policy(head.policy, head.policy_options) == Edf(ONE_LANE)
+
+
+def test_a_replay_writes_the_same_lines(tmp_path: Path) -> None:
+    written = write(tmp_path / "log")
+    head, records = trace.read(tmp_path / "log")
+    assert [line for _, line in trace.replay(head, records, rebuild_policy)] == written.splitlines()[1:]
+
+
+def test_a_replay_with_another_policy_shows_where_it_decides_otherwise(tmp_path: Path) -> None:
+    write(tmp_path / "log")
+    head, records = trace.read(tmp_path / "log")
+
+    def other(name: str, options: dict[str, object]) -> Edf:
+        return Edf(ONE_LANE, preempt=False)
+
+    record, line = next(trace.replay(head, records, other))
+    assert line != trace_line(record)
+
+
+def test_a_log_with_other_words_for_the_same_decisions_is_the_same(tmp_path: Path) -> None:
+    """As one of a version that began each reason with the outcome."""
+    write(tmp_path / "log")
+    head, records = trace.read(tmp_path / "log")
+    reasons = 0
+    for record, line in trace.replay(head, records, rebuild_policy):
+        assert trace.same_decisions(record, line)
+        for kind, action in record.actions:
+            if kind == "Respond":
+                action["reason"] = f"{action['outcome']}: {action['reason']}"
+                reasons += 1
+        assert trace.same_decisions(record, line)
+        for kind, action in record.actions:
+            if kind == "Respond":
+                action["outcome"] = "another"
+                assert not trace.same_decisions(record, line)
+    assert reasons
+
+
+def trace_line(record: Record) -> bytes:
+    return msgspec.json.encode((record.time_ns, record.kind, record.event, record.actions))
+
+
+def test_a_last_line_cut_short_ends_the_records(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(write(path)[:-7])
+    _, records = trace.read(path)
+    assert len(list(records)) == len(EVENTS) - 1
+
+
+def test_the_limit_stops_the_log_with_a_last_line_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    whole = len(write(path).splitlines())
+    lines = write(path, limit_bytes=600).splitlines()
+    assert 2 < len(lines) < whole
+    assert lines[-1].split(b",")[1] == b'"LogFull"'
+    head, records = trace.read(path)
+    assert [line for _, line in trace.replay(head, records, rebuild_policy)] == lines[1:-1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"log: line 1: is not a cotenant-trace/1 file"),
+        (b"hello\n", r"log: line 1: is not a cotenant-trace/1 file"),
+        (b'{"format": 1}\n', r"log: line 1: is not a cotenant-trace/1 file"),
+    ],
+    ids=["empty", "text", "field"],
+)
+def test_what_is_not_a_log_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message):
+        trace.read(path)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(write(path).replace(b"cotenant-trace/1", b"cotenant-trace/9", 1))
+    with pytest.raises(TraceError, match="format is 'cotenant-trace/9', expected 'cotenant-trace/1'"):
+        trace.read(path)
+
+
+def test_a_damaged_line_is_named_with_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    lines = write(path).splitlines()
+    lines[3] = lines[3][:20]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    _, records = trace.read(path)
+    with pytest.raises(TraceError, match="log: line 4 is not a record"):
+        list(records)
+
+
+def test_an_unknown_kind_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    for kind in ("Exploded", "Query", "__name__"):
+        with pytest.raises(TraceError, match=f"unknown kind '{kind}'"):
+            trace.decode_event(kind, {})
+    with pytest.raises(TraceError, match="none: cannot be read"):
+        trace.read(tmp_path / "none")
+
+
+def test_an_event_whose_fields_are_wrong_is_named() -> None:
+    with pytest.raises(TraceError, match="LaunchEnded"):
+        trace.decode_event("LaunchEnded", {"launch": "x"})
+    for event in ({}, {"predictor": "FlakyPredictor"}, {"predictor": {"tables": {}}}):
+        with pytest.raises(TraceError, match="'PredictorChanged' has wrong fields"):
+            trace.decode_event("PredictorChanged", event)
+
+
+def test_lines_reach_the_file_on_flush_and_in_blocks() -> None:
+    file = io.BytesIO()
+    log = TraceWriter(file, trace.header(Edf(ONE_LANE), PREDICTOR, [A], CORES, created=""))
+    assert file.getvalue().count(b"\n") == 1, "the header is there at once: a log without one cannot be read"
+    log(1, TimerFired(), [])
+    assert file.getvalue().count(b"\n") == 1
+    log.flush()
+    assert file.getvalue().count(b"\n") == 2
+    while file.getvalue().count(b"\n") == 2:
+        log(1, TimerFired(), [])
+    assert file.getvalue().endswith(b'[1,"TimerFired",{},[]]\n')
