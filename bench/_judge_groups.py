@@ -27,7 +27,7 @@ class Judged:
     @property
     def name(self) -> str:
         """The tenants together."""
-        return " + ".join(sorted(member.tenant for member in self.sample.members))
+        return " + ".join(sorted(member.work.tenant for member in self.sample.members))
 
     @property
     def error(self) -> float:
@@ -81,7 +81,7 @@ def cross_validate(
 
     Raises InvalidValueError for too few samples.
     """
-    tenants = sorted({member.tenant for sample in samples for member in sample.members})
+    tenants = sorted({member.work.tenant for sample in samples for member in sample.members})
     total = FOLDS + len(tenants)
     judged: list[Judged] = []
     covered: dict[float, list[bool]] = {level: [] for level in LEVELS}
@@ -98,8 +98,8 @@ def cross_validate(
     unseen = []
     for number, tenant in enumerate(tenants):
         on_step(FOLDS + number, total, f"without {tenant}")
-        inside = [sample for sample in samples if any(m.tenant == tenant for m in sample.members)]
-        kept = [sample for sample in samples if all(m.tenant != tenant for m in sample.members)]
+        inside = [sample for sample in samples if any(m.work.tenant == tenant for m in sample.members)]
+        kept = [sample for sample in samples if all(m.work.tenant != tenant for m in sample.members)]
         if inside and len(kept) >= FEWEST_SAMPLES:
             found = fit_overlap(kept, facts, seed=seed, settings=settings).group_ns([each.members for each in inside])
             errors = [abs(p / each.median_ns - 1.0) for p, each in zip(found, inside, strict=True)]

@@ -26,7 +26,8 @@ from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 
 SEED = 1
 GOAL_P99_US = 100.0
@@ -36,8 +37,8 @@ _LATENCIES_MS = (1, 2, 3, 5, 8, 13, 21, 34)
 _UNITS = 12
 _MAX_BATCH = 8
 _COLUMNS = ("mean_waiting", "mean_batch", "p50_us", "p99_us", "max_us", "p99_cpu_us", "given_up_pct")
-_ONE = (Partition((0, 1)),)
-_TWO = (Partition((0,)), Partition((1,)))
+_ONE = (Share((0, 1)),)
+_TWO = (Share((0,)), Share((1,)))
 MAIN = "edf, preempt, batching"
 
 CASES: dict[str, tuple[ListPolicy, int]] = {
@@ -83,7 +84,7 @@ def measure(case: str, count: int) -> dict[str, object]:
     policy, max_batch = CASES[case]
     tenants, predictor = setting(policy, max_batch)
     counting = _Counting(policy)
-    engine = Engine(tenants, counting, predictor, (0, 1))
+    engine = Engine(tenants, counting, predictor, Machine.cpu((0, 1)))
     rng = Random(SEED)
     now, number = 0, 0
     running: list[tuple[int, int]] = []

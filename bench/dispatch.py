@@ -31,7 +31,7 @@ from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.executor import OnnxRuntimeExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 from cotenant.zoo import build
 
 LAUNCHES = {"small": 3_000, "awake": 3_000, "paused": 500, "large": 500}
@@ -51,7 +51,7 @@ class Chain:
 
     def __init__(self, executor: AnyExecutor, core: int, inputs: dict[str, Any]) -> None:
         self._executor = executor
-        self._partition = Partition((core,))
+        self._partition = Share((core,))
         self._inputs = inputs
         self._ended = threading.Event()
         self._left = 0
@@ -82,7 +82,7 @@ class Chain:
         number = self._next
         self._next += 1
         self._executor.put(number, self._inputs)
-        launch = Launch(number, number, TENANT, (number,), 1, 0, 0, 1, True, self._partition, 1_000_000, 0)
+        launch = Launch(number, number, (number,), Work(TENANT, 0, 1, 0, 1), True, self._partition, 1_000_000, 0)
         self._began = time.perf_counter_ns()
         self._executor.start(launch, self._end)
 

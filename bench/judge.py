@@ -34,7 +34,7 @@ def _groups(root: Path, profile: Profile) -> Path | None:
     if not groups_path(root).exists():
         return None
     _, samples = load_samples(groups_path(root))
-    known = [each for each in samples if all(member.tenant in profile.models for member in each.members)]
+    known = [each for each in samples if all(member.work.tenant in profile.models for member in each.members)]
     page = groups_path(root).with_name("predictor.html")
     write_predictor_report(page, cross_validate(known, facts_of(profile)))
     return page

@@ -24,7 +24,8 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
 
 SEED = 1
@@ -36,7 +37,7 @@ _MS = 1_000_000
 _BLOCK = 8192
 _LATENCIES_MS = (1, 2, 3, 5, 6, 8, 10, 15)
 _SLO_PER_LATENCY = 10
-_LANE = Partition((0, 1))
+_LANE = Share((0, 1))
 
 
 def poisson_queries(tenants: list[Tenant], rate_per_s: float, count: int, seed: int) -> Iterator[Query]:
@@ -81,7 +82,7 @@ def whole_models(policy: str, count: int, load: float) -> dict[str, object]:
     """Eight tenants of 1 to 15 ms, SLO ten times the latency, hopeless queries dropped."""
     tenants = [Tenant(f"t{ms}", ms * _SLO_PER_LATENCY * _MS) for ms in _LATENCIES_MS]
     predictor = TablePredictor({f"t{ms}": table(ms * _MS) for ms in _LATENCIES_MS})
-    engine = Engine(tenants, POLICIES[policy]((_LANE,), DropRule.HOPELESS), predictor, _LANE.cores)
+    engine = Engine(tenants, POLICIES[policy]((_LANE,), DropRule.HOPELESS), predictor, Machine.cpu(_LANE.cores))
     rate = load * 1000 * len(_LATENCIES_MS) / sum(_LATENCIES_MS)
     seconds, cpu_s, outcomes = _run(engine, predictor, poisson_queries(tenants, rate, count, SEED))
     return {
@@ -102,7 +103,9 @@ def segments(count: int) -> dict[str, object]:
     """ResNet-50 as 54 segments, left and chosen again at every cut (stretch 0), 90 % load."""
     tenant = Tenant("resnet50", 10 * RESNET50_NS, cuts=tuple(range(RESNET50_UNITS + 1)))
     predictor = TablePredictor({"resnet50": table(RESNET50_NS, RESNET50_UNITS)})
-    engine = Engine([tenant], Edf((_LANE,), DropRule.HOPELESS, preempt=True, stretch=0.0), predictor, _LANE.cores)
+    engine = Engine(
+        [tenant], Edf((_LANE,), DropRule.HOPELESS, preempt=True, stretch=0.0), predictor, Machine.cpu(_LANE.cores)
+    )
     seconds, cpu_s, outcomes = _run(engine, predictor, poisson_queries([tenant], 0.9e9 / RESNET50_NS, count, SEED))
     done = outcomes[Outcome.ANSWERED] + outcomes[Outcome.LATE]
     return {

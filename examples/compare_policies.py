@@ -8,7 +8,8 @@ from cotenant.policies import POLICIES
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Machine, Share
 from cotenant.workload import arrivals, parse_workload
 from cotenant.world.simulated import TableWorld
 
@@ -27,13 +28,13 @@ rates = {"vision": 16.0, "text": 44.0, "keyword": 176.0}  # 1.3 times what two c
 workload = parse_workload(
     {"duration_s": 120.0, "seed": 1, "tenant": [{"model": name, "rate": rate} for name, rate in rates.items()]}
 )
-lanes = (Partition((0,)), Partition((1,)))
+lanes = (Share((0,)), Share((1,)))
 
 print("policy   vision    text  keyword   total   (share of all queries answered in time)")
 for name in ("fcfs", "sjf", "edf"):
     policy = POLICIES[name](lanes)
     mine = tenants if policy.preempt else tuple(replace(each, cuts=(0, each.unit_count)) for each in tenants)
-    engine = Engine(mine, policy, TablePredictor(tables), cores=(0, 1))
+    engine = Engine(mine, policy, TablePredictor(tables), Machine.cpu((0, 1)))
     log = OutcomeLog([tenant.name for tenant in tenants])
     sent = {}
 

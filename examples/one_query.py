@@ -5,7 +5,8 @@ from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Machine, Share
 
 MS = 1_000_000
 
@@ -18,7 +19,7 @@ beliefs = TablePredictor(
         "keyword": LatencyTable((LatencyRow(shape=0, items=1, cores=1, latency_ns=5 * MS),)),
     }
 )
-engine = Engine((vision, keyword), Edf(lanes=(Partition((0,)),), stretch=0.0), beliefs, cores=(0,))
+engine = Engine((vision, keyword), Edf(lanes=(Share((0,)),), stretch=0.0), beliefs, Machine.cpu((0,)))
 
 
 def show(time_ms, event):
@@ -26,7 +27,7 @@ def show(time_ms, event):
     for action in engine.handle(event, time_ms * MS):
         match type(action).__name__:
             case "Launch":
-                print(f"        -> launch units {action.start}..{action.end} of {action.tenant}")
+                print(f"        -> launch units {action.work.start}..{action.work.end} of {action.work.tenant}")
             case "Respond":
                 print(f"        -> respond to query {action.query}: {action.outcome}")
             case "SetTimer":

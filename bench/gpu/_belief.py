@@ -34,7 +34,7 @@ class MeasuredGroups:
         """See GroupPredictor."""
         return [
             max(
-                round(self._table.latency_ns(*member) * self._factor(at, [each.tenant for each in group]))
+                round(self._table.latency_ns(*member) * self._factor(at, [each.work.tenant for each in group]))
                 for at, member in enumerate(group)
             )
             for group in groups

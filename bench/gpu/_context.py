@@ -13,7 +13,7 @@ from bench.gpu._journal import Journal, MeasureError, Row
 from bench.gpu._models import Subject, Subjects
 from bench.gpu._runner import Effort, Runner
 from cotenant.errors import CotenantError
-from cotenant.types import Partition
+from cotenant.work import Share
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.75, 0.125, 0.375)
 """Shares of the device at which latencies are taken, the ones that others build on first."""
@@ -41,7 +41,7 @@ class Rig(Protocol):
     graphs: tuple[bool, ...]
     """With and without captured segments, where it can capture them."""
 
-    def open(self, partitions: Sequence[Partition], way: Way, graphs: int) -> AbstractContextManager[Opened]:
+    def open(self, partitions: Sequence[Share], way: Way, graphs: int) -> AbstractContextManager[Opened]:
         """An executor whose launches may run in these partitions, with at most `graphs` captured segments."""
 
     def problem(self) -> str:
@@ -55,13 +55,13 @@ class Rig(Protocol):
 
 
 class Split(Protocol):
-    """What divides a device: `execute.sm_streams.Shares`, or cores."""
+    """What divides a device: `execute.sm_streams.GpuPartitioner`, or cores."""
 
     @property
-    def granted(self) -> Mapping[Partition, int]:
+    def granted(self) -> Mapping[Share, int]:
         """SMs or cores of each partition, read back."""
 
-    def split(self, partitions: Sequence[Partition]) -> int:
+    def split(self, partitions: Sequence[Share]) -> int:
         """Divide anew, at any time; the nanoseconds that it took."""
 
 
@@ -115,30 +115,30 @@ class Context:
         return self.subjects.names
 
     @property
-    def whole(self) -> Partition:
+    def whole(self) -> Share:
         """All of the device."""
-        return Partition(self.rig.slots, self.rig.device)
+        return Share(self.rig.slots, self.rig.device)
 
-    def share(self, fraction: float, first: int = 0) -> Partition:
+    def share(self, fraction: float, first: int = 0) -> Share:
         """About that part of the device, whole granules and at least one, from slot `first` on."""
         if fraction >= 1:
             return self.whole
         granule = self.rig.granule
         size = min(len(self.rig.slots), max(1, round(fraction * len(self.rig.slots) / granule)) * granule)
-        return Partition(self.rig.slots[first : first + size], self.rig.device)
+        return Share(self.rig.slots[first : first + size], self.rig.device)
 
-    def of_size(self, size: int) -> Partition:
+    def of_size(self, size: int) -> Share:
         """The share of the first `size` slots."""
-        return Partition(self.rig.slots[:size], self.rig.device)
+        return Share(self.rig.slots[:size], self.rig.device)
 
-    def lanes(self, count: int) -> tuple[Partition, ...]:
+    def lanes(self, count: int) -> tuple[Share, ...]:
         """Equal disjoint shares; fewer when the device has fewer granules."""
         total, granule = len(self.rig.slots), self.rig.granule
         count = min(count, total // granule)
         size = total // count // granule * granule
-        return tuple(Partition(self.rig.slots[at * size : (at + 1) * size], self.rig.device) for at in range(count))
+        return tuple(Share(self.rig.slots[at * size : (at + 1) * size], self.rig.device) for at in range(count))
 
-    def runner(self, partitions: Sequence[Partition], way: Way = Way.SHARES, graphs: bool = True) -> Runner:
+    def runner(self, partitions: Sequence[Share], way: Way = Way.SHARES, graphs: bool = True) -> Runner:
         """An executor for these partitions with all models that opened."""
         key = (tuple(partitions), way, graphs)
         if key != self._key or self._runner is None:
@@ -159,11 +159,11 @@ class Context:
         assert self._opened is not None
         return self._opened
 
-    def granted(self, partition: Partition) -> int:
+    def granted(self, partition: Share) -> int:
         """SMs or cores that a partition of the present runner was given."""
         return self.opened.shares.granted.get(partition, partition.size)
 
-    def resplit(self, partitions: Sequence[Partition]) -> int:
+    def resplit(self, partitions: Sequence[Share]) -> int:
         """Divide the device anew below the present runner, as a server would; the nanoseconds that it took."""
         self.opened.executor.forget_graphs()  # they are bound to the shares that they were captured in
         self.warmed.clear()

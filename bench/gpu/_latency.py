@@ -13,7 +13,7 @@ from bench.gpu._journal import Row
 from bench.gpu._models import unit_cost
 from bench.gpu._runner import Job
 from bench.gpu._stats import median, plain, spread
-from cotenant.types import Partition
+from cotenant.work import Share
 
 LATENCY, SEGMENTS, PARTS, CORUN = "latency", "segments", "units", "corun"
 BATCHES = (1, 8, 32, 4, 16, 2)
@@ -42,7 +42,7 @@ def latency_points(context: Context) -> Iterator[Point]:
                     yield Point(_key(context, name, items, share), partial(_latency, context, name, items, share))
 
 
-def ensure_latency(context: Context, name: str, items: int, share: Partition) -> Row:
+def ensure_latency(context: Context, name: str, items: int, share: Share) -> Row:
     """The row of one point, measured now where it is missing. Raises MeasureError when it cannot be measured."""
     key = _key(context, name, items, share)
     return ensured(context, LATENCY, key, partial(_latency, context, name, items, share))[0]
@@ -72,16 +72,16 @@ def ensured(context: Context, step: str, key: str, measure: Callable[[], list[Ro
     return found
 
 
-def _pair_key(context: Context, pair: Sequence[str], shares: Sequence[Partition]) -> str:
+def _pair_key(context: Context, pair: Sequence[str], shares: Sequence[Share]) -> str:
     return f"{pair[0]}+{pair[1]}/sizes{shares[0].size}+{shares[1].size}{context.suffix}"
 
 
-def _key(context: Context, name: str, items: int, share: Partition) -> str:
+def _key(context: Context, name: str, items: int, share: Share) -> str:
     suffix = "" if share == context.whole else context.suffix
     return f"{name}/items{items}/size{share.size}{suffix}"
 
 
-def _latency(context: Context, name: str, items: int, share: Partition) -> list[Row]:
+def _latency(context: Context, name: str, items: int, share: Share) -> list[Row]:
     context.subjects.get(name).feeds(items)
     runner = context.runner([share])
     runs = [ran for (ran,) in runner.sample([runner.whole(name, items, share)], context.effort)]
@@ -90,7 +90,7 @@ def _latency(context: Context, name: str, items: int, share: Partition) -> list[
     return [{"model": name, "items": items, **_size(context, share), **figures, **units}]
 
 
-def _size(context: Context, share: Partition) -> Row:
+def _size(context: Context, share: Share) -> Row:
     return {"asked_sms": share.size, "granted_sms": context.granted(share)}
 
 
@@ -174,7 +174,7 @@ def corun_points(context: Context) -> Iterator[Point]:
             yield Point(_pair_key(context, pair, shares), partial(_corun, context, pair, shares))
 
 
-def _splits(context: Context) -> list[tuple[Partition, Partition]]:
+def _splits(context: Context) -> list[tuple[Share, Share]]:
     found = []
     for left, _ in CORUN_SPLITS:
         first = context.share(left)
@@ -182,11 +182,11 @@ def _splits(context: Context) -> list[tuple[Partition, Partition]]:
         size = rest // context.rig.granule * context.rig.granule
         if size:
             slots = context.rig.slots[first.size : first.size + size]
-            found.append((first, Partition(slots, context.rig.device)))
+            found.append((first, Share(slots, context.rig.device)))
     return list(dict.fromkeys(found))
 
 
-def _corun(context: Context, pair: Sequence[str], shares: Sequence[Partition]) -> list[Row]:
+def _corun(context: Context, pair: Sequence[str], shares: Sequence[Share]) -> list[Row]:
     items = [CORUN_BATCH if context.subjects.get(name).spec.batched else 1 for name in pair]
     runner = context.runner(shares)
     jobs = [runner.whole(name, count, share) for name, count, share in zip(pair, items, shares, strict=True)]

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 from bench.gpu._context import Opened, Rig, Split, Way
 from bench.gpu._journal import MeasureError
-from cotenant.types import Partition
+from cotenant.work import Share
 
 
 class _Cores:
     """Cores as shares: there is nothing to split."""
 
     def __init__(self) -> None:
-        self.granted: Mapping[Partition, int] = {}
+        self.granted: Mapping[Share, int] = {}
 
-    def split(self, partitions: Sequence[Partition]) -> int:
-        """See Shares."""
+    def split(self, partitions: Sequence[Share]) -> int:
+        """See GpuPartitioner."""
         began = time.perf_counter_ns()
         self.granted = {partition: partition.size for partition in partitions}
         return time.perf_counter_ns() - began
@@ -39,7 +39,7 @@ class CpuRig:
         self.slots = tuple(sorted(os.sched_getaffinity(0)))
 
     @contextmanager
-    def open(self, partitions: Sequence[Partition], way: Way, graphs: int) -> Iterator[Opened]:
+    def open(self, partitions: Sequence[Share], way: Way, graphs: int) -> Iterator[Opened]:
         """See Rig."""
         from cotenant.execute.gpu.streams import CpuStreams
         from cotenant.execute.torch.executor import TorchExecutor
@@ -65,7 +65,7 @@ class CpuRig:
 
 
 class _Kept:
-    """Shares that outlive the executor which runs in them: closing it would close them."""
+    """GpuPartitioner that outlive the executor which runs in them: closing it would close them."""
 
     def __init__(self, shares: Any) -> None:
         self._shares = shares
@@ -78,9 +78,9 @@ class _Kept:
 
 
 class CudaRig:
-    """SMs as slots. Shares are green contexts where there are some; plain streams are there always.
+    """SMs as slots. GpuPartitioner are green contexts where there are some; plain streams are there always.
 
-    `green` and `plain` are opened `execute.sm_streams.Shares`, the first one None for the reason `no_shares`.
+    `green` and `plain` are opened `execute.sm_streams.GpuPartitioner`, the first one None for the reason `no_shares`.
     """
 
     kind = "cuda"
@@ -117,7 +117,7 @@ class CudaRig:
             return cls(index, plain, None, " ".join(str(error).split()) or type(error).__name__)
 
     @contextmanager
-    def open(self, partitions: Sequence[Partition], way: Way, graphs: int) -> Iterator[Opened]:
+    def open(self, partitions: Sequence[Share], way: Way, graphs: int) -> Iterator[Opened]:
         """See Rig. Where there are no green contexts, all partitions are plain streams."""
         import torch
 

@@ -17,7 +17,7 @@ from bench.gpu._journal import MeasureError
 from bench.gpu._models import Subject
 from cotenant.core.actions import Launch
 from cotenant.execute.protocol import Timing
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
 PATIENCE_S = 30.0
 """How long a launch may take before the point is given up."""
@@ -55,7 +55,7 @@ class Job:
     items: int
     start: int
     end: int
-    partition: Partition
+    partition: Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Runner:
         """Number of units of a model."""
         return self._subjects[model].units
 
-    def whole(self, model: str, items: int, partition: Partition) -> Job:
+    def whole(self, model: str, items: int, partition: Share) -> Job:
         """The job of a whole model."""
         return Job(model, items, 0, self.units(model), partition)
 
@@ -211,10 +211,10 @@ class Runner:
 
     def _wait(self, run: _Run) -> None:
         if not run.ended.wait(self._patience_s):
-            raise MeasureError(f"{run.launch.tenant}: no end after {self._patience_s:g} s")
+            raise MeasureError(f"{run.launch.work.tenant}: no end after {self._patience_s:g} s")
         if run.error is not None:
             self._forget(run.launch)
-            raise MeasureError(f"{run.launch.tenant}: {run.error}")
+            raise MeasureError(f"{run.launch.work.tenant}: {run.error}")
 
     def _forget(self, launch: Launch) -> None:
         if not launch.last:
@@ -226,7 +226,15 @@ class Runner:
         last = job.end == self.units(job.model)
         launch = self._next()
         return Launch(
-            *(launch, number, job.model, (number,), job.items, 0, job.start, job.end, last, job.partition, 0, 0, number)
+            launch,
+            number,
+            (number,),
+            Work(job.model, 0, job.items, job.start, job.end),
+            last,
+            job.partition,
+            0,
+            0,
+            number,
         )
 
     def _next(self) -> int:

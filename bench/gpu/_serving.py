@@ -33,7 +33,8 @@ from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.serve.brain.clock import RealClock
 from cotenant.serve.brain.driver import Driver
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 
 SERVING = "serving"
 OURS, BASELINES = "overlap", ("fcfs", "edf", "edf, halves")
@@ -84,7 +85,7 @@ def policies_of(context: Context) -> dict[str, Callable[[], Any]]:
 
 def _serve(context: Context, pair: Sequence[str], items: int, load: float, contender: str) -> list[Row]:
     policies = {name: make() for name, make in policies_of(context).items()}
-    partitions = list(dict.fromkeys(share for policy in policies.values() for share in policy.partitions))
+    partitions = list(dict.fromkeys(share for policy in policies.values() for share in policy.shares))
     setting = _setting(context, pair, items, [share.size for share in partitions])
     runner = context.runner(partitions)
     key = f"{'+'.join(pair)}/{items}"
@@ -130,7 +131,7 @@ def _setting(context: Context, pair: Sequence[str], items: int, sizes: Sequence[
     count = rows[pair[0]]
     predictor = believe(context, pair, count, sizes)
     alone = {
-        name: predictor.latency_ns(name, 0, count, 0, context.subjects.get(name).units, context.whole.size)
+        name: predictor.latency_ns(Work(name, 0, count, 0, context.subjects.get(name).units), context.whole.size)
         for name in pair
     }
     slo = round(SLO_FACTOR * max(alone.values()))
@@ -138,7 +139,7 @@ def _setting(context: Context, pair: Sequence[str], items: int, sizes: Sequence[
     return _Setting(tenants, predictor, alone, rows)
 
 
-def _launches(tenants: Sequence[Tenant], items: Mapping[str, int], shares: Sequence[Partition]) -> Iterator[Job]:
+def _launches(tenants: Sequence[Tenant], items: Mapping[str, int], shares: Sequence[Share]) -> Iterator[Job]:
     """Everything that a policy may launch."""
     for share in shares:
         for tenant in tenants:
@@ -161,7 +162,7 @@ def _run(
     ended: list[tuple[str, int, int, Outcome]] = []
     answered = threading.Semaphore(0)
     clock = RealClock()
-    driver = Driver(Engine(setting.tenants, policy, setting.predictor, context.rig.slots), executor, clock)
+    driver = Driver(Engine(setting.tenants, policy, setting.predictor, Machine.cpu(context.rig.slots)), executor, clock)
     lags: list[int] = []
     try:
         start_ns = time.monotonic_ns() + 1_000_000

@@ -13,7 +13,7 @@ from bench.gpu._journal import Row
 from bench.gpu._latency import ensured
 from bench.gpu._runner import Effort, Job, Ran
 from bench.gpu._stats import median, plain, spread
-from cotenant.types import Partition
+from cotenant.work import Share
 
 RESPLIT, WAYS, GROUPS = "resplit", "ways", "groups"
 ALONE, SEQUENTIAL = "alone", "sequential"
@@ -40,7 +40,7 @@ def resplit_points(context: Context) -> Iterator[Point]:
                 yield Point(f"{count}/{turn}", partial(_resplit, context, lanes, turn))
 
 
-def _resplit(context: Context, lanes: Sequence[Partition], turn: int) -> list[Row]:
+def _resplit(context: Context, lanes: Sequence[Share], turn: int) -> list[Row]:
     """From shares that differ to these: the split itself, the first launch in them, and a later one."""
     name = context.names[0]
     other = context.lanes(3) if len(lanes) != 3 and len(context.lanes(3)) == 3 else (context.whole,)
@@ -160,7 +160,7 @@ def group_points(context: Context) -> Iterator[Point]:
         yield Point(f"group{number}{context.suffix}", partial(_group, context, number, drawn))
 
 
-def _draw(context: Context, random: Random) -> list[tuple[str, int, float, float, Partition]]:
+def _draw(context: Context, random: Random) -> list[tuple[str, int, float, float, Share]]:
     """Members as (model, items, first cut, last cut as shares of the cuts, share of the device)."""
     lanes = context.lanes(4)
     count = random.randint(min(2, len(lanes)), len(lanes))
@@ -171,12 +171,12 @@ def _draw(context: Context, random: Random) -> list[tuple[str, int, float, float
         slots = tuple(slot for lane in lanes[a:b] for slot in lane.cores)
         begin = 0.0 if random.random() < 0.5 else random.random()
         end = 1.0 if at == 0 else random.uniform(begin, 1.0)
-        share = Partition(slots, context.rig.device)
+        share = Share(slots, context.rig.device)
         drawn.append((random.choice(names), random.choice(_GROUP_BATCHES), begin, end, share))
     return drawn
 
 
-def _group(context: Context, number: int, drawn: Sequence[tuple[str, int, float, float, Partition]]) -> list[Row]:
+def _group(context: Context, number: int, drawn: Sequence[tuple[str, int, float, float, Share]]) -> list[Row]:
     runner = context.runner([share for *_, share in drawn])
     jobs = []
     for name, items, begin, end, share in drawn:

@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import Any
 
 from cotenant.execute.gpu.cuda_driver import call, current, device_of, load_driver
-from cotenant.execute.gpu.sm_streams import Shares
-from cotenant.types import Partition
+from cotenant.execute.gpu.sm_streams import GpuPartitioner
+from cotenant.work import Share
 
 KERNEL = "mark_sm"
 PTX = """
@@ -65,8 +65,8 @@ _BLOCKS_PER_SM = 4
 class SmSurvey:
     """The SMs on which a kernel ran, and the number that the driver granted, per partition."""
 
-    seen: Mapping[Partition, tuple[int, ...]]
-    granted: Mapping[Partition, int]
+    seen: Mapping[Share, tuple[int, ...]]
+    granted: Mapping[Share, int]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class SmSurvey:
         return tuple(found)
 
 
-def survey(shares: Shares, driver: Any = None) -> SmSurvey:
+def survey(shares: GpuPartitioner, driver: Any = None) -> SmSurvey:
     """Run the kernel in every share of a division, one after the other. The GPU should be idle otherwise.
 
     Raises GpuError when the driver cannot compile or run it.
@@ -123,5 +123,5 @@ def _sms_of(driver: Any, kernel: Any, handle: int, granted: int) -> tuple[int, .
     return tuple(number for number, count in enumerate(counts) if count)
 
 
-def _name(partition: Partition) -> str:
+def _name(partition: Share) -> str:
     return f"the share of {partition.size} SMs from slot {min(partition.cores)} of {partition.device}"

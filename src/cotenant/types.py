@@ -1,24 +1,22 @@
-"""The nouns of the system: tenants, queries, partitions and outcomes.
+"""The nouns of the system: tenants, queries and outcomes. What runs, and where, is in `work`.
 
 Times are integer nanoseconds on one monotonic clock. Everything here is frozen: it crosses boundaries.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from msgspec import Struct
 
 from cotenant.errors import InvalidValueError
+from cotenant.work import Work
 
 DEFAULT_PRIORITY = 0
 """Stands for "no priority given"; as in Triton, 1 is the most urgent level and larger numbers are less urgent."""
 
 _UNSET_RANK = 1 << 16
-
-CPU = "cpu"
-"""The device of partitions that are cores."""
 
 
 class Outcome(StrEnum):
@@ -55,8 +53,16 @@ def priority_rank(priority: int) -> int:
     return priority if priority > 0 else _UNSET_RANK
 
 
+class _Remembers:
+    """What a tenant remembers beside its fields, since decisions ask for it all the time: whole batches, as work."""
+
+    __slots__ = ("_works",)
+
+    _works: dict[tuple[int, int], Work]
+
+
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class Tenant(_Remembers):
     """Owner of one model with one SLO, weight and priority.
 
     `cuts` are the unit boundaries at which the model may be left and resumed, from 0 to the number of units.
@@ -74,6 +80,7 @@ class Tenant:
     max_queue: int = 256
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_works", {})
         where = f"tenant {self.name!r}"
         if self.slo_ns <= 0:
             raise InvalidValueError(where, "slo_ns", self.slo_ns, "a positive latency target")
@@ -93,6 +100,15 @@ class Tenant:
     def unit_count(self) -> int:
         """Number of units of the model."""
         return self.cuts[-1]
+
+    def work(self, shape: int, items: int, start: int = 0) -> Work:
+        """Rows of a declared shape, from unit `start` to the end of the model."""
+        if start:
+            return Work(self.name, shape, items, start, self.cuts[-1])
+        found = self._works.get((shape, items))
+        if found is None:
+            found = self._works[shape, items] = Work(self.name, shape, items, 0, self.cuts[-1])
+        return found
 
 
 class Query(Struct, frozen=True, gc=False):
@@ -124,63 +140,3 @@ class StageQuery(Query, frozen=True, gc=False):
 
     part_of: int = 0
     stage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """Spatial share of a device: cores of the CPU, or streaming multiprocessors (SMs) of a GPU.
-
-    `device` is "cpu", "cuda:N", or what a simulated device is called. On the CPU `cores` are the numbers of the cores.
-    On a GPU they are slots, numbered from 0 to the number of its SMs: a share has as many as it has SMs, and disjoint
-    shares have different ones. Which SMs those are, the driver chooses; see `execute.gpu.sm_ladder`.
-
-    Raises InvalidValueError when no core is named, one is named twice, or no device.
-    """
-
-    cores: tuple[int, ...]
-    device: str = CPU
-    mask: int = field(init=False, repr=False, compare=False)
-    """The cores, or slots, as bits of an integer."""
-    size: int = field(init=False, repr=False, compare=False)
-    """Number of cores, or of SMs."""
-
-    def __post_init__(self) -> None:
-        if not self.cores or len(set(self.cores)) != len(self.cores) or min(self.cores) < 0:
-            raise InvalidValueError("partition", "cores", self.cores, "distinct core numbers from 0, at least one")
-        if not self.device:
-            raise InvalidValueError("partition", "device", self.device, "the name of a device, such as cpu or cuda:0")
-        object.__setattr__(self, "mask", sum(1 << core for core in self.cores))
-        object.__setattr__(self, "size", len(self.cores))
-
-
-class Slot(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
-
-    Raises InvalidValueError when a value is out of its range.
-    """
-
-    tenant: str
-    batch: int
-    rate_per_s: float
-
-    def __post_init__(self) -> None:
-        where = f"slot of tenant {self.tenant!r}"
-        if self.batch < 1:
-            raise InvalidValueError(where, "batch", self.batch, "at least 1 row")
-        if not 0 < self.rate_per_s < float("inf"):
-            raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """The round of one partition: its slots in order, all of them once every `duty_ns`. Without slots it is free.
-
-    Raises InvalidValueError for slots without a duty cycle.
-    """
-
-    duty_ns: int = 0
-    slots: tuple[Slot, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.slots and self.duty_ns < 1:
-            raise InvalidValueError("round", "duty_ns", self.duty_ns, "a positive duty cycle")

@@ -21,6 +21,7 @@ PURE = sorted(name for name in MODULES if name.split(".")[1:2] in (["core"], ["p
 
 LAW = (
     ("errors", "files", "log"),
+    ("work",),
     ("types",),
     ("metrics",),
     ("graph",),
@@ -62,6 +63,7 @@ PURE_MAY_IMPORT = (
     "cotenant.core",
     "cotenant.policies",
     "cotenant.types",
+    "cotenant.work",
     "cotenant.errors",
     "cotenant.graph.dfg",
 )
@@ -178,7 +180,7 @@ def test_core_and_policies_are_pure() -> None:
         assert not calls & {"open", "print", "input", "__import__", "eval"}, name
 
 
-@pytest.mark.parametrize("allowed", ["cotenant.types", "cotenant.errors", "cotenant.graph.dfg"])
+@pytest.mark.parametrize("allowed", ["cotenant.types", "cotenant.work", "cotenant.errors", "cotenant.graph.dfg"])
 def test_what_the_core_may_import_is_pure_itself(allowed: str) -> None:
     for imported in imports(allowed):
         root = imported.partition(".")[0]

@@ -9,19 +9,19 @@ import pytest
 
 from bench.papers.abacus._group_world import GroupWorld, member_of
 from cotenant.core.actions import Launch
-from cotenant.core.predictor import Group
+from cotenant.core.predictor import Group, Member
 from cotenant.errors import ProtocolViolationError
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
-ONE, OTHER = Partition((0,)), Partition((1,))
+ONE, OTHER = Share((0,)), Share((1,))
 
 
-def launch(number: int, group: int, end: int = 4, partition: Partition = ONE) -> Launch:
-    return Launch(number, number, "a", (number,), 2, 0, 0, end, True, partition, 1, 1, group)
+def launch(number: int, group: int, end: int = 4, partition: Share = ONE) -> Launch:
+    return Launch(number, number, (number,), Work("a", 0, 2, 0, end), True, partition, 1, 1, group)
 
 
 def units(group: Group) -> float:
-    return 10.0 * sum(member.end - member.start for member in group)
+    return 10.0 * sum(member.work.end - member.work.start for member in group)
 
 
 def test_members_of_a_group_end_together_after_the_latency_of_the_group() -> None:
@@ -60,4 +60,4 @@ def test_noise_has_the_size_that_was_asked_for_and_one_draw_a_group() -> None:
 
 
 def test_a_launch_becomes_a_member() -> None:
-    assert member_of(launch(5, 0, 3, Partition((0, 1)))) == ("a", 0, 2, 0, 3, 2)
+    assert member_of(launch(5, 0, 3, Share((0, 1)))) == Member(Work("a", 0, 2, 0, 3), 2)

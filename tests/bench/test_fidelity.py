@@ -59,7 +59,7 @@ def scenario(tmp_path: Path) -> Scenario:
 
 def served(path: Path, scenario: Scenario, truth: Assumptions, seed: int) -> tuple[LoadResult, dict[str, int]]:
     """A run whose every cost is known, as a server and a client would have reported it."""
-    head = header(POLICIES["edf"](TWO_LANES), TABLE, scenario.tenants, scenario.cores, created="")
+    head = header(POLICIES["edf"](TWO_LANES), TABLE, scenario.tenants, scenario.machine, created="")
     writer = TraceWriter(path.open("wb"), head)
     ran: dict[str, int] = {}
     began: dict[int, tuple[Launch, int]] = {}
@@ -68,7 +68,9 @@ def served(path: Path, scenario: Scenario, truth: Assumptions, seed: int) -> tup
         writer(now, event, actions)
         if isinstance(event, LaunchEnded):
             launch, at = began.pop(event.launch)
-            ran[launch.tenant] = ran.get(launch.tenant, 0) + (now - at - truth.decision_ns) * len(launch.queries)
+            ran[launch.work.tenant] = ran.get(launch.work.tenant, 0) + (now - at - truth.decision_ns) * len(
+                launch.queries
+            )
         began.update({action.id: (action, now) for action in actions if isinstance(action, Launch)})
 
     outcomes = run_scenario(scenario, PolicySection(), truth, seed, log)

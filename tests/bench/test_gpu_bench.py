@@ -39,11 +39,11 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.group_samples import load_samples
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.profile_file import load_profile
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
 ROOT = Path(__file__).resolve().parents[2]
 EFFORT = Effort(0.0, 3, 5, 1)
-HERE = Partition((0,))
+HERE = Share((0,))
 
 
 class FakeExecutor:
@@ -173,7 +173,10 @@ def test_a_segment_in_the_middle_is_run_up_to_and_released() -> None:
     executor = each.executor
     assert ran.latency_ns > 0
     assert ran.infer_ns == 7
-    assert [(launch.start, launch.end, launch.last) for launch in executor.started] == [(0, 1, False), (1, 3, False)]
+    assert [(launch.work.start, launch.work.end, launch.last) for launch in executor.started] == [
+        (0, 1, False),
+        (1, 3, False),
+    ]
     assert len({launch.batch for launch in executor.started}) == 1
     assert len({launch.id for launch in executor.started}) == 2
     assert executor.released == [executor.started[0].batch]
@@ -185,13 +188,13 @@ def test_a_chain_goes_through_all_segments_of_one_batch() -> None:
     took, outputs = each.chain(each.whole("m", 3, HERE), (0, 1, 4))
     assert took > 0
     assert np.shape(outputs["y"]) == (3, 2)
-    assert [(launch.start, launch.end) for launch in each.executor.started] == [(0, 1), (1, 4)]
+    assert [(launch.work.start, launch.work.end) for launch in each.executor.started] == [(0, 1), (1, 4)]
     assert [launch.last for launch in each.executor.started] == [False, True]
 
 
 def test_without_pause_every_job_has_its_runs() -> None:
     each = runner()
-    found = each.without_pause([each.whole("m", 1, HERE), each.whole("n", 1, Partition((1,)))], EFFORT)
+    found = each.without_pause([each.whole("m", 1, HERE), each.whole("n", 1, Share((1,)))], EFFORT)
     assert [len(runs) >= EFFORT.min_runs for runs in found] == [True, True]
     assert each.executor.inputs == {}
 
@@ -237,11 +240,11 @@ class FakeRig:
 
     def __init__(self, total: int = 132, problem: str = "") -> None:
         self.slots = tuple(range(total))
-        self.opened: list[tuple[Partition, ...]] = []
+        self.opened: list[tuple[Share, ...]] = []
         self._problem = problem
 
     @contextmanager
-    def open(self, partitions: Sequence[Partition], way: Way, graphs: int) -> Iterator[Opened]:
+    def open(self, partitions: Sequence[Share], way: Way, graphs: int) -> Iterator[Opened]:
         self.opened.append(tuple(partitions))
         shares: Any = SimpleNamespace(granted={each: each.size for each in partitions})
         yield Opened(FakeExecutor(), shares)
@@ -376,14 +379,14 @@ def test_every_step_has_a_table_and_enough_points(tmp_path: Path) -> None:
 class FakeShares:
     def __init__(self, granularity: int) -> None:
         self.total, self.granularity, self.index = 132, granularity, 0
-        self.splits: list[tuple[Partition, ...]] = []
+        self.splits: list[tuple[Share, ...]] = []
         self.is_closed = False
 
     @property
-    def granted(self) -> dict[Partition, int]:
+    def granted(self) -> dict[Share, int]:
         return {each: each.size for each in self.splits[-1]}
 
-    def split(self, partitions: Sequence[Partition]) -> int:
+    def split(self, partitions: Sequence[Share]) -> int:
         self.splits.append(tuple(partitions))
         return 5
 
@@ -405,7 +408,7 @@ def test_shares_of_a_gpu_outlive_the_executors_that_run_in_them(monkeypatch: pyt
     green, plain = FakeShares(8), FakeShares(1)
     rig = CudaRig(0, plain, green)
     assert (len(rig.slots), rig.granule, rig.ways) == (132, 8, (Way.SHARES, Way.STREAMS))
-    half = Partition(tuple(range(64)), "cuda:0")
+    half = Share(tuple(range(64)), "cuda:0")
     for way in (Way.SHARES, Way.STREAMS):
         with rig.open([half], way, 4) as opened:
             assert opened.shares.granted == {half: 64}
@@ -474,7 +477,7 @@ def test_the_benchmarks_report_what_their_steps_measured(
 def test_a_group_is_believed_to_take_its_slowest_member_slowed_down() -> None:
     tables = {name: LatencyTable((LatencyRow(0, 1, 8, ns),)) for name, ns in (("a", 1000), ("b", 3000))}
     groups = MeasuredGroups(TablePredictor(tables), {("a", "b"): 4.0, ("b", "a"): 1.2})
-    a, b = (Member(name, 0, 1, 0, 1, 8) for name in "ab")
+    a, b = (Member(Work(name, 0, 1, 0, 1), 8) for name in "ab")
     assert groups.group_ns([(a,), (b,), (a, b)]) == [1000, 3000, 4000]
 
 
@@ -638,7 +641,7 @@ def test_a_quick_run_on_cores_with_torch_numpy_and_msgspec_alone(tmp_path: Path)
         assert len(model.unit_ns) == model.cuts[-1]
         cores = {point.cores for point in model.points}
         predictor = TablePredictor(profile.tables())
-        assert all(predictor.latency_ns(name, 0, 1, 0, model.cuts[-1], each) > 0 for each in cores)
+        assert all(predictor.latency_ns(Work(name, 0, 1, 0, model.cuts[-1]), each) > 0 for each in cores)
     header, samples = load_samples(out / "groups.jsonl")
     assert header.fingerprint == profile.device.fingerprint
     assert samples

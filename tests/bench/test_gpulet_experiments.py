@@ -12,7 +12,7 @@ from bench import _record
 from bench.__main__ import main
 from bench.papers.gpulet import rates, violations, wave
 from bench.papers.gpulet._data import read_gpu
-from bench.papers.gpulet._workloads import read_workloads
+from bench.papers.gpulet._workloads import read_specloads
 from cotenant.plan.elastic import Elastic
 from glet_tables import write, write_gpu
 
@@ -40,7 +40,7 @@ def result(capsys: pytest.CaptureFixture[str], name: str, data: Path) -> dict[st
 
 def test_workloads_are_those_whose_models_are_known(data: Path) -> None:
     gpu = read_gpu(data)
-    mixes = {mix.name: mix for mix in read_workloads(data, gpu)}
+    mixes = {mix.name: mix for mix in read_specloads(data, gpu)}
     assert list(mixes) == ["scen1", "scen3", "game"]
     loads, apps = mixes["scen1"].at(90.0, gpu)
     assert [(load.tenant, load.rate_per_s) for load in loads] == [("one", 30.0), ("two", 60.0)]

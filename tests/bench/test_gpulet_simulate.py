@@ -34,7 +34,7 @@ from cotenant.plan.types import (
     Planner,
     padded,
 )
-from cotenant.types import Slot
+from cotenant.work import Slot, Work
 from plan_samples import GIB, GPU, MS, costs, load, some_loads
 
 COSTS = costs()
@@ -49,8 +49,8 @@ class Flat:
         self._ns = ns
         self._slowdown = slowdown
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        return self._ns[model]
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        return self._ns[work.tenant]
 
     def batches(self, model: str) -> tuple[int, ...]:
         return (1, 2, 4, 8)

@@ -18,7 +18,8 @@ from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.planned import simulate_plan as simulate_by_core
-from cotenant.types import Outcome, Query, Round, Slot, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Round, Slot, Work
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
 from cotenant.world.simulated import TableWorld
 from plan_samples import GPU, MS, costs, load, some_loads
@@ -44,8 +45,8 @@ class Noisy(TableWorld):
         self._exact = table
         self._stream = noise
 
-    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
-        return max(1, round(self._exact.latency_ns(tenant, shape, items, start, end, cores) * next(self._stream)))
+    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
+        return max(1, round(self._exact.latency_ns(work, size) * next(self._stream)))
 
 
 @st.composite

@@ -10,6 +10,7 @@ from bench.papers.gpulet._tables_csv import ModelFacts, read_assembly, read_late
 from cotenant.errors import CotenantError
 from cotenant.plan.tables import TableCosts
 from cotenant.plan.types import PlanError
+from cotenant.work import Work
 
 LATENCIES = "model,partition_pct,batch,latency_ms\nm,20,1,1.5\nm,20,2,2.0\nm,100,1,0.5\n"
 
@@ -72,4 +73,4 @@ def test_the_published_tables_can_be_used(papers_data: Path) -> None:
     models = read_models(folder / "models.csv")
     costs = TableCosts({"gpu": latencies}, {model: facts.memory_bytes for model, facts in models.items()})
     for model, facts in models.items():
-        assert costs.latency_ns(model, 32, 100, "gpu") == pytest.approx(facts.slo_ns / 2, rel=1e-3)
+        assert costs.latency_ns(Work(model, 0, 32), 100, "gpu") == pytest.approx(facts.slo_ns / 2, rel=1e-3)

@@ -16,6 +16,7 @@ from bench._registry import BenchError
 from bench._weights import Arrays, Network, digest_of, find_weights
 from bench.papers.abacus._a100 import A100
 from cotenant.core.predictor import Member
+from cotenant.work import Work
 
 MADE = "a/all.ckpt", "b/all.ckpt"
 
@@ -205,7 +206,7 @@ def test_the_released_network_gives_the_latencies_that_are_known(papers_data: Pa
         world = A100(papers_data)
     except BenchError:
         pytest.skip(f"needs the released weights: run '{_weights.COMMAND}'")
-    pair = (Member("resnet50", 0, 8, 0, 18, 1), Member("bert", 2, 8, 0, 12, 1))
+    pair = (Member(Work("resnet50", 0, 8, 0, 18), 1), Member(Work("bert", 2, 8, 0, 12), 1))
     assert world.latencies_ms([pair])[0] == pytest.approx(10.94, abs=0.01)
     stored = np.load(find_weights(papers_data))
     assert digest_of({name: stored[name] for name in stored.files}) == _weights.NETWORKS[0].sha256

@@ -273,7 +273,7 @@ WRONG: dict[str, tuple[Callable[[Path, Path, Path, Path], tuple[object, ...]], s
     "explain nowhere": (lambda r, w, t, f: ("explain", 1, f / "nowhere"), "cannot be read"),
     "explain folder": (lambda r, w, t, f: ("explain", 1, f), "cannot be read"),
     "explain number": (lambda r, w, t, f: ("explain", 10**9, t), "is not in this trace"),
-    "explain no trace": (lambda r, w, t, f: ("explain", 1, w), "is not a cotenant-trace/1 file"),
+    "explain no trace": (lambda r, w, t, f: ("explain", 1, w), "is not a cotenant-trace/2 file"),
     "replay nowhere": (lambda r, w, t, f: ("replay", f / "nowhere"), "cannot be read"),
     "replay damage": (lambda r, w, t, f: ("replay", damaged(t, f, 5, "[1, 2")), "line 6 is not a record"),
     "replay event": (lambda r, w, t, f: ("replay", damaged(t, f, 5, '[1,"QueryArrived",{"x":1},[]]')), "QueryArrived"),

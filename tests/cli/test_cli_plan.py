@@ -29,6 +29,7 @@ from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
 from cotenant.report.plan_text import PALETTE, columns_of, keys_of, plan_picture, plan_svg, short, tenant_table
 from cotenant.repository import profile_path
+from cotenant.work import Work
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
 from profile_files import write_profile
 from repositories import scaled, write_model
@@ -151,7 +152,7 @@ def test_a_looser_slo_is_found_where_it_is_the_slo_that_breaks() -> None:
     assert isinstance(broken, Infeasible)
     (slo,) = [remedy for remedy in advisor.remedies(broken) if remedy.kind == "slo"]
     assert slo.name == "wide"
-    quickest = costs().latency_ns("wide", 1, 100, "gpu")
+    quickest = costs().latency_ns(Work("wide", 0, 1), 100, "gpu")
     assert 2 * quickest <= slo.value <= 2 * quickest * 1.05
     mended = (load("wide", 10, slo.value / MS),)
     assert isinstance(ELASTIC.plan(mended, (GPU,), costs()), Plan)
@@ -366,9 +367,9 @@ def test_a_repository_gives_slos_latencies_tails_and_memory(tmp_path: Path, run:
     request = read_request(file, known)
     assert request.loads == (Load("one", "one", 20, 50 * MS),)
     grounds = costs_of_repository(root, request.devices)
-    assert grounds.costs.latency_ns("one", 2, 1, "cpu") == 18 * MS
+    assert grounds.costs.latency_ns(Work("one", 0, 2), 1, "cpu") == 18 * MS
     assert grounds.tail is not None
-    assert grounds.tail.latency_ns("one", 2, 1, "cpu") == round(18 * 1.2 * MS)
+    assert grounds.tail.latency_ns(Work("one", 0, 2), 1, "cpu") == round(18 * 1.2 * MS)
     size = (root / "one" / "1" / "model.onnx").stat().st_size
     assert grounds.costs.memory_bytes("one") == (128 << 20) + 4 * size
     status, text, _ = run("plan", file, "--profiles", root, "--json", "--quick")
@@ -385,7 +386,7 @@ def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> 
     tables = Tables({"one": {2: {1: 7}}}, {"one": 1}, "digest")
     grounds = grounds_of({"": tables}, (two, four), ["one"])
     assert [device.splits for device in grounds.devices] == [((2,),), ((4,), (2, 2))]
-    assert [grounds.costs.latency_ns("one", 1, size, "big") for size in (2, 4)] == [7, 7]
+    assert [grounds.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [7, 7]
     assert "size 4 was not measured" in " ".join(grounds.notes)
     assert "left out" in " ".join(grounds.notes)
     with pytest.raises(PlanError, match="device 'cpu' has size 1, but model 'one' was measured at 2 only"):

@@ -35,7 +35,7 @@ from application_samples import (
 from cotenant.cluster.applications import Applications
 from cotenant.cluster.forward import BrokenError, Forwarder, NotRunError
 from cotenant.cluster.gateway import Gateway
-from cotenant.cluster.head import models_of, planned_applications, read_work
+from cotenant.cluster.head import models_of, planned_applications, read_spec
 from cotenant.cluster.links import GrpcReply, HttpReply
 from cotenant.cluster.types import Address, Counts, Planned, Route, Table
 from cotenant.config import ServerConfig
@@ -487,7 +487,7 @@ def test_an_application_is_planned_for_the_tenants_of_its_models(tmp_path: Path)
     costs = {model: {1: {rows: 1_000_000 * rows for rows in (1, 2, 4)}} for model in ("twice", "thrice")}
     write_profile(tmp_path / "costs.json", costs)
     (tmp_path / "tenants.toml").write_text(TENANTS)
-    work = read_work(tmp_path / "tenants.toml", root, tmp_path / "costs.json", "elastic_int", 0.0)
+    work = read_spec(tmp_path / "tenants.toml", root, tmp_path / "costs.json", "elastic_int", 0.0)
     assert work.models == {"twice": "twice", "thrice": "thrice"}
     [planned] = work.applications
     assert planned.spec.name == "chain"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.cluster.control import ControllerSettings, Work
+from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.controller import Controller
 from cotenant.cluster.detector import DetectorSettings
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeLostError, NodeReport, Table
@@ -122,7 +122,7 @@ class Rig:
         self.world = World(*nodes)
         self.now_ns = 0
         models = {load.tenant: load.model.upper() for load in loads}
-        work = Work(loads, {"core": CORE}, models, COSTS, Elastic())
+        work = ClusterSpec(loads, {"core": CORE}, models, COSTS, Elastic())
         self.controller = Controller(self.world, self.world, work, SETTINGS, lambda: self.now_ns)
 
     def begin(self) -> list[str]:

@@ -24,7 +24,7 @@ from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.executor import OnnxRuntimeExecutor
 from cotenant.execute.threads.lanes import Lane, pin
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 from cotenant.world.simulated import SimulatedExecutor
 from executors import (
     BOTH,
@@ -218,7 +218,7 @@ def test_a_query_that_ends_while_it_runs_leaves_nothing_behind(case: Case, runne
     if isinstance(
         case.executor, OnnxRuntimeExecutor | TorchExecutor
     ):  # hold the lane, so that the discard surely comes first
-        launch = Launch(99, 99, "nobody", (), 0, 0, 1, 2, True, ONE, 1, 1)
+        launch = Launch(99, 99, (), Work("nobody", 0, 0, 1, 2), True, ONE, 1, 1)
         case.executor.start(launch, lambda *_: held.wait(WAIT_S) and None)
     for query in (0, 1):
         runner.put(query, case.inputs(query, 1))
@@ -287,19 +287,19 @@ def test_timing_says_where_the_time_went(folder: Path, make: Any) -> None:
 @pytest.mark.skipif(len(CORES) < 2, reason="one core only")
 def test_lanes_sit_on_their_cores_and_are_nice(folder: Path) -> None:
     base = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-    seen: dict[Partition, tuple[set[int], int]] = {}
+    seen: dict[Share, tuple[set[int], int]] = {}
     with onnxruntime_case(folder) as case:
         for query, partition in enumerate((ONE, OTHER, BOTH)):
             case.executor.put(query, case.picky[0])
             ended = threading.Event()
 
-            def look(_: int, error: str | None, __: Timing, partition: Partition = partition, e: Any = ended) -> None:
+            def look(_: int, error: str | None, __: Timing, partition: Share = partition, e: Any = ended) -> None:
                 assert error is None
                 thread = threading.get_native_id()
                 seen[partition] = os.sched_getaffinity(thread), os.getpriority(os.PRIO_PROCESS, thread)
                 e.set()
 
-            case.executor.start(Launch(query, query, "picky", (query,), 1, 0, 0, 1, True, partition, 1, 1), look)
+            case.executor.start(Launch(query, query, (query,), Work("picky", 0, 1, 0, 1), True, partition, 1, 1), look)
             assert ended.wait(WAIT_S)
     nice = max(base, 3)
     assert seen == {ONE: ({CORES[0]}, nice), OTHER: ({CORES[-1]}, nice), BOTH: ({CORES[0]}, nice)}
@@ -332,7 +332,7 @@ def test_a_lane_that_a_pinned_thread_started_sits_on_its_own_core() -> None:
 
 def test_a_core_that_is_not_there_leaves_the_lane_unpinned() -> None:
     seen: list[set[int]] = []
-    lane = Lane(Partition((1000,)))
+    lane = Lane(Share((1000,)))
     lane.put(lambda: seen.append(os.sched_getaffinity(0)))
     lane.close()
     assert seen == [set(CORES)]

@@ -26,7 +26,8 @@ from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
 A = Tenant("a", slo_ns=100 * MS, max_queue=2)
@@ -40,7 +41,7 @@ def query(number: int, tenant: str = "a", arrival_ns: int = 0, slo_ns: int = 100
 
 
 def engine(drop: DropRule = DropRule.HOPELESS, **options: float) -> Engine:
-    return Engine([A, B], Edf(ONE_LANE, drop, **options), PREDICTOR, CORES)
+    return Engine([A, B], Edf(ONE_LANE, drop, **options), PREDICTOR, Machine.cpu(CORES))
 
 
 def responds(actions: list[object]) -> list[tuple[int, Outcome]]:
@@ -52,7 +53,7 @@ def responds(actions: list[object]) -> list[tuple[int, Outcome]]:
 
 def test_a_query_is_launched_at_once_on_a_free_lane() -> None:
     actions = engine().handle(QueryArrived(query(0)), 0)
-    assert actions == [Launch(0, 0, "a", (0,), 1, 0, 0, 1, True, ONE_LANE[0], 10 * MS, 90 * MS)]
+    assert actions == [Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 10 * MS, 90 * MS)]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_one_that_is_left_of_a_merged_batch_is_run_alone_too() -> None:
     core.handle(QueryCancelled(1), 11 * MS)
     _, alone = core.handle(LaunchEnded(launch.id, "it broke"), 12 * MS)
     assert isinstance(alone, Launch)
-    assert (alone.queries, alone.items, alone.start) == ((2,), 1, 0)
+    assert (alone.queries, alone.work.items, alone.work.start) == ((2,), 1, 0)
 
 
 def test_a_worker_that_dies_sends_paused_queries_back_to_the_queue() -> None:
@@ -256,7 +257,7 @@ def test_a_worker_that_dies_sends_paused_queries_back_to_the_queue() -> None:
     assert responds(core.handle(LaunchEnded(1), 20 * MS)) == [(1, Outcome.ANSWERED)]
     [again] = core.handle(TenantResumed("b"), 30 * MS)
     assert isinstance(again, Launch)
-    assert (again.queries, again.start) == ((0,), 0)
+    assert (again.queries, again.work.start) == ((0,), 0)
 
 
 @pytest.mark.parametrize("drop", list(DropRule))
@@ -302,11 +303,11 @@ def test_a_member_that_is_cancelled_leaves_its_batch_running_for_the_others() ->
         core.handle(QueryArrived(query(number, "b")), 0)
     [_, launch] = core.handle(LaunchEnded(0), 10 * MS)
     assert isinstance(launch, Launch)
-    assert (launch.queries, launch.start, launch.end) == ((1, 2), 0, 2)
+    assert (launch.queries, launch.work.start, launch.work.end) == ((1, 2), 0, 2)
     core.handle(QueryCancelled(1), 11 * MS)
     [resumed] = core.handle(LaunchEnded(launch.id), 20 * MS)
     assert isinstance(resumed, Launch)
-    assert (resumed.queries, resumed.items, resumed.start, resumed.end) == ((2,), 2, 2, 4)
+    assert (resumed.queries, structs.astuple(resumed.work)[2:5]) == ((2,), (2, 2, 4))
     assert responds(core.handle(LaunchEnded(resumed.id), 30 * MS)) == [(2, Outcome.ANSWERED)]
 
 
@@ -338,8 +339,8 @@ def test_impossible_events_raise(event: object) -> None:
 
 
 def test_a_lane_outside_the_device_is_refused() -> None:
-    with pytest.raises(InvalidValueError, match=r"lane is \(2,\), expected cores that the device has"):
-        Engine([A], Edf((Partition((2,)),)), PREDICTOR, CORES)
+    with pytest.raises(InvalidValueError, match=r"lane is .*\(2,\).*, expected a share of the machine"):
+        Engine([A], Edf((Share((2,)),)), PREDICTOR, Machine.cpu(CORES))
 
 
 # --- policies that break the contract ---------------------------------------------------------------------------
@@ -352,7 +353,7 @@ class Scripted:
     script: Callable[[Snapshot], Decision]
     name: str = "scripted"
     drop: DropRule = DropRule.NONE
-    lanes: tuple[Partition, ...] = TWO_LANES
+    lanes: tuple[Share, ...] = TWO_LANES
     grouped: bool = False
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: object) -> tuple[int, ...]:
@@ -363,25 +364,28 @@ class Scripted:
 
 
 def begin(number: int = 0, **changes: object) -> Start:
-    start = Start("b", (query(number, "b"),), 4, TWO_LANES[0], 5)
+    start = Start(Work("b", 0, 1, 0, 4), (query(number, "b"),), TWO_LANES[0], 5)
     return structs.replace(start, **changes)  # type: ignore[arg-type]
 
 
 STRANGER = query(77, "b")
 WRONG: dict[str, tuple[Decision, str]] = {
-    "same core twice": (Decision((begin(), structs.replace(begin(), partition=ONE_LANE[0]))), "not all free"),
-    "core of nobody": (Decision((begin(partition=Partition((9,))),)), "not all free"),
+    "same core twice": (Decision((begin(), structs.replace(begin(), share=ONE_LANE[0]))), "not all free"),
+    "core of nobody": (Decision((begin(share=Share((9,))),)), "not all free"),
     "unknown query": (Decision((begin(queries=(STRANGER,)),)), "launches query 77, which is not waiting"),
-    "same query twice": (Decision((begin(), begin(partition=TWO_LANES[1]))), "launches query 0, which is not waiting"),
-    "query of another": (Decision((begin(tenant="a"),)), "which is not waiting"),
+    "same query twice": (Decision((begin(), begin(share=TWO_LANES[1]))), "launches query 0, which is not waiting"),
+    "query of another": (Decision((begin(work=Work("a", 0, 1, 0, 1)),)), "which is not waiting"),
     "empty batch": (Decision((begin(queries=()),)), "empty batch"),
-    "unknown tenant": (Decision((begin(tenant="c"),)), "one of nobody"),
-    "not at a cut": (Decision((begin(end=3),)), "ends a segment of 'b' at unit 3"),
-    "no unit": (Decision((begin(end=0),)), "at unit 0"),
-    "beyond the end": (Decision((begin(end=6),)), "at unit 6"),
+    "unknown tenant": (Decision((begin(work=Work("c", 0, 1, 0, 4)),)), "one of nobody"),
+    "not at a cut": (Decision((begin(work=Work("b", 0, 1, 0, 3)),)), "ends a segment of 'b' at unit 3"),
+    "no unit": (Decision((begin(work=Work("b", 0, 1, 0, 0)),)), "at unit 0"),
+    "beyond the end": (Decision((begin(work=Work("b", 0, 1, 0, 6)),)), "at unit 6"),
     "unknown batch": (Decision((begin(queries=(), batch=3),)), "resumes batch 3, which is not paused"),
     "drop of a stranger": (Decision(drops=(Drop(77, ""),)), "drops query 77, which is not live"),
     "drop twice": (Decision(drops=(Drop(0, ""), Drop(0, ""))), "drops query 0, which is not live"),
+    "other rows": (Decision((begin(work=Work("b", 0, 2, 0, 4)),)), "expected 1 rows of 'b'"),
+    "other shape": (Decision((begin(work=Work("b", 1, 1, 0, 4)),)), "at shape 0"),
+    "not from its unit": (Decision((begin(work=Work("b", 0, 1, 2, 4)),)), "from unit 0 on"),
     "start after drop": (Decision((begin(),), (Drop(0, ""),)), "which is not waiting"),
 }
 
@@ -389,7 +393,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_a_policy_that_breaks_the_contract_is_caught(case: str) -> None:
     decision, message = WRONG[case]
-    core = Engine([A, B], Scripted(lambda snapshot: decision), PREDICTOR, CORES)
+    core = Engine([A, B], Scripted(lambda snapshot: decision), PREDICTOR, Machine.cpu(CORES))
     with pytest.raises(ProtocolViolationError, match=message):
         core.handle(QueryArrived(query(0, "b")), 0)
 
@@ -398,32 +402,32 @@ def test_a_policy_that_breaks_the_contract_is_caught(case: str) -> None:
 def test_nothing_of_a_decision_that_breaks_the_contract_is_booked(case: str) -> None:
     """What is right in it stands before what is wrong; afterwards another policy finds everything as it was."""
     wrong, _ = WRONG[case]
-    right = Start("a", (query(5),), 1, Partition((2,)), 5)
+    right = Start(Work("a", 0, 1, 0, 1), (query(5),), Share((2,)), 5)
     broken = Decision((right, *wrong.starts), (Drop(6, ""), *wrong.drops))
     ask = Scripted(lambda s: broken if s.queues["b"].queries else Decision())
-    core = Engine([replace(A, max_queue=9), B], ask, PREDICTOR, (0, 1, 2))
+    core = Engine([replace(A, max_queue=9), B], ask, PREDICTOR, Machine.cpu((0, 1, 2)))
     core.handle(QueryArrived(query(5)), 0)
     core.handle(QueryArrived(query(6)), 0)
     with pytest.raises(ProtocolViolationError):
         core.handle(QueryArrived(query(0, "b")), 0)
     assert (core.live, core.running, core.waiting("a"), core.waiting("b")) == (3, 0, 2, 1)
-    actions = core.handle(PolicyChanged(Edf((*TWO_LANES, Partition((2,))), DropRule.NONE)), 0)
+    actions = core.handle(PolicyChanged(Edf((*TWO_LANES, Share((2,))), DropRule.NONE)), 0)
     assert [(action.id, action.batch) for action in actions if isinstance(action, Launch)] == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_a_paused_batch_is_resumed_once_and_not_without_its_queries() -> None:
-    decisions = [Decision((begin(end=2),))]
-    core = Engine([A, B], Scripted(lambda _: decisions.pop(0)), PREDICTOR, CORES)
+    decisions = [Decision((begin(work=Work("b", 0, 1, 0, 2)),))]
+    core = Engine([A, B], Scripted(lambda _: decisions.pop(0)), PREDICTOR, Machine.cpu(CORES))
     core.handle(QueryArrived(query(0, "b")), 0)
-    go_on = begin(queries=(), batch=0)
-    twice = Decision((go_on, structs.replace(go_on, partition=TWO_LANES[1])))
+    go_on = begin(queries=(), batch=0, work=Work("b", 0, 1, 2, 4))
+    twice = Decision((go_on, structs.replace(go_on, share=TWO_LANES[1])))
     decisions += [twice, Decision((go_on,), (Drop(0, ""),)), Decision((go_on,))]
     with pytest.raises(ProtocolViolationError, match="resumes batch 0, which is not paused"):
         core.handle(LaunchEnded(0), 0)
     with pytest.raises(ProtocolViolationError, match="resumes batch 0, of which it drops every query"):
         core.handle(TimerFired(), 0)
     [launch] = core.handle(TimerFired(), 0)
-    assert (launch.batch, launch.start, launch.last) == (0, 2, True)
+    assert (launch.batch, launch.work.start, launch.last) == (0, 2, True)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +441,7 @@ def test_a_paused_batch_is_resumed_once_and_not_without_its_queries() -> None:
 )
 def test_a_policy_that_merges_what_does_not_fit_together_is_caught(members: tuple[Query, Query]) -> None:
     ask = Scripted(lambda s: Decision((begin(queries=members),) if len(s.queues["b"].queries) == 2 else ()))
-    core = Engine([A, B], ask, PREDICTOR, CORES)
+    core = Engine([A, B], ask, PREDICTOR, Machine.cpu(CORES))
     core.handle(QueryArrived(members[0]), 0)
     with pytest.raises(ProtocolViolationError, match="merges queries of 'b'"):
         core.handle(QueryArrived(members[1]), 0)
@@ -452,7 +456,7 @@ def test_a_policy_keeps_its_memory_from_decision_to_decision() -> None:
             seen.append(memory)
             return Decision(memory=len(seen))
 
-    core = Engine([A], Counting(lambda snapshot: Decision()), PREDICTOR, CORES)
+    core = Engine([A], Counting(lambda snapshot: Decision()), PREDICTOR, Machine.cpu(CORES))
     for number in range(3):
         core.handle(QueryArrived(query(number)) if number < 2 else QueryCancelled(0), number)
     assert seen == [None, 1, 2]

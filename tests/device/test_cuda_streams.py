@@ -22,10 +22,10 @@ from cotenant.execute.gpu.sm_streams import PlainShares
 from cotenant.execute.protocol import Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 from torch_small import save_small, small_cnn
 
-PART = Partition((0, 1), "cuda:0")
+PART = Share((0, 1), "cuda:0")
 
 
 class Calls:
@@ -100,12 +100,12 @@ class Stream:
         self.cuda_stream = hash(name)
 
 
-class Shares:
+class GpuPartitioner:
     def __init__(self) -> None:
         self.streams = {urgent: Stream("urgent" if urgent else "calm") for urgent in (False, True)}
         self.is_closed = False
 
-    def stream(self, partition: Partition, urgent: bool = False) -> Any:
+    def stream(self, partition: Share, urgent: bool = False) -> Any:
         assert partition == PART
         return self.streams[urgent]
 
@@ -121,7 +121,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def device(shares: Any = None) -> CudaStreams:
-    return CudaStreams(0, shares or Shares())
+    return CudaStreams(0, shares or GpuPartitioner())
 
 
 def output() -> dict[str, torch.Tensor]:
@@ -203,7 +203,7 @@ def test_running_out_of_memory_is_seen_below_other_errors(calls: Calls) -> None:
 
 
 def test_closing_the_device_closes_its_shares(calls: Calls) -> None:
-    shares = Shares()
+    shares = GpuPartitioner()
     device(shares).close()
     assert shares.is_closed
 
@@ -244,7 +244,7 @@ def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Pa
             image = np.random.default_rng(query).standard_normal((2, 3, 16, 16)).astype(np.float32)
             executor.put(query, {"x": image})
             for number, span in enumerate(spans):
-                launch = Launch(2 * query + number, query, "cnn", (query,), 2, 0, *span, number == 1, lane, 1, 1)
+                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 2, *span), number == 1, lane, 1, 1)
                 executor.start(launch, end)
                 assert ended.acquire(timeout=60)
                 assert errors[-1] is None

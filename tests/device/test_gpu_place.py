@@ -25,8 +25,8 @@ from cotenant.measure.place import CorePlace, StreamPlace, open_place
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.serve.server import Server
-from cotenant.types import Partition
 from cotenant.wire.api import InferRequest, InferResult
+from cotenant.work import Share
 from repositories import config
 from torch_small import save_small, small_cnn
 
@@ -41,16 +41,16 @@ class Gpu(CpuStreams):
 
     opened: list[Gpu]
 
-    def __init__(self, section: DeviceSection, partitions: Sequence[Partition]) -> None:
+    def __init__(self, section: DeviceSection, partitions: Sequence[Share]) -> None:
         super().__init__()
         self.partitions = tuple(partitions)
-        self.lanes: list[Partition] = []
+        self.lanes: list[Share] = []
         self.is_closed = False
         self.opened.append(self)
 
-    def lane(self, partition: Partition) -> Any:
+    def lane(self, partition: Share) -> Any:
         self.lanes.append(partition)
-        return super().lane(Partition((0,)) if partition.cores != (0,) else partition)
+        return super().lane(Share((0,)) if partition.cores != (0,) else partition)
 
     def close(self) -> None:
         self.is_closed = True
@@ -85,7 +85,7 @@ def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], 
     assert errors == {}
     assert {(point.items, point.cores) for point in profile.models["cnn"].points} == {(1, 4), (2, 4)}
     [device] = gpu.opened
-    assert device.partitions == (Partition((0, 1, 2, 3), "cuda:0"), Partition((4, 5, 6, 7), "cuda:0"))
+    assert device.partitions == (Share((0, 1, 2, 3), "cuda:0"), Share((4, 5, 6, 7), "cuda:0"))
     assert device.is_closed
     assert "cnn: 2 rows on 4 SM(s)" in told
     assert os.sched_getaffinity(0) == before
@@ -96,7 +96,7 @@ def test_a_server_profiles_and_answers_on_the_streams(gpu: type[Gpu], root: Path
     server.start()
     [device] = gpu.opened
     try:
-        assert server.cores == tuple(range(8))
+        assert server.machine.devices[0].cores == tuple(range(8))
         executor: Any = server._executor
         assert isinstance(executor, TorchExecutor)
         image = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)

@@ -32,14 +32,14 @@ from cotenant.execute.gpu.sm_ladder import (
 )
 from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
 from cotenant.execute.layout import lanes_of
-from cotenant.types import Partition
+from cotenant.work import Share
 from fake_cuda import FakeCuda
 
 H100 = SmGrid(132, 8)
 
 
-def slots(start: int, stop: int, index: int = 0) -> Partition:
-    return Partition(tuple(range(start, stop)), f"cuda:{index}")
+def slots(start: int, stop: int, index: int = 0) -> Share:
+    return Share(tuple(range(start, stop)), f"cuda:{index}")
 
 
 def opened(driver: FakeCuda, index: int = 0) -> GreenShares:
@@ -110,7 +110,7 @@ def test_more_shares_than_groups() -> None:
 
 @st.composite
 def divisions(draw: st.DrawFn, grid: SmGrid) -> tuple[float, ...]:
-    """Shares in percent, each of a group at least, 100 % in all at most."""
+    """GpuPartitioner in percent, each of a group at least, 100 % in all at most."""
     count = draw(st.integers(1, min(8, grid.groups)))
     weight = st.floats(0.05, 1) | st.just(0.5)
     weights = draw(st.lists(weight, min_size=count, max_size=count))
@@ -160,10 +160,10 @@ def test_a_partition_is_made_of_whole_groups() -> None:
 
 
 def test_partitions_name_a_device() -> None:
-    assert Partition((0,), "cuda:1").device == "cuda:1"
-    assert Partition((0,), "a100").device == "a100"  # a simulated one
+    assert Share((0,), "cuda:1").device == "cuda:1"
+    assert Share((0,), "a100").device == "a100"  # a simulated one
     with pytest.raises(InvalidValueError, match="the name of a device"):
-        Partition((0,), "")
+        Share((0,), "")
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, ModelGoneError, RowsError, are_alike, joined
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
 
 def launch(queries: tuple[int, ...], items: int, start: int = 0) -> Launch:
-    return Launch(0, 7, "a", queries, items, 0, start, start + 1, False, Partition((0,)), 1, 1)
+    return Launch(0, 7, queries, Work("a", 0, items, start, start + 1), False, Share((0,)), 1, 1)
 
 
 def rows_of(query: int, count: int) -> Any:

@@ -42,19 +42,19 @@ from cotenant.execute.worker.keeper import Keeper
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Limits
 from cotenant.execute.worker.shared_tensors import Layout
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
 WAIT_S = 30.0
 FIRST: Wanted = ((1, ((0, 2),)),)
 MORE: Wanted = (*FIRST, ((0, 1), ((0, 1), (1, 2))))
 NEW: Wanted = (((0, 1), ((0, 1), (1, 2))),)
 SHAPES = {"x": (1, 8)}
-CORE = Partition((0,))
+CORE = Share((0,))
 OPEN = Open("a", "/nowhere/a.onnx", "/nowhere/graphs", "folder", FIRST, 0)
 
 
-def launch(number: int, start: int = 0, end: int = 2, partition: Partition = CORE) -> Launch:
-    return Launch(number, number, "a", (number,), 1, 0, start, end, end == 2, partition, 1, 1)
+def launch(number: int, start: int = 0, end: int = 2, partition: Share = CORE) -> Launch:
+    return Launch(number, number, (number,), Work("a", 0, 1, start, end), end == 2, partition, 1, 1)
 
 
 def tensors(count: int) -> Tensors:
@@ -398,7 +398,7 @@ def test_what_a_worker_keeps_of_a_batch_goes_when_the_rest_of_it_cannot_be_sent(
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(module, "LaneLink", fail)
-    assert "Too many open files" in str(stage.start(launch(1, 1, 2, Partition((1,)))))
+    assert "Too many open files" in str(stage.start(launch(1, 1, 2, Share((1,)))))
     assert worker.hear() == Release(1)
     stage.batches.discard(1)
     assert len(stage.batches) == 0

@@ -38,7 +38,8 @@ from cotenant.execute.worker.limits import Limits
 from cotenant.execute.worker.model import Worker
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, SharedMemoryError
 from cotenant.serve.server import Server
-from cotenant.types import Outcome, Partition
+from cotenant.types import Outcome
+from cotenant.work import Share, Work
 from onnx_samples import Sketch, info, strings
 from repositories import X, chooser, config, scaled, write_good, write_model
 from workers import CORE, OTHER, WAIT_S, Host, Hosts, gone, pid_of
@@ -73,7 +74,7 @@ def test_a_killed_worker_fails_what_runs_and_another_one_comes(host: Host) -> No
 def test_a_paused_batch_is_lost_with_its_worker_and_leaves_nothing(host: Host) -> None:
     host.load("a", lambda: scaled(2.0))
     host.executor.put(1, X)
-    host.executor.start(Launch(1, 7, "a", (1,), 1, 0, 0, 1, False, CORE, 1, 1), host._end)
+    host.executor.start(Launch(1, 7, (1,), Work("a", 0, 1, 0, 1), False, CORE, 1, 1), host._end)
     assert host.wait(1) == [None]
     assert host.executor.kept == 2  # the query's inputs, the batch in the worker
     os.kill(host.pid("a"), signal.SIGKILL)
@@ -102,7 +103,7 @@ def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> 
     from cotenant.execute.worker.limits import overdue
 
     limits = Limits(hang_floor_s=1.0, hang_factor=10.0)
-    made = Launch(0, 0, "a", (0,), 1, 0, 0, 1, True, CORE, 300_000_000, 0)
+    made = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, CORE, 300_000_000, 0)
     pending = Pending(made, lambda *_: None, BatchTensors(made, []))
     tick_ns = 250_000_000
     assert [overdue([pending], tick_ns, limits) for _ in range(20)] == [None] * 20  # not sent yet: waits for its lane
@@ -169,7 +170,7 @@ def test_a_worker_and_the_next_one_run_what_was_loaded_whatever_becomes_of_the_f
     file = tmp_path / "a.onnx"
     with file.open("r+b") as opened:  # the same size, other weights
         opened.write(scaled(3.0).SerializeToString())
-    whole = Partition((CORE.cores[0], OTHER.cores[0])) if CORE != OTHER else CORE
+    whole = Share((CORE.cores[0], OTHER.cores[0])) if CORE != OTHER else CORE
     for life in range(3):
         for lane, partition in enumerate((CORE, OTHER, whole)):
             query = 10 * life + lane

@@ -13,8 +13,8 @@ import pytest
 from cotenant.execute import sched_slice as slices
 from cotenant.execute.sched_slice import DEFAULT, SHORT_NS, current_slice, default_slice, set_slice
 from cotenant.execute.threads.lanes import Lane
-from cotenant.types import Partition
 from cotenant.wire.client import infer_once
+from cotenant.work import Share
 from processes import serving
 from repositories import X, write_good
 
@@ -52,7 +52,7 @@ def test_threads_of_libraries_can_be_left_out(short: None) -> None:
 
 def test_lanes_have_the_usual_one(short: None) -> None:
     found: list[int | None] = []
-    lane = Lane(Partition((CORE,)))
+    lane = Lane(Share((CORE,)))
     lane.put(lambda: found.append(current_slice()))
     lane.close()
     assert found[0] not in (None, SHORT_NS)

@@ -21,11 +21,11 @@ from cotenant.execute.gpu.graph_pool import GraphKey, GraphPool
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.protocol import Timing
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 from fake_streams import GPU, WAIT_S, FakeModel, FakeStreams, LostError
 
-LEFT = Partition((0, 1), GPU)
-RIGHT = Partition((2, 3), GPU)
+LEFT = Share((0, 1), GPU)
+RIGHT = Share((2, 3), GPU)
 
 
 class World:
@@ -50,7 +50,7 @@ class World:
         tenant: str,
         query: int,
         span: tuple[int, int] = (0, 4),
-        partition: Partition = LEFT,
+        partition: Share = LEFT,
         rows: int = 1,
         batch: int | None = None,
     ) -> int:
@@ -58,7 +58,7 @@ class World:
         if span[0] == 0:
             self.executor.put(query, {"x": values(query, rows)})
         batch = query if batch is None else batch
-        launch = Launch(number, batch, tenant, (query,), rows, 0, *span, span[1] == 4, partition, 1, 1)
+        launch = Launch(number, batch, (query,), Work(tenant, 0, rows, *span), span[1] == 4, partition, 1, 1)
         self.executor.start(launch, self._ended)
         return number
 
@@ -190,9 +190,9 @@ def test_lanes_of_a_cpu_compute_on_their_first_core_and_wait_on_all() -> None:
         waited.append(os.sched_getaffinity(0))
         ended.release()
 
-    for query, partition in enumerate((Partition(CORES[-1:]), Partition(CORES[:2]))):
+    for query, partition in enumerate((Share(CORES[-1:]), Share(CORES[:2]))):
         executor.put(query, {"x": values(query)})
-        executor.start(Launch(query, query, "a", (query,), 1, 0, 0, 4, True, partition, 1, 1), end)
+        executor.start(Launch(query, query, (query,), Work("a", 0, 1, 0, 4), True, partition, 1, 1), end)
         assert ended.acquire(timeout=WAIT_S)
     executor.close()
     assert computed == [{CORES[-1]}, {CORES[0]}]
@@ -450,7 +450,7 @@ def test_answers_are_right_while_models_come_and_go_on_several_lanes() -> None:
     tenants = ("a", "b", "c", "d")
     for tenant in tenants:
         world.serve(tenant, urgent=tenant == "d")
-    lanes = (LEFT, RIGHT, Partition((4,), GPU))
+    lanes = (LEFT, RIGHT, Share((4,), GPU))
     plans: list[list[int]] = []
     for seed in range(3):  # as many clients as lanes, so that one model at least is idle
         rng = np.random.default_rng(seed)
@@ -529,7 +529,7 @@ def test_a_dtype_that_torch_does_not_have_is_named(world: World) -> None:
         reasons.append(error)
         ended.set()
 
-    world.executor.start(Launch(0, 0, "a", (0,), 1, 0, 0, 4, True, LEFT, 1, 1), end)
+    world.executor.start(Launch(0, 0, (0,), Work("a", 0, 1, 0, 4), True, LEFT, 1, 1), end)
     assert ended.wait(WAIT_S)
     assert reasons == ["input 'x' is object, which torch has no tensors of"]
 

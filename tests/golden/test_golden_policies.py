@@ -33,7 +33,8 @@ from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_pro
 from cotenant.repository import SERVER_FILE, find_versions, profile_path
 from cotenant.serve.opener.models import serve_model
 from cotenant.serve.server import Server
-from cotenant.types import CPU, Partition, Round, Tenant
+from cotenant.types import Tenant
+from cotenant.work import CPU, Round, Share
 from golden_files import GOLDEN, agree
 from repositories import scaled, write_model
 
@@ -116,7 +117,7 @@ class Slowed:
         return self
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
-        factors = [self._by if all(member.tenant in self._slow for member in group) else 1.0 for group in groups]
+        factors = [self._by if all(member.work.tenant in self._slow for member in group) else 1.0 for group in groups]
         return [round(by * longest) for by, longest in zip(factors, self._table.group_ns(groups), strict=True)]
 
 
@@ -233,7 +234,7 @@ class Made:
         return error.replace(str(self._root), "models").strip()
 
 
-def lanes_text(lanes: Sequence[Partition]) -> str:
+def lanes_text(lanes: Sequence[Share]) -> str:
     """Cores with "+" between them, slots of a GPU by the first and the last."""
     found = []
     for lane in lanes:

@@ -15,6 +15,7 @@ from cotenant.core.snapshot import Policy
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
+from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
 from golden_files import GOLDEN, agree
 from golden_workload import RUNS, TABLES, TENANTS, workload
@@ -24,9 +25,15 @@ from scenario import CORES
 def record(policy: Policy, load: float) -> bytes:
     file = io.BytesIO()
     believed = TablePredictor(TABLES)
-    log = trace.TraceWriter(file, trace.header(policy, believed, TENANTS, CORES, created=""))
+    log = trace.TraceWriter(file, trace.header(policy, believed, TENANTS, Machine.cpu(CORES), created=""))
     world = TableWorld(TablePredictor(TABLES), noise=0.1, failure_rate=0.03, seed=7)
-    simulate(Engine(TENANTS, policy, believed, CORES), world, workload(load), lambda respond, now_ns: None, log=log)
+    simulate(
+        Engine(TENANTS, policy, believed, Machine.cpu(CORES)),
+        world,
+        workload(load),
+        lambda respond, now_ns: None,
+        log=log,
+    )
     log.flush()
     return file.getvalue()
 

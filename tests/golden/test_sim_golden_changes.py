@@ -42,15 +42,16 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.plan_lanes import Cores, lay_out
 from cotenant.sim.applications import SimulatedApplication
-from cotenant.types import Outcome, Partition, Query, Tenant, priority_rank
+from cotenant.types import Outcome, Query, Tenant, priority_rank
+from cotenant.work import Share
 from golden_files import GOLDEN, agree
 from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
 from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
 from plan_samples import CPU, latencies
 from scenario import MS, ONE_LANE, TWO_LANES
 
-FOUR_LANES = tuple(Partition((core,)) for core in range(4))
-SHARES = (Partition((0,), "cuda:0"), Partition((1, 2), "cuda:0"))
+FOUR_LANES = tuple(Share((core,)) for core in range(4))
+SHARES = (Share((0,), "cuda:0"), Share((1, 2), "cuda:0"))
 """Of a GPU of three SMs."""
 
 

@@ -29,7 +29,7 @@ from cotenant.profile.coruns import ANTAGONIST, FORMAT, CoRunProfile, CoRunRow, 
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import coruns_path, profile_path
-from cotenant.types import Partition
+from cotenant.work import Share
 from repositories import config, fixed, scaled, write_good, write_model
 
 MS = 1_000_000
@@ -200,9 +200,9 @@ def test_partitions_are_neighbouring_cores_and_the_whole() -> None:
     cores = CORES[:2]
     section = DeviceSection(cores=cores)
     assert partitions_of(section, [(1, 1), (1,)]) == (
-        Partition(cores[:1]),
-        Partition(cores[1:]),
-        Partition(cores),
+        Share(cores[:1]),
+        Share(cores[1:]),
+        Share(cores),
     )
     _, splits, parts = divided(ServerConfig(device=section), [], corun=True)
     assert splits == [(1, 1)]

@@ -29,6 +29,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import FORMAT, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import find_versions, profile_path
+from cotenant.work import Work
 from onnx_samples import residual_cnn
 from repositories import config, write_bad, write_good, write_model
 
@@ -94,7 +95,7 @@ def test_a_sweep_covers_every_point_and_unit(root: Path, counting: Counting) -> 
     assert profile.created.endswith("+00:00")
     assert not list(profile_path(root).parent.glob("*.journal"))
     predictor = TablePredictor(profile.tables())
-    assert predictor.latency_ns("encoder", 0, 2, 0, len(encoder.unit_ns), 1) > 0
+    assert predictor.latency_ns(Work("encoder", 0, 2, 0, len(encoder.unit_ns)), 1) > 0
 
 
 def test_a_known_profile_is_not_measured_again_unless_asked(root: Path, counting: Counting) -> None:

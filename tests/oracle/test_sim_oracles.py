@@ -24,7 +24,8 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import CPU, Machine, Share, Work
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
@@ -58,11 +59,11 @@ def poisson(load: float, seed: int, servers: int = 1) -> list[Query]:
 
 
 def mean_wait(
-    queries: list[Query], world: ExponentialWorld | TableWorld, lanes: tuple[Partition, ...]
+    queries: list[Query], world: ExponentialWorld | TableWorld, lanes: tuple[Share, ...]
 ) -> tuple[float, float]:
     """Mean time from arrival to launch in mean service times, and its standard error by batch means."""
     tenant = Tenant("a", NEVER_NS, max_queue=COUNT)
-    engine = Engine([tenant], Fcfs(lanes, DropRule.NONE), tables({"a": SERVICE_NS}), CORES)
+    engine = Engine([tenant], Fcfs(lanes, DropRule.NONE), tables({"a": SERVICE_NS}), Machine.cpu(CORES))
     begun = np.zeros(COUNT)
 
     class Timed:
@@ -182,8 +183,8 @@ class ExactUnits(TablePredictor):
     def __init__(self) -> None:
         super().__init__({})
 
-    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
-        return (end - start) * MS
+    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
+        return (work.end - work.start) * MS
 
 
 def test_sjf_waits_least_of_all_orders() -> None:

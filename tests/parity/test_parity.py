@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies import POLICIES
-from cotenant.types import Partition
+from cotenant.work import Share
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, policy_of
 
@@ -25,7 +25,7 @@ MODES = list(
     ids=[f"{name}-{drop}-{len(lanes)}-{'cut' if cut[0] else 'whole'}{cut[1]}" for name, drop, lanes, cut in MODES],
 )
 def test_simulator_and_server_write_the_same_log(
-    name: str, drop: DropRule, lanes: tuple[Partition, ...], cut: tuple[bool, float]
+    name: str, drop: DropRule, lanes: tuple[Share, ...], cut: tuple[bool, float]
 ) -> None:
     policy = policy_of(name, lanes, drop, *cut)
     for number, world in enumerate(({}, {"noise": 0.3, "seed": 5}, {"noise": 0.1, "failure_rate": 0.1, "seed": 6})):

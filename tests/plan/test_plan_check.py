@@ -34,6 +34,7 @@ from cotenant.plan.types import (
     Slot,
     checked,
 )
+from cotenant.work import Work
 from plan_samples import CPU, GIB, GPU, MS, costs, load, some_devices, some_loads
 from plan_truth import branches, reached, truth
 
@@ -92,7 +93,7 @@ def test_every_rule_is_noticed(plan: Plan, expected: list[str]) -> None:
 
 
 def test_the_edges_are_allowed() -> None:
-    execution = COSTS.latency_ns("middle", 1, 80, "gpu")
+    execution = COSTS.latency_ns(Work("middle", 0, 1), 80, "gpu")
     full = one(SMALL, PartitionPlan(80, execution, (Slot("middle", 1, 1e9 / execution),)))
     late = Load("middle", "middle", 50, 2 * execution)
     assert kinds(full, (LOADS[0], late)) == []
@@ -152,7 +153,7 @@ def test_the_worst_slot_of_each_neighbour_counts() -> None:
         PartitionPlan(2, 40 * MS, (Slot("middle", 2, 1), Slot("small", 16, 1))),
     )
     others = (load("small", 2, 1000), load("middle", 2, 1000))
-    within = -(-COSTS.latency_ns("small", 4, 1, "cpu") * (100 + 5 + 16) // 100)
+    within = -(-COSTS.latency_ns(Work("small", 0, 4), 1, "cpu") * (100 + 5 + 16) // 100)
     tight = Load("first", "small", 100, 40 * MS + within)
     plan = one(*partitions, device="cpu")
     assert kinds(plan, (tight, *others), [CPU], PairCosts()) == []
@@ -171,8 +172,8 @@ class Added:
 
     more = {"quick": 0.05, "light": 0.0, "heavy": 0.3, "helper": -0.4}  # noqa: RUF012
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        return TIMES[model]
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        return TIMES[work.tenant]
 
     def batches(self, model: str) -> Sequence[int]:
         return (1,)

@@ -18,7 +18,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.check import MEMORY as MEMORY_BROKEN
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book, Work, book_of
+from cotenant.plan.rounds import Book, Demand, book_of
 from cotenant.plan.search.optimal import Optimal
 from cotenant.plan.tables import TableCosts, WithoutInterference
 from cotenant.plan.types import (
@@ -38,6 +38,7 @@ from cotenant.plan.types import (
     Planner,
     Slot,
 )
+from cotenant.work import Work
 from plan_samples import CPU, GIB, GPU, MODELS, MS, Line, costs, load, some_devices, some_loads
 
 COSTS = costs()
@@ -101,8 +102,8 @@ class UnitCosts:
     def __init__(self, latencies: dict[str, tuple[int, ...]]) -> None:
         self.latencies = latencies
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        return self.latencies[model][batch - 1] * 2 // size
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        return self.latencies[work.tenant][work.items - 1] * 2 // size
 
     def batches(self, model: str) -> Sequence[int]:
         return range(1, len(self.latencies[model]) + 1)
@@ -147,8 +148,8 @@ def tiny(draw: st.DrawFn, most: int) -> tuple[list[Load], UnitCosts]:
 @settings(max_examples=150)
 def test_a_round_is_found_exactly_when_there_is_one(case: tuple[list[Load], UnitCosts]) -> None:
     loads, unit = case
-    works = tuple(Work(load.model, load.slo_ns, load.rate_per_s) for load in loads)
-    made = Book(unit).fit(works, 2, "tiny")
+    demands = tuple(Demand(load.model, load.slo_ns, load.rate_per_s) for load in loads)
+    made = Book(unit).fit(demands, 2, "tiny")
     assert (made is not None) == brute_force(loads, unit)
     if made is not None:
         slots = tuple(
@@ -208,7 +209,7 @@ def test_elastic_finds_most_of_what_brute_force_finds() -> None:
 @pytest.mark.parametrize("per_ms", [0.05, 0.1, 0.3])
 def test_the_round_that_bears_most_is_chosen(per_ms: float) -> None:
     latencies = tuple(ns * 1000 for ns in (2, 3, 4, 5))
-    made = Book(UnitCosts({"m": latencies})).fit((Work("m", 20_000, per_ms * 1e6),), 2, "tiny")
+    made = Book(UnitCosts({"m": latencies})).fit((Demand("m", 20_000, per_ms * 1e6),), 2, "tiny")
     assert made is not None
     best = max(
         min(duty, 20_000 - duty) / latencies[batch - 1]

@@ -10,6 +10,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.tables import TableCosts, WithoutInterference, interpolate
 from cotenant.plan.types import PlanError
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.work import Work
 from plan_samples import Line
 
 TABLE = {"m": {50: {1: 100, 4: 400}, 100: {1: 80, 2: 90, 4: 200}}}
@@ -18,8 +19,8 @@ TABLE = {"m": {50: {1: 100, 4: 400}, 100: {1: 80, 2: 90, 4: 200}}}
 def test_between_batches_latency_is_interpolated_and_sizes_are_exact() -> None:
     costs = TableCosts({"gpu": TABLE}, {"m": 7})
     assert costs.batches("m") == (1, 2, 3, 4)
-    assert [costs.latency_ns("m", batch, 50, "gpu") for batch in (1, 2, 3, 4)] == [100, 200, 300, 400]
-    assert [costs.latency_ns("m", batch, 100, "gpu") for batch in (1, 2, 3, 4)] == [80, 90, 145, 200]
+    assert [costs.latency_ns(Work("m", 0, batch), 50, "gpu") for batch in (1, 2, 3, 4)] == [100, 200, 300, 400]
+    assert [costs.latency_ns(Work("m", 0, batch), 100, "gpu") for batch in (1, 2, 3, 4)] == [80, 90, 145, 200]
     assert costs.memory_bytes("m") == 7
     assert costs.factor("m", 1, 50, [("m", 4, 50)], "gpu") == 1.0
 
@@ -27,12 +28,12 @@ def test_between_batches_latency_is_interpolated_and_sizes_are_exact() -> None:
 def test_no_batch_is_larger_than_every_size_has() -> None:
     costs = TableCosts({"a": {"m": {1: {2: 10, 8: 20}}}, "b": {"m": {1: {1: 10, 4: 20}}}}, {"m": 1})
     assert costs.batches("m") == (1, 2, 3, 4)
-    assert costs.latency_ns("m", 1, 1, "a") == 10
+    assert costs.latency_ns(Work("m", 0, 1), 1, "a") == 10
 
 
 def test_ratio_and_overhead_pad_every_latency() -> None:
     costs = TableCosts({"gpu": TABLE}, {"m": 7}, latency_ratio=1.1, overhead_ns={"m": {1: 5, 4: 20}})
-    assert [costs.latency_ns("m", batch, 50, "gpu") for batch in (1, 2, 4)] == [116, 221, 461]
+    assert [costs.latency_ns(Work("m", 0, batch), 50, "gpu") for batch in (1, 2, 4)] == [116, 221, 461]
 
 
 @pytest.mark.parametrize(
@@ -46,14 +47,21 @@ def test_ratio_and_overhead_pad_every_latency() -> None:
     ],
 )
 def test_what_was_not_measured_is_named(question: tuple[str, int, int, str], text: str) -> None:
+    model, batch, size, device = question
     with pytest.raises(PlanError, match=text):
-        TableCosts({"gpu": TABLE}, {"m": 7}).latency_ns(*question)
+        TableCosts({"gpu": TABLE}, {"m": 7}).latency_ns(Work(model, 0, batch), size, device)
+
+
+def test_a_part_of_a_model_has_no_cost_here() -> None:
+    for part in (Work("m", 0, 1, 0, 3), Work("m", 1, 1), Work("m", 0, 1, version=2), Work("m", 0, 1, rows=(0, 1))):
+        with pytest.raises(PlanError, match="whole batches"):
+            TableCosts({"gpu": TABLE}, {"m": 7}).latency_ns(part, 50, "gpu")
 
 
 def test_a_model_that_one_device_lacks_is_named() -> None:
     costs = TableCosts({"gpu": TABLE, "tpu": {"n": {1: {1: 1}}}}, {"m": 7, "n": 7})
     with pytest.raises(PlanError, match="'m' has no profile on device type 'tpu'"):
-        costs.latency_ns("m", 1, 1, "tpu")
+        costs.latency_ns(Work("m", 0, 1), 1, "tpu")
 
 
 def test_tables_without_sense_are_refused() -> None:
@@ -70,8 +78,8 @@ def test_tables_without_sense_are_refused() -> None:
 def test_costs_of_a_profile_take_the_slowest_shape() -> None:
     rows = (LatencyRow(0, 1, 1, 50), LatencyRow(1, 1, 1, 70), LatencyRow(0, 2, 1, 90), LatencyRow(0, 1, 2, 40))
     costs = TableCosts.of_profile({"m": LatencyTable(rows)}, {"m": 1}, "cpu")
-    assert costs.latency_ns("m", 1, 1, "cpu") == 70
-    assert costs.latency_ns("m", 1, 2, "cpu") == 40
+    assert costs.latency_ns(Work("m", 0, 1), 1, "cpu") == 70
+    assert costs.latency_ns(Work("m", 0, 1), 2, "cpu") == 40
     assert costs.batches("m") == (1,)
 
 
@@ -95,6 +103,6 @@ def test_each_device_type_has_its_own_interference() -> None:
     assert costs.factor("wide", 1, 50, [], "gpu") == 1.0
     assert costs.factor("wide", 1, 50, beside, "cpu") == 1.0
     assert blind.factor("wide", 1, 50, beside, "gpu") == 1.0
-    assert blind.latency_ns("wide", 3, 50, "gpu") == costs.latency_ns("wide", 3, 50, "gpu")
+    assert blind.latency_ns(Work("wide", 0, 3), 50, "gpu") == costs.latency_ns(Work("wide", 0, 3), 50, "gpu")
     assert list(blind.batches("wide")) == [1, 2, 3, 4]
     assert blind.memory_bytes("wide") == 7

@@ -17,6 +17,7 @@ from cotenant.plan.rounds import Book
 from cotenant.plan.tables import TableCosts
 from cotenant.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.predict.interference.factors import Interference, Margin, PressureInterference, Scores, Surface
+from cotenant.work import Work
 from plan_samples import GIB, MS
 
 NAMES, BATCHES, SIZES = ("a", "b", "c"), (1, 4, 8), (1, 2)
@@ -96,7 +97,7 @@ def test_many_partitions_that_are_harmless_alone_are_seen_together(count: int) -
     assert Book(costs).worst_factor(*TARGET, beside, TEN.name) == pytest.approx(0.5 + 0.3 * count)
 
     loads = [Load(name, name, 1.0, 60 * MS) for name in NAMES]
-    alone = costs.latency_ns("a", 4, 1, TEN.name)
+    alone = costs.latency_ns(Work("a", 0, 4), 1, TEN.name)
     first = PartitionPlan(1, 60 * MS - 2 * alone, (Slot("a", 4, 1.0),))
     rest = PartitionPlan(1, 50 * MS, tuple(Slot(name, 1, 1.0 / count) for name in NAMES))
     plan = Plan((DevicePlan(TEN.name, (first, *[rest] * count)),))

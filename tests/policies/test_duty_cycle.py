@@ -18,7 +18,8 @@ from cotenant.errors import InvalidValueError
 from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Outcome, Partition, Query, Round, Slot, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Round, Share, Slot
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, Recording, play
 
@@ -53,7 +54,7 @@ def coming(*arrivals: tuple[str, float], slo_ms: int = 10_000, items: int = 1) -
 
 
 def told(made: Recording) -> list[tuple[str, int]]:
-    return [(launch.tenant, launch.items) for _, launch in made.launches]
+    return [(launch.work.tenant, launch.work.items) for _, launch in made.launches]
 
 
 AB = linear(a=(1, 1), b=(1, 1), c=(1, 1))
@@ -99,10 +100,10 @@ def test_slots_of_one_tenant_share_its_rows_as_planned() -> None:
     )
     queries = coming(*[("a", 5 * number) for number in range(40)])  # both lanes are free whenever one comes
     made = play(DutyCycle(TWO_LANES, rounds=rounds), [tenant("a"), tenant("b")], AB, queries)
-    rows = [sum(launch.partition == lane for _, launch in made.launches) for lane in TWO_LANES]
+    rows = [sum(launch.share == lane for _, launch in made.launches) for lane in TWO_LANES]
     assert rows == [30, 10]
     burst = play(DutyCycle(TWO_LANES, rounds=rounds), [tenant("a"), tenant("b")], AB, coming(*[("a", 0)] * 8))
-    assert [launch.partition for _, launch in burst.launches[:2]] == list(TWO_LANES)  # a free lane waits for nobody
+    assert [launch.share for _, launch in burst.launches[:2]] == list(TWO_LANES)  # a free lane waits for nobody
 
 
 def test_who_is_not_in_the_plan_gets_the_cores_and_the_time_that_it_leaves() -> None:
@@ -111,7 +112,7 @@ def test_who_is_not_in_the_plan_gets_the_cores_and_the_time_that_it_leaves() -> 
     in_the_way = play(DutyCycle(ONE_LANE, rounds=(slots(("a", 2)),)), tenants, AB, queries)
     assert [name for name, _ in told(in_the_way)] == ["a", "a", "c"]
     beside = play(DutyCycle(TWO_LANES, rounds=(slots(("a", 2)), Round())), tenants, AB, queries)
-    assert {launch.partition for _, launch in beside.launches if launch.tenant == "c"} == {TWO_LANES[1]}
+    assert {launch.share for _, launch in beside.launches if launch.work.tenant == "c"} == {TWO_LANES[1]}
 
 
 def test_a_guest_takes_no_longer_than_the_lanes_tightest_slo_leaves() -> None:
@@ -139,7 +140,12 @@ def test_with_preempt_a_long_guest_comes_in_segments_and_a_slot_goes_between() -
     tenants = [tenant("a", slo_ms=30, max_batch=1), tenant("c", max_batch=1, cuts=(0, 1, 2, 3))]
     queries = [*coming(("c", 0)), Query(1, "a", 5 * MS, 35 * MS)]
     made = play(DutyCycle(ONE_LANE, preempt=True, rounds=(slots(("a", 1)),)), tenants, costs, queries)
-    assert [(launch.tenant, launch.end) for _, launch in made.launches] == [("c", 1), ("a", 1), ("c", 2), ("c", 3)]
+    assert [(launch.work.tenant, launch.work.end) for _, launch in made.launches] == [
+        ("c", 1),
+        ("a", 1),
+        ("c", 2),
+        ("c", 3),
+    ]
     assert set(made.outcomes.values()) == {Outcome.ANSWERED}
 
 
@@ -148,9 +154,9 @@ def test_lanes_lend_their_spare_time_to_slots_of_other_lanes_unless_told_otherwi
     tenants = [tenant("a"), tenant("b")]
     for lend, lanes in ((True, list(TWO_LANES)), (False, [TWO_LANES[0]] * 2)):
         made = play(DutyCycle(TWO_LANES, rounds=rounds, lend=lend), tenants, AB, coming(("a", 0), ("a", 0)))
-        assert [launch.partition for _, launch in made.launches] == lanes
+        assert [launch.share for _, launch in made.launches] == lanes
         many = play(DutyCycle(TWO_LANES, rounds=rounds, lend=lend), tenants, AB, coming(*[("a", 0)] * 9))
-        assert {launch.items for _, launch in many.launches} == {1}  # batches are those of the plan everywhere
+        assert {launch.work.items for _, launch in many.launches} == {1}  # batches are those of the plan everywhere
 
 
 def test_what_is_hopeless_goes_and_a_batch_is_not_made_late_by_its_head() -> None:
@@ -209,7 +215,7 @@ def test_under_the_planned_load_nobody_waits_longer_than_a_duty_cycle(
     seen = play(policy, [tenant(name) for name in batches], costs, queries)
     assert set(seen.outcomes.values()) == {Outcome.ANSWERED}
     for at, launch in seen.launches:
-        assert launch.items <= batches[launch.tenant]
+        assert launch.work.items <= batches[launch.work.tenant]
         assert all(at - arrived[query] <= duty for query in launch.queries)
 
 
@@ -265,26 +271,26 @@ def test_values_out_of_range_are_named(make: partial[object], named: str) -> Non
 
 def test_lanes_of_several_cores_are_predicted_as_such() -> None:
     costs = TablePredictor({"a": LatencyTable((LatencyRow(0, 1, 1, 20 * MS), LatencyRow(0, 1, 2, 12 * MS)))})
-    made = play(DutyCycle((Partition((0, 1)),), rounds=(slots(("a", 1)),)), [tenant("a")], costs, coming(("a", 0)))
+    made = play(DutyCycle((Share((0, 1)),), rounds=(slots(("a", 1)),)), [tenant("a")], costs, coming(("a", 0)))
     assert made.launches[0][1].predicted_ns == 12 * MS
 
 
 @pytest.mark.parametrize("planned", [True, False], ids=["slot", "guest"])
 def test_a_lane_that_is_too_slow_for_a_query_leaves_it_to_another(planned: bool) -> None:
-    wide, narrow = Partition((0, 1)), Partition((2,))
+    wide, narrow = Share((0, 1)), Share((2,))
     costs = TablePredictor({"a": LatencyTable((LatencyRow(0, 1, 1, 40 * MS), LatencyRow(0, 1, 2, 20 * MS)))})
     made = slots(("a", 1))
     policy = DutyCycle((narrow, wide), rounds=(made if planned else Round(), made))
-    core = Engine([tenant("a", slo_ms=45, max_batch=1)], policy, costs, (0, 1, 2))
+    core = Engine([tenant("a", slo_ms=45, max_batch=1)], policy, costs, Machine.cpu((0, 1, 2)))
     first, second, third = coming(("a", 0), ("a", 1), ("a", 2), slo_ms=45)
     launched = []
     for query in (first, second, third):
         actions = core.handle(QueryArrived(query), query.arrival_ns)
-        launched += [(each.queries, each.partition) for each in actions if isinstance(each, Launch)]
+        launched += [(each.queries, each.share) for each in actions if isinstance(each, Launch)]
     assert sorted(launched) == sorted([((0,), narrow), ((1,), wide)] if planned else [((0,), wide), ((1,), narrow)])
     actions = core.handle(LaunchEnded(0 if not planned else 1), 21 * MS)  # the wide lane is free: 26 ms are left
     [launch] = [each for each in actions if isinstance(each, Launch)]
-    assert (launch.queries, launch.partition) == ((2,), wide)
+    assert (launch.queries, launch.share) == ((2,), wide)
     actions = core.handle(LaunchEnded(1 if not planned else 0), 41 * MS)
     late = Query(3, "a", 42 * MS, 62 * MS)
     assert not [each for each in core.handle(QueryArrived(late), 42 * MS) if isinstance(each, Launch)]
@@ -298,15 +304,15 @@ def test_a_guest_that_fits_into_no_free_lane_hides_nobody_behind_it(planned: boo
     costs = linear(a=(1, 1), b=(50, 0), c=(0, 10))
     wide = slots(("b", 1), ("c", 5)) if planned else slots(("b", 1))
     policy = DutyCycle(TWO_LANES, drop, rounds=(slots(("a", 2)), wide))
-    core = Engine([tenant("a", slo_ms=33), tenant("b"), tenant("c")], policy, costs, (0, 1))
+    core = Engine([tenant("a", slo_ms=33), tenant("b"), tenant("c")], policy, costs, Machine.cpu((0, 1)))
     large, small = Query(1, "c", 0, LONG, items=5), Query(2, "c", 0, LONG + 1)
     launched = []
     for query in (Query(0, "b", 0, LONG), large, small):
         actions = core.handle(QueryArrived(query), 0)
-        launched += [(each.queries, each.partition) for each in actions if isinstance(each, Launch)]
+        launched += [(each.queries, each.share) for each in actions if isinstance(each, Launch)]
     assert launched == [((0,), TWO_LANES[1]), ((2,), TWO_LANES[0])]
     actions = core.handle(LaunchEnded(0), 50 * MS)
-    assert [(each.queries, each.partition) for each in actions if isinstance(each, Launch)] == [((1,), TWO_LANES[1])]
+    assert [(each.queries, each.share) for each in actions if isinstance(each, Launch)] == [((1,), TWO_LANES[1])]
 
 
 def test_a_head_makes_way_even_where_the_next_is_as_tight() -> None:

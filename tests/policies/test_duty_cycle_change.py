@@ -32,7 +32,8 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.trace import TraceError
 from cotenant.trace.explain import explain
-from cotenant.types import Outcome, Partition, Query, Round, Slot, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Round, Share, Slot
 from machines import EngineMachine, Watched, walk
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
@@ -44,7 +45,7 @@ CHOICES: tuple[Policy, ...] = (
     DutyCycle(TWO_LANES, rounds=ROUNDS),
     DutyCycle(TWO_LANES, DropRule.EXPIRED, rounds=ROUNDS[::-1], preempt=True),
     DutyCycle(ONE_LANE, DropRule.NONE, rounds=ROUNDS[:1], lend=False),
-    DutyCycle((Partition((1,)),), rounds=ROUNDS[1:]),
+    DutyCycle((Share((1,)),), rounds=ROUNDS[1:]),
     DutyCycle(TWO_LANES, DropRule.NONE),
     Edf(ONE_LANE, stretch=0.0),
     Sjf(TWO_LANES, DropRule.NONE),
@@ -59,7 +60,7 @@ class ChangingMachine(EngineMachine):
     @rule(pick=st.integers(0, len(CHOICES) - 1))
     def change_policy(self, pick: int) -> None:
         self.policy = CHOICES[pick]
-        self.partitions = set(self.policy.partitions)
+        self.partitions = set(self.policy.shares)
         self.tell(PolicyChanged(Watched(self.policy)))
 
     def tell(self, event: Event) -> None:
@@ -108,7 +109,7 @@ class ChangingMachine(EngineMachine):
         if not isinstance(self.policy, DutyCycle) or not self.policy.rounds:
             EngineMachine.nothing_waits_beside_a_free_lane(self)
             return
-        busy = sum(launch.partition.mask for launch in self.running.values())
+        busy = sum(launch.share.mask for launch in self.running.values())
         waiting = {query.tenant for query in self.queued.values()} - self.suspended
         for lane, made in zip(self.policy.lanes, self.policy.rounds, strict=True):
             if lane.mask & busy == 0:
@@ -151,7 +152,7 @@ TENANTS = (Tenant("a", 100 * MS), Tenant("b", 50 * MS), Tenant("long", 500 * MS,
 
 def engine(policy: Policy) -> Engine:
     made = {name: replace_units(COSTS.tables[name], 1) for name in ("a", "b")}
-    return Engine(TENANTS, policy, TablePredictor({**COSTS.tables, **made}), CORES)
+    return Engine(TENANTS, policy, TablePredictor({**COSTS.tables, **made}), Machine.cpu(CORES))
 
 
 def replace_units(table: LatencyTable, units: int) -> LatencyTable:
@@ -175,7 +176,7 @@ def test_busy_cores_are_waited_for_and_free_ones_are_used_at_once() -> None:
     assert core.launches == (running,)
     assert launches(core.handle(QueryArrived(query(1, "b", 2)), 2 * MS)) == []  # core 1 is free, core 0 is not
     [launch] = launches(core.handle(LaunchEnded(running), 10 * MS))
-    assert (launch.tenant, launch.partition) == ("b", ONE_LANE[0])
+    assert (launch.work.tenant, launch.share) == ("b", ONE_LANE[0])
 
 
 def test_queues_get_the_order_of_the_new_policy_also_of_suspended_tenants() -> None:
@@ -200,9 +201,9 @@ def test_a_paused_batch_goes_on_where_the_plan_has_no_place_for_it() -> None:
     core.handle(PolicyChanged(DutyCycle(ONE_LANE, rounds=tight)), 31 * MS)
     core.handle(QueryArrived(query(1, "b", 32, 90)), 32 * MS)
     [planned] = launches(core.handle(LaunchEnded(second.id), 60 * MS))
-    assert planned.tenant == "b"
+    assert planned.work.tenant == "b"
     [rest] = launches(core.handle(LaunchEnded(planned.id), 70 * MS))
-    assert (rest.batch, rest.start, rest.last) == (second.batch, 2, True)
+    assert (rest.batch, rest.work.start, rest.last) == (second.batch, 2, True)
     [answer] = core.handle(LaunchEnded(rest.id), 100 * MS)
     assert isinstance(answer, Respond)
     assert answer.outcome is Outcome.ANSWERED
@@ -211,8 +212,8 @@ def test_a_paused_batch_goes_on_where_the_plan_has_no_place_for_it() -> None:
 def test_a_lane_outside_the_device_is_refused_and_the_old_policy_stays() -> None:
     old = Edf(ONE_LANE)
     core = engine(old)
-    with pytest.raises(InvalidValueError, match="cores that the device has"):
-        core.handle(PolicyChanged(Edf((Partition((7,)),))), 0)
+    with pytest.raises(InvalidValueError, match="a share of the machine"):
+        core.handle(PolicyChanged(Edf((Share((7,)),))), 0)
     assert core.policy is old
     assert launches(core.handle(QueryArrived(query(0, "a", 0)), 0))
 
@@ -220,9 +221,9 @@ def test_a_lane_outside_the_device_is_refused_and_the_old_policy_stays() -> None
 def test_a_trace_with_a_change_replays_and_explains_itself(tmp_path: Path) -> None:
     first, second = Edf(TWO_LANES), DutyCycle(ONE_LANE, rounds=(Round(50 * MS, (Slot("a", 2, 5.0),)),))
     believed = TablePredictor({"a": LatencyTable((LatencyRow(0, 1, 1, 10 * MS),))})
-    core = Engine(TENANTS[:1], first, believed, CORES)
+    core = Engine(TENANTS[:1], first, believed, Machine.cpu(CORES))
     file = io.BytesIO()
-    log = trace.TraceWriter(file, trace.header(first, believed, TENANTS[:1], CORES, created=""))
+    log = trace.TraceWriter(file, trace.header(first, believed, TENANTS[:1], Machine.cpu(CORES), created=""))
     steps: list[tuple[int, Event]] = [
         (0, QueryArrived(query(0, "a", 0))),
         (1, PolicyChanged(second)),

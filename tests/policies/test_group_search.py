@@ -22,7 +22,8 @@ from cotenant.policies.overlap.group_jobs import jobs_of, next_of, waiting_at
 from cotenant.predict.groups.grouped import FORESEEN, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, TWO_LANES
 
 UNITS = 8
@@ -59,7 +60,7 @@ def test_queries_that_are_all_alike_make_the_batches_that_any_queries_would(
     snapshot, begin = snapshot_of(queue_of(A, queries)), begin_ms * MS
     predictor = TablePredictor(TABLES)
     for candidate in waiting_at(snapshot, begin, 2, True, predictor).candidates:
-        worth = predictor.latency_ns("a", 0, items, 0, UNITS, 1) / 2 * A.weight
+        worth = predictor.latency_ns(Work("a", 0, items, 0, UNITS), 1) / 2 * A.weight
         quick = jobs_of(candidate, leads, begin, (2, 1), predictor)
         slow = group_jobs._mixed(candidate, leads, worth, begin, (2, 1), predictor)
         assert [job._replace(worth_ns=0.0) for job in quick] == [job._replace(worth_ns=0.0) for job in slow]
@@ -102,7 +103,7 @@ def test_batches_grow_as_long_as_one_more_query_is_cheaper_inside_than_by_itself
     assert predictor.merged_ns("a", 0, 1, 8, 1) == (10 * MS, 14 * MS, 20 * MS)
     assert predictor.merged_ns("a", 0, 1, 2, 1) == (10 * MS, 14 * MS)
     assert predictor.merged_ns("a", 0, 2, 2, 1) == (14 * MS,), "four rows take longer than two and two"
-    assert predictor.merged_ns("a", 0, 9, 0, 1)[0] == predictor.latency_ns("a", 0, 9, 0, 1, 1)
+    assert predictor.merged_ns("a", 0, 9, 0, 1)[0] == predictor.latency_ns(Work("a", 0, 9, 0, 1), 1)
 
 
 @pytest.mark.parametrize("cuts", [(0, 8), (0, 3, 8), tuple(range(9)), tuple(range(0, 57, 3))])
@@ -139,12 +140,12 @@ class Slower:
 @pytest.mark.parametrize("repeat", [True, False])
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_likely_groups_are_foreseen_once_each(lanes: int, repeat: bool) -> None:
-    policy = Overlap(tuple(Partition((core,)) for core in range(lanes)), repeat=repeat)
+    policy = Overlap(tuple(Share((core,)) for core in range(lanes)), repeat=repeat)
     groups = list(policy.likely_groups((A, B)))
     assert len(groups) == len(set(groups))
     assert all(group == tuple(sorted(group)) for group in groups)
-    assert all(sum(member.cores for member in group) == lanes for group in groups)
-    whole = {group for group in groups if all((member.start, member.end) == (0, UNITS) for member in group)}
+    assert all(sum(member.size for member in group) == lanes for group in groups)
+    whole = {group for group in groups if all((member.work.start, member.work.end) == (0, UNITS) for member in group)}
     sizes = [(each.name, rows) for each in (A, B) for rows in range(1, each.max_batch + 1)]
     splits = {1: 0, 2: 1, 3: 2}[lanes]
     pairs = [(one, other) for one, other in combinations_with_replacement(sizes, 2) if repeat or one[0] != other[0]]
@@ -155,7 +156,7 @@ def test_likely_groups_are_foreseen_once_each(lanes: int, repeat: bool) -> None:
 
 def test_without_cuts_or_without_a_barrier_there_is_less_to_foresee() -> None:
     whole = list(Overlap(TWO_LANES, preempt=False).likely_groups((A, B)))
-    assert all((member.start, member.end) == (0, UNITS) for group in whole for member in group)
+    assert all((member.work.start, member.work.end) == (0, UNITS) for group in whole for member in group)
     assert not list(Overlap(TWO_LANES, barrier=False).likely_groups((A, B)))
 
 
@@ -164,7 +165,7 @@ def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
     predictor = GroupedPredictor(TABLES, None, fitted)
     assert sum(predictor.foresee(policy.likely_groups((A, B)))) == fitted.asked
     foreseen, now = fitted.asked, 0
-    core = Engine((A, B), policy, predictor, CORES)
+    core = Engine((A, B), policy, predictor, Machine.cpu(CORES))
     running = []
     for number in range(400):
         tenant = (A, B)[number * number % 7 % 2]

@@ -41,7 +41,7 @@ def members(count: int, deadline_ns: int = FAR, **more: int) -> list[Query]:
 def test_waiting_queries_are_merged_up_to_max_batch_rows() -> None:
     made = batches(Tenant("b", FAR, max_batch=3), members(7))
     assert made.order == [(0,), (1, 2, 3), (4, 5, 6), (7,)]
-    assert [launch.items for _, launch in made.launches] == [1, 3, 3, 1]
+    assert [launch.work.items for _, launch in made.launches] == [1, 3, 3, 1]
     assert made.launches[FIRST_BATCH][1].predicted_ns == 12 * MS
 
 

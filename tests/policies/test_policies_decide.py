@@ -10,7 +10,8 @@ from cotenant.core.snapshot import DropRule, Snapshot
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.predict.table import TablePredictor
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 from scenario import MS, ONE_LANE, TWO_LANES, tables
 
 FAR = 10_000 * MS
@@ -55,7 +56,7 @@ def test_lanes_that_share_cores_are_not_both_filled() -> None:
     policy = Edf((*ONE_LANE, *TWO_LANES), DropRule.NONE)
     queries = [Query(n, "a", 0, FAR, merge_key=n) for n in range(3)]
     decision = policy.decide(snapshot(policy, queries, []), None)
-    assert [start.partition for start in decision.starts] == [Partition((0, 1))]
+    assert [start.share for start in decision.starts] == [Share((0, 1))]
 
 
 def test_the_most_urgent_of_the_paused_batches_is_resumed_first() -> None:
@@ -69,7 +70,7 @@ def test_the_most_urgent_of_the_paused_batches_is_resumed_first() -> None:
 
 
 def test_cancelling_the_last_member_of_a_paused_batch_releases_it() -> None:
-    core = Engine([LONG, TIGHT], Edf(ONE_LANE, stretch=0.0), PREDICTOR, (0, 1))
+    core = Engine([LONG, TIGHT], Edf(ONE_LANE, stretch=0.0), PREDICTOR, Machine.cpu((0, 1)))
     core.handle(QueryArrived(Query(0, "long", 0, FAR)), 0)
     core.handle(QueryArrived(Query(1, "tight", 1, 100 * MS)), 1)
     [launch] = core.handle(LaunchEnded(0), 20 * MS)

@@ -24,15 +24,16 @@ from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 from scenario import MS, TWO_LANES
 
-NARROW, WIDE = Partition((0,)), Partition((1, 2))
+NARROW, WIDE = Share((0,)), Share((1, 2))
 MODEL = LatencyTable((LatencyRow(0, 1, 1, 20 * MS), LatencyRow(0, 1, 2, 10 * MS)), (1.0,))
 PREDICTOR = TablePredictor({"a": MODEL, "b": MODEL})
 
 
-def all_policies(lanes: tuple[Partition, ...], **options: Any) -> list[Policy]:
+def all_policies(lanes: tuple[Share, ...], **options: Any) -> list[Policy]:
     """Every policy over these lanes, those that can be cautious both ways, and overlap with a barrier and without."""
     made: list[Policy] = []
     for name, kind in POLICIES.items():
@@ -51,11 +52,11 @@ def ids(policy: Policy) -> str:
 @pytest.mark.parametrize("policy", all_policies(TWO_LANES) + all_policies((NARROW, WIDE)), ids=ids)
 def test_who_fits_into_the_most_that_a_policy_gives_is_let_in_and_served(policy: Policy) -> None:
     most = most_cores(policy)
-    assert most == max(share.size for share in policy.partitions)
-    needed = PREDICTOR.latency_ns("a", 0, 1, 0, 1, most)
-    engine = Engine([Tenant("a", needed)], policy, PREDICTOR, (0, 1, 2))
+    assert most == max(share.size for share in policy.shares)
+    needed = PREDICTOR.latency_ns(Work("a", 0, 1, 0, 1), most)
+    engine = Engine([Tenant("a", needed)], policy, PREDICTOR, Machine.cpu((0, 1, 2)))
     [launch] = [each for each in engine.handle(QueryArrived(Query(0, "a", 0, needed)), 0) if isinstance(each, Launch)]
-    assert launch.partition.size == most
+    assert launch.share.size == most
     assert engine.handle(LaunchEnded(launch.id), needed) == [Respond(0, Outcome.ANSWERED)]
     [refused] = engine.handle(QueryArrived(Query(1, "a", needed, 2 * needed - 1)), needed)
     assert isinstance(refused, Respond)
@@ -87,7 +88,7 @@ def started(decision: Decision) -> list[tuple[int, ...]]:
     return [tuple(query.id for query in start.queries) for start in decision.starts]
 
 
-LANES = [(NARROW, WIDE), (WIDE, NARROW), (NARROW, Partition((1,)), Partition((2, 3)))]
+LANES = [(NARROW, WIDE), (WIDE, NARROW), (NARROW, Share((1,)), Share((2, 3)))]
 MIXED = [policy for lanes in LANES for policy in all_policies(lanes) if not policy.grouped]
 
 
@@ -98,7 +99,7 @@ def test_what_is_too_slow_in_one_lane_is_left_to_another_and_hides_nobody(policy
     queries = [Query(n, "a", 0, limit * MS, merge_key=n) for n, limit in enumerate(limits)]
     decision = decide(policy, [Tenant("a", 100 * MS)], queries, PREDICTOR)
     assert len(decision.starts) == len(policy.lanes)
-    by_size = {start.partition.size: start.queries[0].id for start in decision.starts}
+    by_size = {start.share.size: start.queries[0].id for start in decision.starts}
     assert by_size[2] == 0
     assert by_size[1] > 1
     dropped = {drop.query for drop in decision.drops}
@@ -115,7 +116,7 @@ def test_a_query_is_hopeless_when_no_lane_is_quick_enough(policy: Policy) -> Non
 
 
 @pytest.mark.parametrize("lanes", LANES[:2], ids=str)
-def test_a_paused_batch_is_hopeless_when_no_lane_is_quick_enough(lanes: tuple[Partition, ...]) -> None:
+def test_a_paused_batch_is_hopeless_when_no_lane_is_quick_enough(lanes: tuple[Share, ...]) -> None:
     cut = Tenant("a", 100 * MS, cuts=(0, 1, 2))
     predictor = TablePredictor({"a": LatencyTable(MODEL.rows, (1.0, 1.0))})
     batches = []
@@ -125,7 +126,7 @@ def test_a_paused_batch_is_hopeless_when_no_lane_is_quick_enough(lanes: tuple[Pa
         batches.append(batch)
     decision = Edf(lanes).decide(Snapshot(0, {"a": TenantQueue(cut)}, batches, {}, 0b111, predictor), None)
     assert [drop.query for drop in decision.drops] == [0]
-    assert {start.partition: start.batch for start in decision.starts} == {WIDE: 1, NARROW: 2}
+    assert {start.share: start.batch for start in decision.starts} == {WIDE: 1, NARROW: 2}
 
 
 # --- many lanes -------------------------------------------------------------------------------------------------
@@ -137,8 +138,8 @@ EVEN = TablePredictor(
         "b": LatencyTable((LatencyRow(0, 1, 1, 20 * MS), LatencyRow(0, 1, 2, 12 * MS)), (1.0,)),
     }
 ).with_margin(MARGIN)
-FORTY = tuple(Partition((number,)) for number in range(40))
-UNEVEN = tuple(Partition((2 * n, 2 * n + 1) if n % 2 else (2 * n,)) for n in range(40))
+FORTY = tuple(Share((number,)) for number in range(40))
+UNEVEN = tuple(Share((2 * n, 2 * n + 1) if n % 2 else (2 * n,)) for n in range(40))
 
 
 MANY = {lanes: {ids(each): each for each in all_policies(lanes)} for lanes in (FORTY, UNEVEN)}
@@ -157,7 +158,7 @@ MANY = {lanes: {ids(each): each for each in all_policies(lanes)} for lanes in (F
 )
 def test_with_many_free_lanes_nobody_is_started_twice_and_no_lane_stays_idle(
     policy: str,
-    lanes: tuple[Partition, ...],
+    lanes: tuple[Share, ...],
     waiting: list[tuple[str, int, int]],
     drop: DropRule,
     weight: float,
@@ -171,12 +172,12 @@ def test_with_many_free_lanes_nobody_is_started_twice_and_no_lane_stays_idle(
     if made.grouped:
         return
     gone = {query for start in started(decision) for query in start} | {drop.query for drop in decision.drops}
-    busy = {start.partition for start in decision.starts}
+    busy = {start.share for start in decision.starts}
     for size in {lane.size for lane in lanes if lane not in busy}:
         for query in queries:
             if query.id not in gone:
                 assert drop is DropRule.HOPELESS
-                assert EVEN.latency_ns(query.tenant, 0, 1, 0, 1, size) > query.deadline_ns
+                assert EVEN.latency_ns(Work(query.tenant, 0, 1, 0, 1), size) > query.deadline_ns
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 40])

@@ -32,7 +32,7 @@ def three(**priorities: int) -> list[Query]:
 )
 def test_each_policy_has_its_order(policy: str, order: str) -> None:
     made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, three())
-    assert [launch.tenant for _, launch in made.launches] == ["block", *order]
+    assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_each_policy_has_its_order(policy: str, order: str) -> None:
 )
 def test_priorities_beat_arrivals_works_and_deadlines(policy: str, order: str) -> None:
     made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, three(y=1, z=2))
-    assert [launch.tenant for _, launch in made.launches] == ["block", *order]
+    assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
 
 
 def test_a_given_priority_beats_none_and_level_one_beats_level_two() -> None:
@@ -50,7 +50,7 @@ def test_a_given_priority_beats_none_and_level_one_beats_level_two() -> None:
 def test_weights_shorten_jobs_in_sjf() -> None:
     tenants = [Tenant(name, 1000 * MS, weight=4.0 if name == "x" else 1.0) for name in LATENCIES]
     made = play(Sjf(ONE_LANE, NONE), tenants, PREDICTOR, three())
-    assert [launch.tenant for _, launch in made.launches] == ["block", "x", "y", "z"]  # 30 / 4 < 10 < 20
+    assert [launch.work.tenant for _, launch in made.launches] == ["block", "x", "y", "z"]  # 30 / 4 < 10 < 20
 
 
 def test_fcfs_ends_in_the_order_of_arrival() -> None:
@@ -65,7 +65,7 @@ def test_two_lanes_take_the_two_best() -> None:
     made = play(
         Edf(TWO_LANES, NONE, preempt=False), TENANTS, PREDICTOR, [BLOCK, Query(9, "block", 0, 10**9), *three()[1:]]
     )
-    began = [(launch.tenant, launch.partition.cores) for _, launch in made.launches]
+    began = [(launch.work.tenant, launch.share.cores) for _, launch in made.launches]
     assert began == [("block", (0,)), ("block", (1,)), ("z", (0,)), ("x", (1,)), ("y", (0,))]
 
 
@@ -79,7 +79,7 @@ SEGMENTED = [Query(0, "long", 0, 1000 * MS), Query(1, "tight", 25 * MS, 85 * MS)
 
 
 def spans(made: object) -> list[tuple[int, str, int, int]]:
-    return [(at // MS, launch.tenant, launch.start, launch.end) for at, launch in made.launches]  # type: ignore[attr-defined]
+    return [(at // MS, launch.work.tenant, launch.work.start, launch.work.end) for at, launch in made.launches]  # type: ignore[attr-defined]
 
 
 def test_edf_lets_a_tight_query_go_first_at_the_next_boundary_and_resumes() -> None:

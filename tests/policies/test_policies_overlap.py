@@ -20,7 +20,8 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant
+from cotenant.types import ANSWERS, Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, TWO_LANES, Recording, play
 
 UNITS = 8
@@ -46,7 +47,7 @@ class Blend(TablePredictor):
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         made = []
         for group in groups:
-            alone = [self.latency_ns(*member[:5], 2) for member in group]
+            alone = [self.latency_ns(work, 2) for work, _ in group]
             made.append(round(max(alone) + self.cost * (sum(alone) - max(alone))))
         self.asked.update(zip(groups, made, strict=True))
         return made
@@ -61,7 +62,7 @@ def groups_of(made: Recording) -> list[list[tuple[str, int, int]]]:
     """Members of each group in order: tenant, first unit, last unit."""
     found: dict[int, list[tuple[str, int, int]]] = {}
     for _, launch in made.launches:
-        found.setdefault(launch.group, []).append((launch.tenant, launch.start, launch.end))
+        found.setdefault(launch.group, []).append((launch.work.tenant, launch.work.start, launch.work.end))
     return [sorted(found[number]) for number in sorted(found)]
 
 
@@ -85,7 +86,7 @@ def test_tenants_that_gain_from_each_other_run_together() -> None:
 def test_tenants_that_never_gain_run_in_turn_on_the_whole_device() -> None:
     made = run([query(0, "a", 500), query(1, "b", 500), query(2, "a", 500), query(3, "c", 500)], Blend(1.1))
     assert all(len(group) == 1 for group in groups_of(made))
-    assert all(launch.partition.cores == (0, 1) for _, launch in made.launches)
+    assert all(launch.share.cores == (0, 1) for _, launch in made.launches)
     assert set(made.outcomes.values()) == {Outcome.ANSWERED}
 
 
@@ -111,7 +112,7 @@ def test_a_member_is_cut_where_the_whole_of_it_does_not_fit() -> None:
 
 def test_queries_of_one_tenant_are_merged_beside_another() -> None:
     made = run([query(0, "b", 300), *[query(n, "c", 300, 1) for n in range(1, 5)], query(5, "b", 300, 1)])
-    merged = [launch for _, launch in made.launches if launch.tenant == "c"]
+    merged = [launch for _, launch in made.launches if launch.work.tenant == "c"]
     assert [launch.queries for launch in merged] == [(1, 2, 3, 4)]
     assert merged[0].group == next(launch.group for _, launch in made.launches if launch.queries == (5,))
 
@@ -147,8 +148,7 @@ def test_once_behind_queries_are_merged_and_as_much_is_answered_as_under_edf(
         for number, at in enumerate(times_ms)
     ]
     made, other = (
-        play(policy, tenants, predictor, queries)
-        for policy in (Overlap(TWO_LANES, drop), Edf((Partition(CORES),), drop))
+        play(policy, tenants, predictor, queries) for policy in (Overlap(TWO_LANES, drop), Edf((Share(CORES),), drop))
     )
     assert made.end_ns <= 1.05 * other.end_ns
     answered = [sum(outcome in ANSWERS for outcome in each.outcomes.values()) for each in (made, other)]
@@ -177,7 +177,7 @@ def test_priority_goes_before_headroom() -> None:
 
 
 def engine(predictor: TablePredictor | None = None) -> Engine:
-    return Engine(TENANTS.values(), Overlap(TWO_LANES), predictor or Blend(), CORES)
+    return Engine(TENANTS.values(), Overlap(TWO_LANES), predictor or Blend(), Machine.cpu(CORES))
 
 
 def launches(actions: Sequence[object]) -> list[Launch]:
@@ -212,7 +212,7 @@ def test_a_plan_is_made_anew_when_the_group_took_longer_than_it_allows() -> None
     core.handle(QueryArrived(query(2, "c", 100, 1)), MS)
     core.handle(PlanDue(), MS)
     actions = core.handle(LaunchEnded(0), 30 * MS)  # 10 ms late: b has 36 ms left and needs 40
-    assert {launch.tenant for launch in launches(actions)} == {"c"}
+    assert {launch.work.tenant for launch in launches(actions)} == {"c"}
     assert all(not launch.ahead for launch in launches(actions))
 
 
@@ -248,7 +248,7 @@ def test_starting_a_group_while_one_runs_is_caught() -> None:
             )
             return Overlap.decide(self, free or snapshot, None)
 
-    core = Engine(TENANTS.values(), Hasty(TWO_LANES), Blend(), CORES)
+    core = Engine(TENANTS.values(), Hasty(TWO_LANES), Blend(), Machine.cpu(CORES))
     core.handle(QueryArrived(query(0, "a")), 0)
     core.handle(QueryArrived(query(1, "b")), 0)
     with pytest.raises(ProtocolViolationError, match="starts a group while another one runs"):
@@ -285,15 +285,15 @@ def test_nothing_is_chosen_that_was_predicted_infeasible(
         together.setdefault(launch.group, []).append((at, launch))
     for members in together.values():
         at = members[0][0]
-        group = tuple(Member(x.tenant, x.shape, x.items, x.start, x.end, x.partition.size) for _, x in members)
+        group = tuple(Member(x.work, x.share.size) for _, x in members)
         assert predictor.asked[group] == members[0][1].predicted_ns
         if len(members) > 1:
             for _, launch in members:
                 if launch.last:  # of a batch that was paused a query may be beyond help, and the others go on
                     in_time = [at + launch.predicted_ns <= made_deadline(ordered, number) for number in launch.queries]
-                    assert any(in_time) if launch.start else all(in_time), "a group that would be late"
+                    assert any(in_time) if launch.work.start else all(in_time), "a group that would be late"
     for members in together.values():
-        assert repeat or len({x.tenant for _, x in members}) == len(members), "a tenant twice in a group"
+        assert repeat or len({x.work.tenant for _, x in members}) == len(members), "a tenant twice in a group"
         assert len({x.batch for _, x in members}) == len(members)
 
 
@@ -307,7 +307,7 @@ def made_deadline(jobs: list[tuple[str, int, int]], number: int) -> int:
 def test_the_search_comes_close_to_trying_everything(slo_a: int, slo_b: int, cost: float) -> None:
     """One query each of a and b: the best of all cuts of both, judged as the policy judges."""
     predictor = Blend(cost)
-    core = Engine(TENANTS.values(), Overlap(TWO_LANES, ways=UNITS), predictor, CORES)
+    core = Engine(TENANTS.values(), Overlap(TWO_LANES, ways=UNITS), predictor, Machine.cpu(CORES))
     core.handle(QueryArrived(query(0, "c", 500)), 0)
     core.handle(QueryArrived(query(1, "a", slo_a)), 0)
     core.handle(QueryArrived(query(2, "b", slo_b)), 0)
@@ -319,7 +319,7 @@ def test_the_search_comes_close_to_trying_everything(slo_a: int, slo_b: int, cos
     leader = min("ab", key=lambda name: slo[name] - alone[name])
 
     def rate(ends: dict[str, int]) -> float:
-        latency = predictor.group_ns([tuple(Member(n, 0, 1, 0, end, 1) for n, end in ends.items())])[0]
+        latency = predictor.group_ns([tuple(Member(Work(n, 0, 1, 0, end), 1) for n, end in ends.items())])[0]
         for name in "ab":
             left = alone[name] * (UNITS - ends.get(name, 0)) // UNITS
             if begin + latency + left > slo[name]:
@@ -332,7 +332,7 @@ def test_the_search_comes_close_to_trying_everything(slo_a: int, slo_b: int, cos
     ]
     best = max(rate(each) for each in tries)
     if best > 0:
-        chosen = {launch.tenant: launch.end for launch in started}
+        chosen = {launch.work.tenant: launch.work.end for launch in started}
         assert rate(chosen) >= 0.99 * best
 
 
@@ -360,8 +360,8 @@ def test_values_out_of_range_are_named(options: dict[str, object]) -> None:
 
 
 def test_shares_of_a_device_are_disjoint_and_use_all_of_it() -> None:
-    lanes = tuple(Partition((core,)) for core in range(6))
-    splits = Overlap(lanes, members=3).shares.splits
+    lanes = tuple(Share((core,)) for core in range(6))
+    splits = Overlap(lanes, members=3).splits.by_members
     assert [len(ways) for ways in splits] == [1, 5, 8]
     for count, ways in enumerate(splits, 1):
         for split in ways:

@@ -13,7 +13,8 @@ from cotenant.policies.ordered.overload import Job, outweighed
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
 
 MS = 1_000_000
@@ -89,7 +90,7 @@ def answered(policy: str, weights: tuple[float, float], preempt: bool) -> list[f
     """Attainment of two equal tenants at 1.6 times what one lane can do."""
     tenants = [Tenant(f"t{at}", 100 * MS, (0, 1, 2), weight=weight) for at, weight in enumerate(weights)]
     predictor = TablePredictor({each.name: LatencyTable((LatencyRow(0, 1, 1, 10 * MS),), (1, 1)) for each in tenants})
-    made = POLICIES[policy]((Partition((0,)),), preempt=preempt)
+    made = POLICIES[policy]((Share((0,)),), preempt=preempt)
     random, now, queries = Random(3), 0, []
     for number in range(4000):
         now += round(random.expovariate(160) * 1e9)
@@ -98,7 +99,7 @@ def answered(policy: str, weights: tuple[float, float], preempt: bool) -> list[f
     ends: list[list[Outcome]] = [[], []]
     owners = [int(query.tenant[1]) for query in queries]
     simulate(
-        Engine(tenants, made, predictor, (0,)),
+        Engine(tenants, made, predictor, Machine.cpu((0,))),
         TableWorld(predictor),
         queries,
         lambda respond, _: ends[owners[respond.query]].append(respond.outcome),

@@ -105,7 +105,7 @@ def test_a_name_is_of_one_policy() -> None:
 def test_every_policy_says_all_that_the_protocol_asks(name: str) -> None:
     policy = make_policy(name, {}, TWO_LANES)
     assert policy.lanes == TWO_LANES
-    assert {core for share in policy.partitions for core in share.cores} == set(CORES[:2])
+    assert {core for share in policy.shares for core in share.cores} == set(CORES[:2])
     assert {type(policy.grouped), type(policy.preempt), type(policy.cautious)} == {bool}
     assert policy.drop is DropRule.HOPELESS
 

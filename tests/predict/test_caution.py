@@ -27,7 +27,8 @@ from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.online import Caution, OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
@@ -82,7 +83,7 @@ def test_other_factors_keep_the_margin_and_another_margin_what_is_known() -> Non
     assert PREDICTOR.scaled({"a": 2.0}).sure_ns("a", 10 * MS) == 17 * MS
     other = PREDICTOR.with_margin(NO_MARGIN)
     assert (other.sure_ns("a", MS), PREDICTOR.sure_ns("a", MS)) == (MS, round(3.5 * MS))
-    assert other.latency_ns("a", 0, 1, 0, 1, 2) == 10 * MS
+    assert other.latency_ns(Work("a", 0, 1, 0, 1), 2) == 10 * MS
 
 
 # --- decisions ----------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def test_where_too_many_are_doubtful_the_first_of_them_is_served() -> None:
     lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
 )
 def test_no_lane_stays_idle_and_nobody_else_is_dropped(
-    deadlines: list[tuple[str, int]], lanes: tuple[Partition, ...]
+    deadlines: list[tuple[str, int]], lanes: tuple[Share, ...]
 ) -> None:
     queries = [Query(n, name, 0, limit * MS, merge_key=n) for n, (name, limit) in enumerate(deadlines)]
     cautious = decide(replace(CAUTIOUS, lanes=lanes), queries)
@@ -221,12 +222,12 @@ def test_beliefs_take_the_margin_from_launches_and_keep_it_when_a_model_comes() 
     changes = 0
     for number in range(600):
         begin, took = number * 100 * MS, (30 if number % 5 == 0 else 10) * MS
-        predicted = beliefs.predictor.latency_ns("a", 0, 1, 0, 1, 1)
-        launch = Launch(number, number, "a", (number,), 1, 0, 0, 1, True, Partition((0,)), predicted, 0, number)
+        predicted = beliefs.predictor.latency_ns(Work("a", 0, 1, 0, 1), 1)
+        launch = Launch(number, number, (number,), Work("a", 0, 1, 0, 1), True, Share((0,)), predicted, 0, number)
         beliefs(begin, QueryArrived(Query(number, "a", begin, begin)), [launch], None)
         changes += isinstance(beliefs(begin + took, LaunchEnded(number), [], None), PredictorChanged)
     spread = beliefs.predictor.margin.spreads["a"]
-    predicted = beliefs.predictor.latency_ns("a", 0, 1, 0, 1, 1)
+    predicted = beliefs.predictor.latency_ns(Work("a", 0, 1, 0, 1), 1)
     assert predicted * spread.factor >= 0.9 * 30 * MS
     assert changes < 90, "small changes are not worth a new predictor"
     beliefs.add("b", TABLE)
@@ -242,7 +243,9 @@ def test_a_trace_holds_the_margin_and_its_replay_decides_the_same(tmp_path: Path
     policy = Edf(TWO_LANES, cautious=True)
     queries = [Query(number, "ab"[number % 2], number * 3 * MS, number * 3 * MS + 25 * MS) for number in range(60)]
     file = io.BytesIO()
-    log = trace.TraceWriter(file, trace.header(policy, PREDICTOR, list(TENANTS.values()), CORES, created=""))
+    log = trace.TraceWriter(
+        file, trace.header(policy, PREDICTOR, list(TENANTS.values()), Machine.cpu(CORES), created="")
+    )
     play(policy, TENANTS.values(), PREDICTOR, queries, log=log)
     log(10**12, PredictorChanged(PREDICTOR.with_margin(SafetyMargin({}, MS))), [])
     log.flush()

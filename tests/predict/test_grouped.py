@@ -19,13 +19,14 @@ from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.trace import TraceError
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, TWO_LANES, play
 
 TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS), LatencyRow(0, 1, 2, 6 * MS)), (1.0, 1.0))
 TABLES = {"a": TABLE, "b": TABLE}
-PAIR: Group = (Member("a", 0, 1, 0, 2, 1), Member("b", 0, 1, 0, 2, 1))
-ALONE: Group = (Member("a", 0, 1, 0, 2, 2),)
+PAIR: Group = (Member(Work("a", 0, 1, 0, 2), 1), Member(Work("b", 0, 1, 0, 2), 1))
+ALONE: Group = (Member(Work("a", 0, 1, 0, 2), 2),)
 
 
 @dataclass
@@ -48,7 +49,7 @@ def test_fitted_groups_are_believed_times_the_factor_and_remembered() -> None:
     assert predictor.group_ns([ALONE, PAIR, ALONE]) == [9 * MS, 19_500_000, 9 * MS]
     assert fitted.asked == 2
     assert predictor.scaled({"a": 2.0}).group_ns([PAIR]) == [19_500_000]
-    assert predictor.scaled({"a": 2.0}).latency_ns("a", 0, 1, 0, 2, 1) == 20 * MS
+    assert predictor.scaled({"a": 2.0}).latency_ns(Work("a", 0, 1, 0, 2), 1) == 20 * MS
     assert predictor.with_beliefs(TABLES, {}, 1.0).group_ns([PAIR]) == [13 * MS]
     assert fitted.asked == 2, "corrections of factors forget nothing"
 
@@ -65,7 +66,7 @@ def test_without_a_fit_launches_are_believed_not_to_touch_each_other() -> None:
 
 
 def launch(number: int, group: int, tenant: str, cores: tuple[int, ...], predicted_ns: int) -> Launch:
-    return Launch(number, number, tenant, (number,), 1, 0, 0, 2, True, Partition(cores), predicted_ns, 0, group)
+    return Launch(number, number, (number,), Work(tenant, 0, 1, 0, 2), True, Share(cores), predicted_ns, 0, group)
 
 
 def beliefs() -> OnlineModel:
@@ -93,7 +94,7 @@ def test_groups_that_take_longer_than_promised_raise_the_margin_until_few_do() -
     assert any(changes)
     assert isinstance(made.predictor, GroupedPredictor)
     assert 20 / 13 < made.predictor.factor < 1.2 * 20 / 13
-    assert made.predictor.latency_ns("a", 0, 1, 0, 2, 1) == 10 * MS, "single launches are another matter"
+    assert made.predictor.latency_ns(Work("a", 0, 1, 0, 2), 1) == 10 * MS, "single launches are another matter"
 
 
 def test_a_failed_group_says_nothing_of_its_latency() -> None:
@@ -112,7 +113,7 @@ def test_launches_alone_correct_the_profile() -> None:
         begin = number * 1000 * MS
         made(begin, QueryArrived(Query(number, "a", begin, begin)), [launch(number, number, "a", (0, 1), 6 * MS)], None)
         made(begin + 12 * MS, LaunchEnded(number), [], None)
-    assert made.predictor.latency_ns("a", 0, 1, 0, 2, 2) == pytest.approx(12 * MS, rel=0.1)
+    assert made.predictor.latency_ns(Work("a", 0, 1, 0, 2), 2) == pytest.approx(12 * MS, rel=0.1)
 
 
 def recorded(tmp_path: Path) -> Path:
@@ -122,7 +123,7 @@ def recorded(tmp_path: Path) -> Path:
     policy = Overlap(TWO_LANES)
     path = tmp_path / "trace.jsonl"
     file = io.BytesIO()
-    writer = trace.TraceWriter(file, trace.header(policy, predictor, tenants, CORES, created=""))
+    writer = trace.TraceWriter(file, trace.header(policy, predictor, tenants, Machine.cpu(CORES), created=""))
     queries = [Query(number, "ab"[number % 2], number * 4 * MS, number * 4 * MS + 60 * MS) for number in range(40)]
     play(policy, tenants, predictor, queries, log=writer)
     writer.flush()
@@ -155,7 +156,7 @@ def test_a_change_of_belief_is_written_and_read_back(tmp_path: Path) -> None:
     line = trace.encode(5, event, [])
     path = tmp_path / "trace.jsonl"
     head = io.BytesIO()
-    trace.TraceWriter(head, trace.header(Overlap(TWO_LANES), GroupedPredictor({}), (), CORES, created=""))
+    trace.TraceWriter(head, trace.header(Overlap(TWO_LANES), GroupedPredictor({}), (), Machine.cpu(CORES), created=""))
     path.write_bytes(head.getvalue() + line + b"\n")
     (record,) = trace.read(path)[1]
     back = trace.decode_event(record.kind, record.event, lambda key, quantile: Fitted(key, quantile))

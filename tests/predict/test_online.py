@@ -8,14 +8,15 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.predict.online import OnlineModel
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Partition, Query
+from cotenant.types import Query
+from cotenant.work import Share, Work
 
 MS = 1_000_000
 TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS),), (1.0,))
 
 
 def launch(number: int, predicted_ns: int) -> Launch:
-    return Launch(number, number, "a", (number,), 1, 0, 0, 1, True, Partition((0,)), predicted_ns, 0, number)
+    return Launch(number, number, (number,), Work("a", 0, 1, 0, 1), True, Share((0,)), predicted_ns, 0, number)
 
 
 def test_a_launch_is_compared_with_the_factor_that_predicted_it() -> None:
@@ -29,7 +30,7 @@ def test_a_launch_is_compared_with_the_factor_that_predicted_it() -> None:
         following = launch(number + 1, predicted)
         changed = model((number + 1) * 20 * MS, LaunchEnded(number), [following])
         if isinstance(changed, PredictorChanged):
-            predicted = model.predictor.latency_ns("a", 0, 1, 0, 1, 1)
+            predicted = model.predictor.latency_ns(Work("a", 0, 1, 0, 1), 1)
             factors.append(predicted / (10 * MS))
     assert factors == [pytest.approx(2.0)], "every launch took twice as long: one change is enough"
 

@@ -30,6 +30,7 @@ from cotenant.predict.groups.overlap_fit import FitSettings
 from cotenant.profile.group_samples import SamplesError, load_samples
 from cotenant.repository import groups_path, overlap_path
 from cotenant.serve.server import Server
+from cotenant.work import Work
 from group_campaign import CORES, GROUPS, SETTINGS, SLOTS, measure, profiled
 from onnx_samples import residual_cnn
 from repositories import config, write_good, write_model
@@ -69,8 +70,8 @@ def test_groups_are_measured_fitted_and_loaded(root: Path) -> None:
     groups = measure(root, profile)
     assert 20 <= len(groups) <= 60
     assert {len(group) for group in groups} == set(range(1, SLOTS + 1))
-    assert {member.tenant for group in groups for member in group} == {"add_sub", "encoder", "cnn"}
-    assert any(member.start > 0 for group in groups for member in group if member.tenant == "cnn")
+    assert {member.work.tenant for group in groups for member in group} == {"add_sub", "encoder", "cnn"}
+    assert any(member.work.start > 0 for group in groups for member in group if member.work.tenant == "cnn")
     assert not list(groups_path(root).parent.glob("*.journal"))
     fitted = fit_groups(root, profile)
     loaded = load_overlap(root, profile, quantile=0.9)
@@ -115,10 +116,10 @@ def test_groups_of_changed_or_removed_models_are_left_out(root: Path, counting: 
     loaded = load_overlap(root, changed)
     assert not loaded.is_seen("add_sub")
     assert loaded.is_seen("encoder")
-    assert loaded.group_ns([(Member("add_sub", 0, 1, 0, changed.models["add_sub"].cuts[-1], 1),)])[0] > 0
+    assert loaded.group_ns([(Member(Work("add_sub", 0, 1, 0, changed.models["add_sub"].cuts[-1]), 1),)])[0] > 0
     counting.groups = 0
     again = measure(root, changed)
-    kept = [group for group in groups if all(member.tenant != "add_sub" for member in group)]
+    kept = [group for group in groups if all(member.work.tenant != "add_sub" for member in group)]
     assert set(kept) <= set(again)
     assert counting.groups == len(again) - len(kept)
 
@@ -141,11 +142,11 @@ def test_a_member_that_fails_does_not_hold_up_the_others(root: Path, monkeypatch
     real = groups_module._Bench._tensors
 
     def tensors(bench: groups_module._Bench, member: Member) -> object:
-        return {} if member.tenant == "add_sub" else real(bench, member)
+        return {} if member.work.tenant == "add_sub" else real(bench, member)
 
     monkeypatch.setattr(groups_module._Bench, "_tensors", tensors)
     samples, errors = measure_groups(root, SETTINGS, profile, GROUPS, fresh=True, on_step=lambda *_: None)
-    assert all(member.tenant != "add_sub" for sample in samples for member in sample.members)
+    assert all(member.work.tenant != "add_sub" for sample in samples for member in sample.members)
     assert samples
     assert any("add_sub" in name and "a member of the group failed" in text for name, text in errors.items())
 
@@ -196,9 +197,9 @@ def test_pairs_side_by_side_are_set_against_the_slower_one_alone(root: Path) -> 
         *(("cnn", other) for other in ("cnn", "encoder")),
         ("encoder", "encoder"),
     ]
-    pair = tuple(Member(name, 0, 1, 0, profile.models[name].cuts[-1], 1) for name in ("cnn", "encoder"))
+    pair = tuple(Member(Work(name, 0, 1, 0, profile.models[name].cuts[-1]), 1) for name in ("cnn", "encoder"))
     alone = tuple(
-        next(p.p50_ns for p in profile.models[m.tenant].points if (p.shape, p.items, p.cores) == (0, 1, 1))
+        next(p.p50_ns for p in profile.models[m.work.tenant].points if (p.shape, p.items, p.cores) == (0, 1, 1))
         for m in pair
     )
     together = fitted.at(0.5).group_ns([pair])[0]
@@ -246,7 +247,7 @@ def test_a_server_foresees_the_groups_that_its_decisions_will_ask_for(root: Path
             assert isinstance(predictor, GroupedPredictor)
             assert isinstance(server.policy, Overlap)
             groups = list(server.policy.likely_groups(server.driver.read(lambda engine: engine.tenants)))
-            assert {member.tenant for group in groups for member in group} == {"add_sub", "encoder", "cnn"}
+            assert {member.work.tenant for group in groups for member in group} == {"add_sub", "encoder", "cnn"}
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(predictor, "fitted", _Silent())
                 assert min(predictor.group_ns(groups)) > 0, step

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
@@ -24,6 +25,7 @@ from cotenant.predict.groups.overlap_net import Batch, Monotone, Net
 from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Tenant
+from cotenant.work import Work
 
 MS = 1_000_000
 SIZES = (1, 2, 4, 8)
@@ -82,7 +84,7 @@ def test_it_predicts_groups_that_it_has_not_seen() -> None:
 
 
 def test_a_tenant_that_was_in_no_sample_is_predicted_from_its_profile() -> None:
-    unseen = [sample for sample in draw("abcd", 600, 7) if any(member.tenant == "d" for member in sample.members)]
+    unseen = [sample for sample in draw("abcd", 600, 7) if any(member.work.tenant == "d" for member in sample.members)]
     assert not fitted().is_seen("d")
     assert error(fitted(), unseen) < 0.35
 
@@ -92,7 +94,7 @@ def test_a_changed_model_counts_as_unseen() -> None:
     assert fitted().is_seen("a")
     assert not changed.is_seen("a")
     assert changed.is_seen("b")
-    group = (Member("b", 0, 1, 0, 9, 1),)
+    group = (Member(Work("b", 0, 1, 0, 9), 1),)
     assert changed.group_ns([group]) == fitted().group_ns([group])
 
 
@@ -111,7 +113,9 @@ def test_quantiles_cover_single_runs(level: float) -> None:
 def members(draw_: st.DrawFn, tenant: str) -> Member:
     start = draw_(st.integers(0, UNITS[tenant] - 1))
     end = draw_(st.integers(start + 1, UNITS[tenant]))
-    return Member(tenant, draw_(st.integers(0, 1)), draw_(st.integers(1, 10)), start, end, draw_(st.integers(1, 3)))
+    return Member(
+        Work(tenant, draw_(st.integers(0, 1)), draw_(st.integers(1, 10)), start, end), draw_(st.integers(1, 3))
+    )
 
 
 @st.composite
@@ -121,14 +125,14 @@ def any_groups(draw_: st.DrawFn) -> Group:
 
 
 def grown(group: Group, at: int, how: str, by: int) -> Group:
-    member = group[at]
+    work, size = group[at]
     if how == "start":
-        member = member._replace(start=max(0, member.start - by))
+        work = structs.replace(work, start=max(0, work.start - by))
     elif how == "end":
-        member = member._replace(end=min(UNITS[member.tenant], member.end + by))
+        work = structs.replace(work, end=min(UNITS[work.tenant], work.end + by))
     else:
-        member = member._replace(items=member.items + by)
-    return (*group[:at], member, *group[at + 1 :])
+        work = structs.replace(work, items=work.items + by)
+    return (*group[:at], Member(work, size), *group[at + 1 :])
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.95, 0.99])
@@ -158,7 +162,7 @@ def test_monotone_in_units_alone_holds_for_units(group: Group, at: int, how: str
 
 def test_a_free_network_is_not_monotone() -> None:
     """Else the properties above would say nothing."""
-    groups = [(Member("d", 0, 4, start, 12, 1),) for start in range(12)]
+    groups = [(Member(Work("d", 0, 4, start, 12), 1),) for start in range(12)]
     batch = to_batch(groups, FEATURES, "abcd")
     rises = 0
     for seed in range(5):
@@ -252,7 +256,7 @@ def test_a_margin_multiplies_everything() -> None:
     assert all(
         b == pytest.approx(1.5 * a, abs=2) for a, b in zip(plain.group_ns(groups), raised.group_ns(groups), strict=True)
     )
-    solo = ("a", 0, 2, 0, 6, 1)
+    solo = (Work("a", 0, 2, 0, 6), 1)
     assert raised.latency_ns(*solo) == pytest.approx(1.5 * plain.latency_ns(*solo), abs=2)
     assert plain.latency_ns(*solo) >= fitted().latency_ns(*solo) > 0
     assert fitted().unit_count("a") == 6
@@ -264,11 +268,11 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(InvalidValueError, match="factor is 0"):
         fitted().with_margin(0.0)
     with pytest.raises(CotenantError, match="no profile of 'ghost'"):
-        fitted().group_ns([(Member("ghost", 0, 1, 0, 1, 1),)])
+        fitted().group_ns([(Member(Work("ghost", 0, 1, 0, 1), 1),)])
     with pytest.raises(InvalidValueError, match="units within 0"):
-        fitted().group_ns([(Member("a", 0, 1, 3, 7, 1),)])
+        fitted().group_ns([(Member(Work("a", 0, 1, 3, 7), 1),)])
     with pytest.raises(InvalidValueError, match="items and cores"):
-        fitted().group_ns([(Member("a", 0, 0, 3, 6, 1),)])
+        fitted().group_ns([(Member(Work("a", 0, 0, 3, 6), 1),)])
     with pytest.raises(InvalidValueError, match="at least one member"):
         fitted().group_ns([()])
     assert fitted().group_ns([]) == []
@@ -279,7 +283,7 @@ def test_what_is_wrong_is_said() -> None:
 
 
 def test_the_papers_input_has_one_order_of_tenants() -> None:
-    group = (Member("b", 1, 4, 2, 9, 1), Member("a", 0, 8, 0, 6, 1))
+    group = (Member(Work("b", 1, 4, 2, 9), 1), Member(Work("a", 0, 8, 0, 6), 1))
     x = paper_features([group, group[::-1]], ["a", "b", "c"], {"b": (8, 16)}, 2)
     assert x.tolist() == [[1, 1, 0, 0, 6, 8, 0, 2, 9, 4, 16]] * 2
     with pytest.raises(InvalidValueError, match="at most 1"):
@@ -287,8 +291,8 @@ def test_the_papers_input_has_one_order_of_tenants() -> None:
 
 
 def test_features_grow_with_units_and_rows() -> None:
-    small, _ = FEATURES.row(Member("d", 1, 2, 3, 7, 2))
-    large, _ = FEATURES.row(Member("d", 1, 4, 2, 9, 2))
+    small, _ = FEATURES.row(Member(Work("d", 1, 2, 3, 7), 2))
+    large, _ = FEATURES.row(Member(Work("d", 1, 4, 2, 9), 2))
     assert len(small) == len(large) == WIDTH
     assert all(b >= a for a, b in zip(small[:-3], large[:-3], strict=True))
 

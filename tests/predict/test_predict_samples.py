@@ -13,6 +13,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.measure.group_sampler import sample_groups
 from cotenant.profile.group_samples import FORMAT, GroupSample, SamplesError, SamplesHeader, load_samples, save_samples
 from cotenant.types import Tenant
+from cotenant.work import Work
 
 TENANTS = [Tenant("b", 1, cuts=(0, 2, 5)), Tenant("a", 1, cuts=(0, 1, 2, 3, 9)), Tenant("c", 1)]
 SIZES = {"a": (1, 2, 4), "b": (1,), "c": (8,)}
@@ -31,23 +32,23 @@ def test_groups_are_those_that_the_scheduler_can_form(seed: int, lanes: list[int
     assert len(groups) == 40
     cuts = {tenant.name: tenant.cuts for tenant in TENANTS}
     for group in groups:
-        names = [member.tenant for member in group]
+        names = [member.work.tenant for member in group]
         assert names == sorted(set(names))
         assert 1 <= len(group) <= min(slots or len(lanes), len(lanes), 3)
-        assert sum(member.cores for member in group) == sum(lanes)
-        assert any(member.end == cuts[member.tenant][-1] for member in group)
+        assert sum(member.size for member in group) == sum(lanes)
+        assert any(member.work.end == cuts[member.work.tenant][-1] for member in group)
         for member in group:
-            assert {member.start, member.end} <= set(cuts[member.tenant])
-            assert member.start < member.end
-            assert member.items in SIZES[member.tenant]
-            assert 0 <= member.shape < (3 if member.tenant == "a" else 1)
+            assert {member.work.start, member.work.end} <= set(cuts[member.work.tenant])
+            assert member.work.start < member.work.end
+            assert member.work.items in SIZES[member.work.tenant]
+            assert 0 <= member.work.shape < (3 if member.work.tenant == "a" else 1)
 
 
 def test_all_sizes_of_groups_and_whole_models_occur() -> None:
     groups = sample_groups(TENANTS, SIZES, (1, 1, 2), 600, 0)
     assert {len(group) for group in groups} == {1, 2, 3}
-    assert any(member == Member("a", 0, 4, 0, 9, 4) for group in groups for member in group)
-    assert {member.cores for group in groups for member in group if len(group) == 2} == {1, 2, 3}
+    assert any(member == Member(Work("a", 0, 4, 0, 9), 4) for group in groups for member in group)
+    assert {member.size for group in groups for member in group if len(group) == 2} == {1, 2, 3}
     assert sample_groups(TENANTS, SIZES, (1, 1), 20, 1) != sample_groups(TENANTS, SIZES, (1, 1), 20, 2)
 
 
@@ -60,17 +61,17 @@ def test_what_cannot_be_sampled_is_said() -> None:
         sample_groups(TENANTS, SIZES, (), 1, 0)
     with pytest.raises(InvalidValueError, match="batch sizes of 'c'"):
         sample_groups(TENANTS, {"a": (1,), "b": (1,)}, (1,), 1, 0)
-    member = TENANTS[0].name, 0, 1, 0, 5, 1
+    member = Member(Work(TENANTS[0].name, 0, 1, 0, 5), 1)
     with pytest.raises(InvalidValueError, match="at least one"):
         GroupSample((), (5,))
     with pytest.raises(InvalidValueError, match="positive latencies"):
-        GroupSample((Member(*member),), (5, 0))
+        GroupSample((member,), (5, 0))
 
 
 def test_a_tenant_is_drawn_twice_only_where_that_is_asked_for() -> None:
     def most(repeat: bool) -> int:
         groups = sample_groups(TENANTS, SIZES, (1, 1), 200, 5, repeat=repeat)
-        return max(len(group) - len({member.tenant for member in group}) for group in groups)
+        return max(len(group) - len({member.work.tenant for member in group}) for group in groups)
 
     assert most(repeat=False) == 0
     assert most(repeat=True) == 1

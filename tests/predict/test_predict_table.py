@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cotenant.predict import table as table_module
 from cotenant.predict.table import TablePredictor, interpolate
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.work import Work
 
 MS = 1_000_000
 points = st.dictionaries(st.integers(1, 64), st.integers(1_000, 100 * MS), min_size=1, max_size=6)
@@ -98,6 +99,6 @@ def test_an_answer_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(table_module, "interpolate", counted)
     predictor = TablePredictor({"a": LatencyTable(rows_of({1: {1: MS}, 4: {1: MS}}), (1.0, 1.0))})
-    assert len({predictor.latency_ns("a", 0, 3, 0, 2, 3) for _ in range(5)}) == 1
-    assert predictor.latency_ns("a", 0, 3, 0, 1, 3) < predictor.latency_ns("a", 0, 3, 0, 2, 3)
+    assert len({predictor.latency_ns(Work("a", 0, 3, 0, 2), 3) for _ in range(5)}) == 1
+    assert predictor.latency_ns(Work("a", 0, 3, 0, 1), 3) < predictor.latency_ns(Work("a", 0, 3, 0, 2), 3)
     assert asked == [(0, 3, 3)]

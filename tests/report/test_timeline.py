@@ -13,6 +13,7 @@ from cotenant.report.timeline import write_timeline
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceWriter, header, read
 from cotenant.types import Query, Tenant
+from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, TWO_LANES, tables
 
@@ -23,12 +24,14 @@ BELIEF = TablePredictor({**tables({"a": 40 * MS}, 2).tables, **tables({"b": 10 *
 def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
     path, out = tmp_path / "trace", tmp_path / "out.json"
     policy = Edf(TWO_LANES, DropRule.EXPIRED, preempt=True, stretch=0.0)
-    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (A, B), CORES, created=""))
+    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (A, B), Machine.cpu(CORES), created=""))
     start = 5 * MS  # the first event is the origin of the timeline
     queries = [Query(0, "a", start, start + A.slo_ns), Query(1, "a", start, start + A.slo_ns)]
     queries += [Query(number, "b", start + MS, start + 31 * MS) for number in (2, 3)]
     queries += [Query(4, "b", start + 2 * MS, start + 3 * MS)]
-    simulate(Engine((A, B), policy, BELIEF, CORES), TableWorld(BELIEF), queries, lambda *_: None, log=writer)
+    simulate(
+        Engine((A, B), policy, BELIEF, Machine.cpu(CORES)), TableWorld(BELIEF), queries, lambda *_: None, log=writer
+    )
     writer.close()
     launches = write_timeline(out, read(path)[1])
     records = list(read(path)[1])

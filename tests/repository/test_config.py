@@ -22,7 +22,7 @@ from cotenant.policies import POLICIES
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import make_policy, options_of, rebuild_policy
 from cotenant.trace import header
-from cotenant.types import Partition
+from cotenant.work import Machine, Share
 from scenario import CORES, ONE_LANE, TWO_LANES, tables
 
 AVAILABLE = tuple(sorted(os.sched_getaffinity(0)))
@@ -136,9 +136,9 @@ def test_cores_are_all_that_the_process_may_use_unless_said(monkeypatch: pytest.
 
 def test_lanes_divide_the_cores() -> None:
     cores = (0, 1, 2, 3)
-    assert lanes_of(DeviceSection(), cores) == tuple(Partition((core,)) for core in cores)
-    assert lanes_of(DeviceSection(lanes="all"), cores) == (Partition(cores),)
-    assert lanes_of(DeviceSection(lanes=((3, 0), (1,))), cores) == (Partition((3, 0)), Partition((1,)))
+    assert lanes_of(DeviceSection(), cores) == tuple(Share((core,)) for core in cores)
+    assert lanes_of(DeviceSection(lanes="all"), cores) == (Share(cores),)
+    assert lanes_of(DeviceSection(lanes=((3, 0), (1,))), cores) == (Share((3, 0)), Share((1,)))
 
 
 @pytest.mark.parametrize("lanes", ["both", ((0,), (0,)), ((0, 1), (1, 2)), ((7,),), (), ((),), ((0, 0),)])
@@ -158,7 +158,7 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
         assert (policy.ways, policy.members, policy.repeat) == (3, 1, False)
     assert make_policy(name, {}, ONE_LANE).preempt == POLICIES[name](ONE_LANE).preempt
     head = msgspec.json.decode(
-        msgspec.json.encode(header(policy, tables({"a": 1}), (), CORES, created="").policy_options)
+        msgspec.json.encode(header(policy, tables({"a": 1}), (), Machine.cpu(CORES), created="").policy_options)
     )
     assert rebuild_policy(name, head) == policy
 

@@ -28,8 +28,9 @@ from cotenant.policies.registry import rebuild_policy
 from cotenant.serve.opener.models import QueryForm
 from cotenant.trace import decode_event, read, replay
 from cotenant.trace.explain import ApplicationStory, Explanation, explain
-from cotenant.types import ANSWERS, Outcome, Partition, Tenant
+from cotenant.types import ANSWERS, Outcome, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ServeError, Status
+from cotenant.work import Share
 from intruder import Intruder
 from scenario import MS, ONE_LANE, TWO_LANES, tables
 
@@ -357,7 +358,7 @@ def test_a_trace_with_applications_replays_byte_for_byte(tmp_path: Path) -> None
     policy=st.sampled_from(["edf", "fcfs", "sjf", "clockwork"]),
 )
 def test_whatever_happens_every_query_has_one_outcome(
-    after: Sequence[Sequence[int]], seed: int, drop: DropRule, lanes: tuple[Partition, ...], policy: str
+    after: Sequence[Sequence[int]], seed: int, drop: DropRule, lanes: tuple[Share, ...], policy: str
 ) -> None:
     random = Random(seed)
     after = [[], *[sorted(needed) for needed in after[1:]]]

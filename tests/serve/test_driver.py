@@ -32,6 +32,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.serve.brain.clock import RealClock, VirtualClock
 from cotenant.serve.brain.driver import Driver, Observer
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
+from cotenant.work import Machine, Work
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
@@ -51,7 +52,7 @@ class Stage:
         self.clock = VirtualClock()
         self.events: list[tuple[int, Event, list[Action]]] = []
         self.answers: list[tuple[int, Respond, Tensors | None]] = []
-        self.engine = Engine((SLOW, QUICK), policy or Edf(ONE_LANE), LATENCY, CORES)
+        self.engine = Engine((SLOW, QUICK), policy or Edf(ONE_LANE), LATENCY, Machine.cpu(CORES))
         self.executor = SimulatedExecutor(TableWorld(LATENCY, **world), self.clock)
         self.driver = Driver(self.engine, self.executor, self.clock, (self._log, *observers))
 
@@ -201,7 +202,7 @@ def test_what_an_observer_returns_happens_next_and_at_the_same_time() -> None:
         (10 * MS, PredictorChanged),
         (10 * MS, DrainStarted),
     ]
-    assert stage.engine.predictor.latency_ns("quick", 0, 1, 0, 1, 2) == 1000 * MS
+    assert stage.engine.predictor.latency_ns(Work("quick", 0, 1, 0, 1), 2) == 1000 * MS
     stage.submit(QUICK)
     assert stage.story[-1][2] is Outcome.REJECTED
     assert "shutting down" in stage.answers[-1][1].reason
@@ -260,7 +261,7 @@ def test_time_never_goes_back_whatever_the_clock_says() -> None:
 
     seen: list[int] = []
     clock = Jumpy()
-    engine = Engine((QUICK,), Edf(ONE_LANE), LATENCY, CORES)
+    engine = Engine((QUICK,), Edf(ONE_LANE), LATENCY, Machine.cpu(CORES))
     executor = SimulatedExecutor(TableWorld(LATENCY), VirtualClock())
     driver = Driver(engine, executor, clock, (lambda now, *_: seen.append(now),))
     for _ in range(6):
@@ -323,7 +324,7 @@ def test_every_query_ends_once_under_concurrent_submits_cancels_and_faults(
             elif isinstance(action, Respond):
                 ended[action.query] += 1
 
-    engine = Engine(tenants, Edf(TWO_LANES, drop, preempt=True, stretch=0.0), TablePredictor(found), CORES)
+    engine = Engine(tenants, Edf(TWO_LANES, drop, preempt=True, stretch=0.0), TablePredictor(found), Machine.cpu(CORES))
     executor = SimulatedExecutor(world, clock)
     driver = Driver(engine, executor, clock, (watch,))
     account = Account()

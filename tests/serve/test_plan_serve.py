@@ -38,8 +38,9 @@ from cotenant.serve.brain.driver import Driver
 from cotenant.serve.brain.plan_lanes import Cores, PlanLanes, ServedPlan, lay_out, open_plan
 from cotenant.serve.brain.replan import Replanner
 from cotenant.serve.server import Server
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
 from cotenant.wire.api import InferRequest, ServeError, Status
+from cotenant.work import Machine, Share
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from repositories import config, scaled, write_model
 
@@ -285,7 +286,7 @@ def test_each_partition_serves_its_tenant_on_its_cores(following: Following) -> 
     for _ in range(5):
         assert following.client.ask("a", x(0.5)).outcome is Outcome.ANSWERED
         assert following.client.ask("b", x(0.5)).outcome is Outcome.ANSWERED
-    places = {(launch.tenant, launch.partition.cores) for launch in following.watch.actions(Launch)}
+    places = {(launch.work.tenant, launch.share.cores) for launch in following.watch.actions(Launch)}
     assert places == {("a", (0,)), ("b", (1,))}
 
 
@@ -321,10 +322,10 @@ def test_a_new_file_is_taken_over_under_load_and_no_query_is_lost(following: Fol
     assert following.client.twice == 0
     changes = [now for now, event, _ in following.watch.seen if isinstance(event, PolicyChanged)]
     assert len(changes) == 3
-    used = {launch.partition.cores for launch in following.watch.actions(Launch)}
+    used = {launch.share.cores for launch in following.watch.actions(Launch)}
     assert used == {(0,), (1,), (0, 1)}
     last = [launch for now, _, actions in following.watch.seen if now > changes[-1] for launch in actions]
-    assert {each.partition.cores for each in last if isinstance(each, Launch)} == {(0, 1)}
+    assert {each.share.cores for each in last if isinstance(each, Launch)} == {(0, 1)}
     status = following.server.plan()
     assert (status["version"], status["changes"], status["left_cores"]) == (4, 3, [])
     assert status["plan"]["partitions"][0]["cores"] == (0, 1)
@@ -481,7 +482,7 @@ def test_slots_of_strangers_and_batches_that_are_too_large_are_said_at_the_start
 def test_launches_are_waited_for_by_number_and_not_for_ever() -> None:
     table = TablePredictor({"a": LatencyTable((LatencyRow(0, 1, 1, 10 * MS),))})
     clock = VirtualClock()
-    engine = Engine([Tenant("a", 100 * MS)], Edf((Partition((0,)),)), table, (0,))
+    engine = Engine([Tenant("a", 100 * MS)], Edf((Share((0,)),)), table, Machine.cpu((0,)))
     driver = Driver(engine, SimulatedExecutor(TableWorld(table), clock), clock)
     for _ in range(2):
         driver.submit(lambda number, now: Query(number, "a", now, now + 100 * MS), {"x": np.zeros(1)}, lambda *_: None)

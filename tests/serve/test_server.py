@@ -35,8 +35,9 @@ from cotenant.serve import server as server_module
 from cotenant.serve.opener import models as models_module
 from cotenant.serve.opener import profiles as profiles_module
 from cotenant.serve.server import Server
-from cotenant.types import ANSWERS, Outcome, Partition, priority_rank
+from cotenant.types import ANSWERS, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status
+from cotenant.work import Share, Work
 from intruder import Intruder
 from onnx_samples import encoder_feeds, residual_cnn
 from repositories import BAD, GOOD, SLO_MS, chooser, config, scaled, write_bad, write_good, write_model
@@ -756,7 +757,7 @@ def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str) ->
 
 
 def test_a_launch_of_a_model_that_was_reloaded_teaches_nothing_of_the_new_one(server: Server) -> None:
-    launch = Launch(10**6, 10**6, "chooser", (), 1, 0, 0, 1, True, Partition((0,)), 10, 10)
+    launch = Launch(10**6, 10**6, (), Work("chooser", 0, 1, 0, 1), True, Share((0,)), 10, 10)
     server.beliefs(0, QueryCancelled(0), [launch], None)
     server.load("chooser")
     counts = dict(server.beliefs._calibration._counts)

@@ -26,7 +26,8 @@ from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
 from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
 from cotenant.trace import TraceWriter, header, read, replay
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 from cotenant.workload import TenantLoad, Trace, Workload
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
@@ -40,7 +41,7 @@ def simulated(
     slo_ms: float,
     real_ms: Sequence[float] = (),
     drop: DropRule = DropRule.HOPELESS,
-    lanes: tuple[Partition, ...] = ONE_LANE,
+    lanes: tuple[Share, ...] = ONE_LANE,
     max_batch: int = 1,
     policy: str = "edf",
     plain: Sequence[bool] = (),
@@ -56,10 +57,12 @@ def simulated(
     real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
     made = POLICIES[policy](lanes, drop)
     writer = (
-        None if trace is None else TraceWriter(trace.open("wb"), header(made, believed, tenants, CORES, created=""))
+        None
+        if trace is None
+        else TraceWriter(trace.open("wb"), header(made, believed, tenants, Machine.cpu(CORES), created=""))
     )
     engine = StagedEngine(
-        Engine(tenants, made, believed, CORES),
+        Engine(tenants, made, believed, Machine.cpu(CORES)),
         {"app": SimulatedApplication(spec.graph, tuple(tenants))},
         writer,
     )
@@ -99,7 +102,7 @@ def test_what_cannot_be_in_time_is_rejected_at_arrival() -> None:
     policy=st.sampled_from([name for name in POLICIES if name != "overlap"]),
 )
 def test_the_simulator_does_what_the_server_does(
-    seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Partition, ...], policy: str
+    seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Share, ...], policy: str
 ) -> None:
     """The same queries through the server's driver in virtual time: every end is the same, to the nanosecond."""
     random = Random(seed)

@@ -19,6 +19,7 @@ from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, queries, run_scenario, scenario_of
 from cotenant.types import Outcome, priority_rank
+from cotenant.work import Machine
 from cotenant.workload import TenantLoad, Trace, Workload, parse_workload
 from cotenant.world.contention import Contention, Traffic
 from onnx_samples import residual_cnn
@@ -63,7 +64,7 @@ def test_tenants_come_from_the_repository_and_the_profile(scenario: Scenario) ->
     assert (small.name, small.slo_ns, small.max_batch, small.cuts) == ("add_sub", 50 * MS, 4, (0, 1))
     assert (eye.name, eye.priority, eye.weight, eye.cuts) == ("eye", 2, 3.0, (0, 1, 2, 3, 4))
     assert scenario.owners == (small, small, eye)
-    assert scenario.cores == (0, 1)
+    assert scenario.machine == Machine.cpu((0, 1))
     assert scenario.slo_ns == {"web": 50 * MS, "batch": 70 * MS, "vision": 200 * MS}
     assert scenario.tables["eye"].segment_ratio == 1.2
 
@@ -133,7 +134,7 @@ def test_a_policy_that_never_stops_inside_a_model_runs_it_whole(scenario: Scenar
     spans: set[tuple[int, int]] = set()
 
     def log(now: int, event: Event, actions: list[Action]) -> None:
-        spans.update((a.start, a.end) for a in actions if isinstance(a, Launch) and a.tenant == "eye")
+        spans.update((a.work.start, a.work.end) for a in actions if isinstance(a, Launch) and a.work.tenant == "eye")
 
     run_scenario(scenario, PolicySection("edf", {"preempt": False}), Assumptions(), 1, log)
     assert spans == {(0, 4)}

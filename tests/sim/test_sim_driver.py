@@ -18,6 +18,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Work
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, play, tables
 
@@ -63,7 +64,7 @@ def test_a_policy_that_leaves_work_undone_is_named() -> None:
 
 
 def launches(count: int) -> list[Launch]:
-    return [Launch(n, n, "a", (n,), 1, 0, 0, 1, True, ONE_LANE[0], 0, 0) for n in range(count)]
+    return [Launch(n, n, (n,), Work("a", 0, 1, 0, 1), True, ONE_LANE[0], 0, 0) for n in range(count)]
 
 
 def test_a_world_without_noise_does_what_its_table_says() -> None:
@@ -108,14 +109,16 @@ def recorded(seed: int) -> bytes:
     tenants = [Tenant("a", 25 * MS, max_batch=3), Tenant("b", 90 * MS, cuts=(0, 1, 2))]
     predictor = tables({"a": 5 * MS, "b": 20 * MS}, batch_slope=0.5)
     predictor = type(predictor)({"a": predictor.tables["a"], "b": tables({"b": 20 * MS}, 2).tables["b"]})
-    log = trace.TraceWriter(file, trace.header(policy, predictor, tenants, CORES, created=""))
+    log = trace.TraceWriter(file, trace.header(policy, predictor, tenants, Machine.cpu(CORES), created=""))
     queries, now = [], 0
     for number in range(300):
         now += rng.randint(0, 16 * MS)
         owner = rng.choice(tenants)
         queries.append(Query(number, owner.name, now, now + owner.slo_ns))
     world = TableWorld(predictor, noise=0.3, failure_rate=0.05, seed=seed)
-    simulate(Engine(tenants, policy, predictor, CORES), world, queries, lambda respond, now_ns: None, log=log)
+    simulate(
+        Engine(tenants, policy, predictor, Machine.cpu(CORES)), world, queries, lambda respond, now_ns: None, log=log
+    )
     log.flush()
     return file.getvalue()
 

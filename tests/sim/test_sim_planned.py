@@ -10,7 +10,7 @@ from cotenant.plan.elastic import Elastic
 from cotenant.plan.tables import TableCosts, WithoutInterference
 from cotenant.plan.types import DevicePlan, Load, PartitionPlan, Plan, PlanError
 from cotenant.sim.planned import simulate_plan
-from cotenant.types import Slot
+from cotenant.work import Slot
 from plan_samples import GIB, GPU, MS, costs, load
 
 FLAT = TableCosts({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})

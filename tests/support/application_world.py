@@ -24,8 +24,9 @@ from cotenant.serve.brain.flows import Flows
 from cotenant.serve.opener.application import ServedApplication, fit
 from cotenant.serve.opener.models import QueryForm
 from cotenant.trace import TraceWriter, header
-from cotenant.types import Outcome, Partition, StageQuery, Tenant
+from cotenant.types import Outcome, StageQuery, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec
+from cotenant.work import Machine, Share
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from scenario import CORES, MS, ONE_LANE, tables
 
@@ -76,7 +77,7 @@ class World:
         *,
         real_ms: Sequence[float] = (),
         drop: DropRule = DropRule.HOPELESS,
-        lanes: tuple[Partition, ...] = ONE_LANE,
+        lanes: tuple[Share, ...] = ONE_LANE,
         shares_ms: Mapping[str, float] | None = None,
         max_batch: int = 1,
         trace: Path | None = None,
@@ -97,11 +98,11 @@ class World:
             self.accounts.add(tenant.name, tenant.slo_ns)
         self.accounts.add("app", spec.slo_ns)
         made = POLICIES[policy](lanes, drop)
-        self.engine = Engine(tenants, made, self.beliefs.predictor, CORES)
+        self.engine = Engine(tenants, made, self.beliefs.predictor, Machine.cpu(CORES))
         self.executor = SimulatedExecutor(TableWorld(real, **world), self.clock)
         self.writer = None
         if trace is not None:
-            head = header(made, self.beliefs.predictor, tenants, CORES, created="")
+            head = header(made, self.beliefs.predictor, tenants, Machine.cpu(CORES), created="")
             self.writer = TraceWriter(trace.open("wb"), head)
         self.driver = Driver(self.engine, self.executor, self.clock, (self.accounts, self.beliefs, self._watch))
         self.models = {tenant.name: FakeModel(tenant) for tenant in tenants}

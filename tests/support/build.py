@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cotenant.core.actions import Launch
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 from cotenant.world.contention import ContentionWorld
 from cotenant.world.simulated import TableWorld
 
-CORE = tuple(Partition((core,)) for core in range(4))
+CORE = tuple(Share((core,)) for core in range(4))
 
 
 def launch(
-    number: int, tenant: str, units: tuple[int, int] = (0, 1), partition: Partition = CORE[0], items: int = 1
+    number: int, tenant: str, units: tuple[int, int] = (0, 1), partition: Share = CORE[0], items: int = 1
 ) -> Launch:
-    return Launch(number, number, tenant, (number,), items, 0, *units, True, partition, 1, 1)
+    return Launch(number, number, (number,), Work(tenant, 0, items, *units), True, partition, 1, 1)
 
 
 def ends(world: ContentionWorld | TableWorld, starts: Sequence[tuple[int, Launch]]) -> dict[int, int]:

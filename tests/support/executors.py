@@ -29,7 +29,7 @@ from cotenant.execute.worker.limits import Limits
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import RealClock
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 from cotenant.world.contention import Contention, ContentionWorld, Traffic
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World
 from onnx_samples import Sketch, info
@@ -37,9 +37,9 @@ from torch_small import save_small, small_cnn
 
 WAIT_S = 20.0
 CORES = tuple(sorted(os.sched_getaffinity(0)))
-ONE = Partition(CORES[:1])
-OTHER = Partition(CORES[-1:])
-BOTH = Partition(CORES[:2])
+ONE = Share(CORES[:1])
+OTHER = Share(CORES[-1:])
+BOTH = Share(CORES[:2])
 
 
 def picky() -> onnx.ModelProto:
@@ -207,8 +207,8 @@ def torch_cpu_case(folder: Path) -> Iterator[Case]:
 class CoresAsShares(PlainShares):
     """Streams of a GPU for partitions that name cores, each made when it is first asked for."""
 
-    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
-        slots = Partition(tuple(range(partition.size)), "cuda:0")
+    def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
+        slots = Share(tuple(range(partition.size)), "cuda:0")
         if slots not in self.granted:
             self.split([*self.granted, slots])
         return super().stream(slots, urgent)
@@ -256,7 +256,7 @@ class Runner:
         queries: tuple[int, ...],
         span: tuple[int, int],
         last: bool,
-        partition: Partition = ONE,
+        partition: Share = ONE,
         batch: int | None = None,
     ) -> int:
         number = self._count
@@ -264,11 +264,11 @@ class Runner:
         batch = number if batch is None else batch
         if span[0] == 0:
             self.items[batch] = sum(self._rows.get(query, 1) for query in queries)
-        launch = Launch(number, batch, tenant, queries, self.items[batch], 0, *span, last, partition, 1, 1)
+        launch = Launch(number, batch, queries, Work(tenant, 0, self.items[batch], *span), last, partition, 1, 1)
         self.case.executor.start(launch, self._ended)
         return number
 
-    def whole(self, tenant: str, *queries: int, partition: Partition = ONE) -> int:
+    def whole(self, tenant: str, *queries: int, partition: Share = ONE) -> int:
         return self.start(tenant, queries, (0, self.case.units if tenant == "cnn" else 1), True, partition)
 
     def _ended(self, launch: int, error: str | None, timing: Timing) -> None:

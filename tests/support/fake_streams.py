@@ -13,7 +13,7 @@ import torch
 
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
-from cotenant.types import Partition
+from cotenant.work import Share
 
 WAIT_S = 20.0
 GPU = "cuda:0"
@@ -35,8 +35,8 @@ class FakeStreams:
         self.gate.set()
         self.fault: Exception | None = None
         """What waiting for an event raises."""
-        self.streams: list[tuple[Partition, bool]] = []
-        self.captures: list[Partition] = []
+        self.streams: list[tuple[Share, bool]] = []
+        self.captures: list[Share] = []
         self.replays = 0
         self.refuses_capture = False
         self.waiters: set[str] = set()
@@ -47,7 +47,7 @@ class FakeStreams:
     def free_bytes(self) -> int:
         return self.memory_bytes - sum(model.weight_bytes for model in self.models if model.device == self.name)
 
-    def lane(self, partition: Partition) -> StreamLane:
+    def lane(self, partition: Share) -> StreamLane:
         return FakeLane(self, partition)
 
     def synchronize(self) -> None:
@@ -68,7 +68,7 @@ class FakeLane:
 
     threads: int | tuple[int, ...] = 1
 
-    def __init__(self, device: FakeStreams, partition: Partition) -> None:
+    def __init__(self, device: FakeStreams, partition: Share) -> None:
         self._device = device
         self._partition = partition
 

@@ -18,6 +18,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Driven, Log, simulate
 from cotenant.types import Query, Tenant
+from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld, World
 from golden_workload import TABLES, TENANTS
 from scenario import CORES
@@ -111,9 +112,10 @@ def find_groups(key: str, quantile: float) -> Crowded:
 
 def record(change: Change) -> bytes:
     file = io.BytesIO()
-    head = trace.header(change.policy, change.predictor, change.tenants, change.cores, created="")
+    machine = Machine.of({change.policy.lanes[0].device: change.cores})
+    head = trace.header(change.policy, change.predictor, change.tenants, machine, created="")
     log = trace.TraceWriter(file, head)
-    engine = Engine(change.tenants, change.policy, change.predictor, change.cores)
+    engine = Engine(change.tenants, change.policy, change.predictor, machine)
     if change.applications:  # it logs what the engine within is told
         driven = Interrupted(StagedEngine(engine, change.applications, log), change.events, None)
     else:

@@ -12,7 +12,8 @@ from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.types import Query, Round, Slot, Tenant, priority_rank
+from cotenant.types import Query, Tenant, priority_rank
+from cotenant.work import Round, Slot
 from scenario import MS, ONE_LANE, TWO_LANES
 
 MIXED = (Slot("embed", 4, 90.0), Slot("spot", 1, 60.0))

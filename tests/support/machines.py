@@ -39,6 +39,7 @@ from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
+from cotenant.work import Machine
 from scenario import CORES, ONE_LANE, TWO_LANES, policy_of
 
 TENANTS = {
@@ -105,12 +106,12 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def start(self, drop: DropRule, lanes: Any, stretch: float) -> None:
         self.policy = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
-        self.partitions = set(self.policy.partitions)
+        self.partitions = set(self.policy.shares)
         self.predictor = TablePredictor(MODELS)
         self.tenants = dict(TENANTS)
-        self.engine = Engine(TENANTS.values(), Watched(self.policy), self.predictor, CORES)
+        self.engine = Engine(TENANTS.values(), Watched(self.policy), self.predictor, Machine.cpu(CORES))
         self.file = io.BytesIO()
-        head = trace.header(self.policy, self.predictor, TENANTS.values(), CORES, created="")
+        head = trace.header(self.policy, self.predictor, TENANTS.values(), Machine.cpu(CORES), created="")
         self.log = trace.TraceWriter(self.file, head)
         self.now = 0
         self.timer: int | None = None
@@ -300,21 +301,21 @@ class EngineMachine(RuleBasedStateMachine):
             self.seen["the policy changed, paused"] += isinstance(event, PolicyChanged) and self.has_paused
             return None
         ended, batch = self.running.pop(event.launch), self.flights.pop(event.launch)
-        whole = ended.start == 0 and ended.last
+        whole = ended.work.start == 0 and ended.last
         is_doomed = all(query in self.ended for query in ended.queries)
         self.seen["nobody was left when it ended"] += is_doomed
         self.seen["nobody was left when it ended, at a cut"] += is_doomed and not ended.last and event.error is None
         self.seen["failed between cuts"] += event.error is not None and not whole
-        self.seen["several went on at a cut"] += len(ended.queries) > 1 and ended.start > 0
+        self.seen["several went on at a cut"] += len(ended.queries) > 1 and ended.work.start > 0
         if event.error is None and ended.last:
             self.tensors.finish(batch, {"y": batch.kept})
         elif event.error is None:
             self.tensors.pause(ended, batch, batch.kept)
-            if ended.tenant in self.suspended:
+            if ended.work.tenant in self.suspended:
                 self.put_back(ended.batch, "ended just before the worker died")
         elif len(batch.queries) > 1:
             left = [query for query in ended.queries if query not in self.ended]
-            size = 1 if ended.tenant in self.suspended else (len(left) + 1) // 2
+            size = 1 if ended.work.tenant in self.suspended else (len(left) + 1) // 2
             for at, query in enumerate(left):
                 self.group_of[query] = (ended.id, at // size)
             self.put_back(ended.batch, "a merged batch failed")
@@ -330,7 +331,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert not (self.policy.grouped and self.running), "a group starts while another one runs"
             self.groups += 1
         if ended is not None:
-            self.reached[ended.batch] = ended.end
+            self.reached[ended.batch] = ended.work.end
         for action in actions:
             if isinstance(action, Respond):
                 self.check_respond(action, event, ended)
@@ -405,9 +406,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")
 
     def check_launch(self, launch: Launch) -> None:
-        assert launch.partition in self.partitions
-        assert launch.tenant not in self.suspended
-        assert all(launch.partition.mask & other.partition.mask == 0 for other in self.running.values()), "overbooked"
+        assert launch.share in self.partitions
+        assert launch.work.tenant not in self.suspended
+        assert all(launch.share.mask & other.share.mask == 0 for other in self.running.values()), "overbooked"
         assert launch.predicted_ns > 0
         queries = [self.arrived[number] for number in launch.queries]
         assert queries
@@ -416,34 +417,34 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(launch.batch != other.batch for other in self.running.values())
         if launch.batch not in self.batches:
             assert launch.batch not in self.reached, "a batch that has ended"
-            assert launch.start == 0
+            assert launch.work.start == 0
             assert all(self.queued.pop(query.id) for query in queries), "launched, but it was not waiting"
             urgency = {(query.rank, query.deadline_ns) for query in queries}
             self.seen["another one was as urgent"] += any(
                 (q.rank, q.deadline_ns) in urgency for q in self.queued.values()
             )
             assert all((self.expiry(query) or self.now + 1) > self.now for query in queries), "launched when expired"
-            tenant = TENANTS[launch.tenant]
-            assert launch.items == sum(query.items for query in queries)
-            assert launch.items <= tenant.max_batch or len(queries) == 1
-            self.batches[launch.batch] = (tenant, set(launch.queries), launch.items)
+            tenant = TENANTS[launch.work.tenant]
+            assert launch.work.items == sum(query.items for query in queries)
+            assert launch.work.items <= tenant.max_batch or len(queries) == 1
+            self.batches[launch.batch] = (tenant, set(launch.queries), launch.work.items)
             self.members[launch.batch] = set(launch.queries)
             groups = {self.group_of.get(query) for query in launch.queries}
             assert len(groups) == 1, "merged with others after a batch had failed"
             batch = self.flights[launch.id] = self.tensors.begin(launch)
             batch.kept = joined(batch.gather()["x"])
         else:
-            assert launch.start == self.reached[launch.batch], "not where it was left"
+            assert launch.work.start == self.reached[launch.batch], "not where it was left"
             self.flights[launch.id] = self.tensors.begin(launch)
         tenant, members, items = self.batches[launch.batch]
-        assert launch.tenant == tenant.name == queries[0].tenant
-        assert launch.items == items
+        assert launch.work.tenant == tenant.name == queries[0].tenant
+        assert launch.work.items == items
         assert set(launch.queries) == members - set(self.ended)
-        assert launch.start in tenant.cuts
-        assert launch.end in tenant.cuts
-        assert launch.start < launch.end
-        assert launch.last == (launch.end == tenant.unit_count)
-        assert self.policy.preempt or (launch.start == 0 and launch.last)
+        assert launch.work.start in tenant.cuts
+        assert launch.work.end in tenant.cuts
+        assert launch.work.start < launch.work.end
+        assert launch.last == (launch.work.end == tenant.unit_count)
+        assert self.policy.preempt or (launch.work.start == 0 and launch.last)
         assert launch.headroom_ns == min(query.deadline_ns for query in queries) - self.now - launch.predicted_ns
         self.running[launch.id] = launch
 
@@ -472,7 +473,7 @@ class EngineMachine(RuleBasedStateMachine):
     def nothing_waits_beside_a_free_lane(self) -> None:
         if not hasattr(self, "engine"):
             return
-        busy = sum(launch.partition.mask for launch in self.running.values())
+        busy = sum(launch.share.mask for launch in self.running.values())
         if not busy if self.policy.grouped else any(lane.mask & busy == 0 for lane in self.policy.lanes):
             assert all(query.tenant in self.suspended for query in self.queued.values())
             in_flight = {launch.batch for launch in self.running.values()}

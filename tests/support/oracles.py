@@ -8,6 +8,7 @@ from itertools import combinations_with_replacement, product
 
 from cotenant.plan.tables import TableCosts
 from cotenant.plan.types import NS_PER_S, CoRunner, DeviceType, Load
+from cotenant.work import Work
 
 
 class Few:
@@ -17,8 +18,8 @@ class Few:
         self._inner = inner
         self._batches = batches
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        return self._inner.latency_ns(model, batch, size, device)
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        return self._inner.latency_ns(work, size, device)
 
     def batches(self, model: str) -> Sequence[int]:
         return self._batches
@@ -36,7 +37,7 @@ class Few:
 def brute_force(loads: Sequence[Load], devices: Sequence[DeviceType], costs: Few) -> float:
     """The least price by trying all batches in all partitions of all devices; infinite where none serves the loads.
 
-    Shares nothing with the planner: executions and duty cycles are worked out here.
+    GpuPartitioner nothing with the planner: executions and duty cycles are worked out here.
     """
     served = {kind.name: all_rates(loads, kind, costs) for kind in dict.fromkeys(devices)}
     best = math.inf
@@ -97,7 +98,7 @@ def device_rates(
         ]
         took = [
             math.ceil(
-                costs.latency_ns(its.model, batch, size, kind.name)
+                costs.latency_ns(Work(its.model, 0, batch), size, kind.name)
                 * max(costs.factor(its.model, batch, size, around, kind.name) for around in product(*others))
             )
             for its, batch in slots

@@ -21,6 +21,7 @@ from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant, priority_rank
+from cotenant.work import Machine
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from scenario import CORES, MS
 
@@ -73,7 +74,7 @@ def simulated(policy: Policy, queries: Sequence[Query], **world: Any) -> tuple[L
     def log(now: int, event: Event, actions: list[Action]) -> None:
         lines.append(trace.encode(now, event, actions))
 
-    engine = Engine(TENANTS, policy, TablePredictor(TABLES), CORES)
+    engine = Engine(TENANTS, policy, TablePredictor(TABLES), Machine.cpu(CORES))
     simulate(
         engine,
         TableWorld(TablePredictor(TABLES), **world),
@@ -92,7 +93,7 @@ def served(policy: Policy, queries: Sequence[Query], **world: Any) -> tuple[Line
     def log(now: int, event: Event, actions: list[Action], _: object) -> None:
         lines.append(trace.encode(now, event, actions))
 
-    engine = Engine(TENANTS, policy, TablePredictor(TABLES), CORES)
+    engine = Engine(TENANTS, policy, TablePredictor(TABLES), Machine.cpu(CORES))
     driver = Driver(engine, SimulatedExecutor(TableWorld(TablePredictor(TABLES), **world), clock), clock, (log,))
 
     def make(query: Query, number: int, now: int) -> Query:

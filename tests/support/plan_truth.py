@@ -27,7 +27,8 @@ from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
-from cotenant.types import Partition, Query, Round, Slot, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Machine, Round, Share, Slot, Work
 
 _ROUNDS = 40
 """Rounds of the slowest partition that are run."""
@@ -156,7 +157,7 @@ def run(device: DevicePlan, loads: Sequence[Load], costs: Costs, phases: Sequenc
     end_ns = (2 + _ROUNDS) * longest
     start = 0
     for number, partition in enumerate(device.partitions):
-        lanes.append(Partition(tuple(range(start, start + partition.size))))
+        lanes.append(Share(tuple(range(start, start + partition.size))))
         start += partition.size
         begin_ns = 2 * longest - round(phases[number] * partition.duty_ns)
         waits_ns, slots = 0, [Slot(f"begin@{number}", 1, 1.0)]
@@ -181,17 +182,21 @@ def run(device: DevicePlan, loads: Sequence[Load], costs: Costs, phases: Sequenc
         rounds.append(Round(partition.duty_ns, tuple(slots)))
 
     def batch(launch: Launch) -> tuple[str, int, int]:
-        model = of[launch.tenant].model
-        rows = next(each for each in costs.batches(model) if each >= launch.items)
-        return model, rows, launch.partition.size
+        model = of[launch.work.tenant].model
+        rows = next(each for each in costs.batches(model) if each >= launch.work.items)
+        return model, rows, launch.share.size
+
+    def work(launch: Launch) -> tuple[Work, int]:
+        model, rows, size = batch(launch)
+        return Work(model, 0, rows), size
 
     def factor(launch: Launch, others: Sequence[Launch]) -> float:
-        if launch.tenant in idle:
+        if launch.work.tenant in idle:
             return 1.0
-        return costs.factor(*batch(launch), [batch(each) for each in others if each.tenant in of], device.device)
+        return costs.factor(*batch(launch), [batch(each) for each in others if each.work.tenant in of], device.device)
 
     def alone_ns(launch: Launch) -> int:
-        return idle.get(launch.tenant) or costs.latency_ns(*batch(launch), device.device)
+        return idle.get(launch.work.tenant) or costs.latency_ns(*work(launch), device.device)
 
     for name, ns in idle.items():
         tables[name] = LatencyTable((LatencyRow(0, 1, 1, ns),))
@@ -205,13 +210,13 @@ def run(device: DevicePlan, loads: Sequence[Load], costs: Costs, phases: Sequenc
             late[query.tenant] = max(late.get(query.tenant, 0), now_ns - query.deadline_ns)
 
     policy = DutyCycle(tuple(lanes), DropRule.NONE, rounds=tuple(rounds), lend=False)
-    engine = Engine(tenants, policy, TablePredictor(tables), range(start))
+    engine = Engine(tenants, policy, TablePredictor(tables), Machine.cpu(range(start)))
     simulate(engine, Beside(factor, alone_ns), ordered, on_respond)
     return [f"{name} is late by {ns} ns" for name, ns in late.items()]
 
 
 def _table(model: str, size: int, device: str, costs: Costs) -> LatencyTable:
-    points = [(batch, costs.latency_ns(model, batch, size, device)) for batch in costs.batches(model)]
+    points = [(batch, costs.latency_ns(Work(model, 0, batch), size, device)) for batch in costs.batches(model)]
     return LatencyTable(tuple(LatencyRow(0, batch, size, ns) for batch, ns in points))
 
 
@@ -225,7 +230,7 @@ def _worst_ns(device: DevicePlan, number: int, slot: Slot, models: Mapping[str, 
     ]
     model = models[slot.tenant].model
     factor = worst_factor(model, slot.batch, size, beside, device.device, costs)
-    return math.ceil(costs.latency_ns(model, slot.batch, size, device.device) * factor)
+    return math.ceil(costs.latency_ns(Work(model, 0, slot.batch), size, device.device) * factor)
 
 
 # --- branches ------------------------------------------------------------------------------------------------------

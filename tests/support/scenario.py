@@ -13,12 +13,13 @@ from cotenant.policies import POLICIES
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
-from cotenant.types import Outcome, Partition, Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld, World
 
 MS = 1_000_000
-ONE_LANE = (Partition((0, 1)),)
-TWO_LANES = (Partition((0,)), Partition((1,)))
+ONE_LANE = (Share((0, 1)),)
+TWO_LANES = (Share((0,)), Share((1,)))
 CORES = (0, 1)
 
 
@@ -33,7 +34,7 @@ def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float |
     return TablePredictor(made)
 
 
-def policy_of(name: str, lanes: tuple[Partition, ...], drop: DropRule, preempt: bool, stretch: float) -> Policy:
+def policy_of(name: str, lanes: tuple[Share, ...], drop: DropRule, preempt: bool, stretch: float) -> Policy:
     """Any policy from the options that most have in common."""
     return POLICIES[name](lanes, drop, preempt=preempt, stretch=stretch)
 
@@ -65,7 +66,7 @@ def play(
     log: Callable[[int, Event, list[Action]], None] | None = None,
 ) -> Recording:
     """Simulate queries (sorted by arrival) and record everything; checks that each gets exactly one outcome."""
-    engine = Engine(tenants, policy, predictor, CORES)
+    engine = Engine(tenants, policy, predictor, Machine.cpu(CORES))
     made = Recording()
 
     def on_respond(respond: Respond, now_ns: int) -> None:

@@ -17,11 +17,11 @@ from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.execute.worker.limits import Limits
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
 WAIT_S = 60.0
-CORE = Partition((sorted(os.sched_getaffinity(0))[-1],))
-OTHER = Partition((sorted(os.sched_getaffinity(0))[0],))
+CORE = Share((sorted(os.sched_getaffinity(0))[-1],))
+OTHER = Share((sorted(os.sched_getaffinity(0))[0],))
 PROMPT = Limits(backoff_s=0.01)
 
 
@@ -71,9 +71,11 @@ class Host:
     def pid(self, tenant: str) -> int:
         return pid_of(self.executor, tenant)
 
-    def start(self, tenant: str, query: int, inputs: Tensors, partition: Partition = CORE, units: int = 2) -> int:
+    def start(self, tenant: str, query: int, inputs: Tensors, partition: Share = CORE, units: int = 2) -> int:
         self.executor.put(query, inputs)
-        self.executor.start(Launch(query, query, tenant, (query,), 1, 0, 0, units, True, partition, 1, 1), self._end)
+        self.executor.start(
+            Launch(query, query, (query,), Work(tenant, 0, 1, 0, units), True, partition, 1, 1), self._end
+        )
         return query
 
     def wait(self, *launches: int) -> list[str | None]:

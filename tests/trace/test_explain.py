@@ -18,6 +18,7 @@ from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.explain import explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
+from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
@@ -27,9 +28,9 @@ BELIEF = TablePredictor({**tables({"long": 80 * MS}, 4).tables, **tables({"short
 
 
 def record(path: Path, policy: Edf, queries: Sequence[Query], failing: bool = False) -> None:
-    head = header(policy, BELIEF, (LONG, SHORT), CORES, created="")
+    head = header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created="")
     writer = TraceWriter(path.open("wb"), head)
-    engine = Engine((LONG, SHORT), policy, BELIEF, CORES)
+    engine = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES))
     simulate(engine, TableWorld(BELIEF, failure_rate=float(failing)), queries, lambda *_: None, log=writer)
     writer.close()
 
@@ -97,8 +98,8 @@ def test_two_lanes_run_beside_it(tmp_path: Path) -> None:
 
 
 def live(path: Path, events: Sequence[tuple[int, Event]], policy: Edf) -> None:
-    engine = Engine((LONG, SHORT), policy, BELIEF, CORES)
-    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (LONG, SHORT), CORES, created=""))
+    engine = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES))
+    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created=""))
     for now, event in events:
         writer(now, event, engine.handle(event, now))
     writer.close()

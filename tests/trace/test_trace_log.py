@@ -26,6 +26,7 @@ from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.trace import Header, Record, TraceError, TraceWriter
 from cotenant.types import Query, Tenant
+from cotenant.work import Machine
 from scenario import CORES, MS, ONE_LANE, tables
 
 A, B = Tenant("a", 50 * MS, cuts=(0, 1, 2), weight=1.5), Tenant("b", 30 * MS, max_batch=3, priority=2)
@@ -47,8 +48,8 @@ EVENTS: list[tuple[int, Event]] = [
 def write(path: Path, limit_bytes: int | None = None) -> bytes:
     """Log all kinds of events."""
     policy = Edf(ONE_LANE)
-    engine = Engine([A, B], policy, PREDICTOR, CORES)
-    head = trace.header(policy, PREDICTOR, [A, B], CORES, created="2026-11-21", device="a test")
+    engine = Engine([A, B], policy, PREDICTOR, Machine.cpu(CORES))
+    head = trace.header(policy, PREDICTOR, [A, B], Machine.cpu(CORES), created="2026-11-21", device="a test")
     log = TraceWriter(path.open("wb"), head, limit_bytes=limit_bytes)
     for now, event in EVENTS:
         log(now, event, engine.handle(event, now))
@@ -78,13 +79,13 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
         "2026-11-21",
         "edf",
         {
-            "lanes": [{"cores": [0, 1], "device": "cpu", "mask": 3, "size": 2}],
+            "lanes": [{"cores": [0, 1], "device": "cpu", "first": 0}],
             "drop": "hopeless",
             "preempt": True,
             "stretch": 0.1,
             "cautious": False,
         },
-        CORES,
+        {"cpu": CORES},
         (A, B),
         PREDICTOR.tables,
         {},
@@ -153,9 +154,9 @@ def test_the_limit_stops_the_log_with_a_last_line_that_says_so(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"log: line 1: is not a cotenant-trace/1 file"),
-        (b"hello\n", r"log: line 1: is not a cotenant-trace/1 file"),
-        (b'{"format": 1}\n', r"log: line 1: is not a cotenant-trace/1 file"),
+        (b"", r"log: line 1: is not a cotenant-trace/2 file"),
+        (b"hello\n", r"log: line 1: is not a cotenant-trace/2 file"),
+        (b'{"format": 1}\n', r"log: line 1: is not a cotenant-trace/2 file"),
     ],
     ids=["empty", "text", "field"],
 )
@@ -168,8 +169,8 @@ def test_what_is_not_a_log_is_named(tmp_path: Path, content: bytes, message: str
 
 def test_another_format_is_named(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    path.write_bytes(write(path).replace(b"cotenant-trace/1", b"cotenant-trace/9", 1))
-    with pytest.raises(TraceError, match="format is 'cotenant-trace/9', expected 'cotenant-trace/1'"):
+    path.write_bytes(write(path).replace(b"cotenant-trace/2", b"cotenant-trace/9", 1))
+    with pytest.raises(TraceError, match="format is 'cotenant-trace/9', expected 'cotenant-trace/2'"):
         trace.read(path)
 
 
@@ -201,7 +202,7 @@ def test_an_event_whose_fields_are_wrong_is_named() -> None:
 
 def test_lines_reach_the_file_on_flush_and_in_blocks() -> None:
     file = io.BytesIO()
-    log = TraceWriter(file, trace.header(Edf(ONE_LANE), PREDICTOR, [A], CORES, created=""))
+    log = TraceWriter(file, trace.header(Edf(ONE_LANE), PREDICTOR, [A], Machine.cpu(CORES), created=""))
     assert file.getvalue().count(b"\n") == 1, "the header is there at once: a log without one cannot be read"
     log(1, TimerFired(), [])
     assert file.getvalue().count(b"\n") == 1

@@ -23,7 +23,8 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.sim.driver import simulate
-from cotenant.types import Partition, Query
+from cotenant.types import Query
+from cotenant.work import Machine, Share, Work
 from cotenant.world.contention import FULL_SPEED, Contention, ContentionWorld, Load, Traffic, max_min, speeds
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from parity import TABLES as PARITY_TABLES
@@ -71,7 +72,7 @@ def test_rates_change_with_who_runs() -> None:
 
 
 def test_a_core_that_two_launches_hold_is_split() -> None:
-    both = Partition((0, 1))
+    both = Share((0, 1))
     wide = TablePredictor({STREAM: table(100), THINK: LatencyTable((LatencyRow(0, 1, 2, 60 * MS),))})
     shared = ContentionWorld(wide, Contention())
     # The wide launch has half of core 0 until 120 ms, and goes at the speed of its slower core; so does the other.
@@ -94,7 +95,7 @@ def test_only_the_units_that_move_bytes_are_slowed_down() -> None:
     assert ends(ContentionWorld(tables, contention), starts) == {0: 68 * MS, 1: 118 * MS}
     part = [(0, launch(0, "mixed", (2, 3))), (0, launch(1, STREAM, partition=CORE[1]))]
     assert ends(ContentionWorld(tables, contention), part) == {
-        0: tables.latency_ns("mixed", 0, 1, 2, 3, 1),
+        0: tables.latency_ns(Work("mixed", 0, 1, 2, 3), 1),
         1: 100 * MS,
     }
 
@@ -290,7 +291,7 @@ def test_the_memory_hands_out_what_is_asked_for_and_never_more(drawn: list[tuple
     tables = TablePredictor({str(n): table(20) for n in range(len(drawn))})
     traffic = {str(n): moving(20 * min(rate, bandwidth)) for n, (_, rate) in enumerate(drawn)}
     starts = sorted(
-        [(at * MS, launch(n, str(n), partition=Partition((n,)))) for n, (at, _) in enumerate(drawn)],
+        [(at * MS, launch(n, str(n), partition=Share((n,)))) for n, (at, _) in enumerate(drawn)],
         key=lambda start: start[0],
     )
     found = ends(ContentionWorld(tables, Contention(bandwidth * GB, None, traffic)), starts)
@@ -326,7 +327,7 @@ def test_simulator_and_server_write_the_same_log(bandwidth: int) -> None:
 
     def parts() -> tuple[Engine, ContentionWorld]:
         tables = TablePredictor(PARITY_TABLES)
-        engine = Engine(TENANTS, POLICIES["edf"](TWO_LANES), tables, CORES)
+        engine = Engine(TENANTS, POLICIES["edf"](TWO_LANES), tables, Machine.cpu(CORES))
         return engine, ContentionWorld(tables, contention, noise=0.2, failure_rate=0.05, seed=9)
 
     lines: tuple[list[bytes], list[bytes]] = [], []

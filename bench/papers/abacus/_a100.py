@@ -76,15 +76,15 @@ class A100:
         """Latencies of many groups in ms, shape (groups,)."""
         x = np.zeros((len(groups), self._width))
         for row, group in enumerate(groups):
-            members = sorted(group, key=lambda member: self._by_name[member.tenant].index)
+            members = sorted(group, key=lambda member: self._by_name[member.work.tenant].index)
             if len(members) > self.slots:
                 raise BenchError(f"a group of {len(members)} models: the network was made for {self.slots}")
             for slot, member in enumerate(members):
-                model = self._by_name[member.tenant]
+                model = self._by_name[member.work.tenant]
                 x[row, model.index] = 1.0
                 at = len(self.models) + 4 * slot
-                length = model.lengths[member.shape] if model.lengths else 0
-                x[row, at : at + 4] = member.start, member.end, padded(member.items), length
+                length = model.lengths[member.work.shape] if model.lengths else 0
+                x[row, at : at + 4] = member.work.start, member.work.end, padded(member.work.items), length
         for number, (matrix, bias) in enumerate(self._layers):
             x = x @ matrix + bias
             if number < len(self._layers) - 1:

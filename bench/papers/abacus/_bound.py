@@ -18,6 +18,7 @@ from scipy.sparse import coo_matrix
 from bench.papers.abacus._a100 import A100, BATCHES, NS_PER_MS
 from cotenant.core.predictor import Member
 from cotenant.types import Query
+from cotenant.work import Work
 
 Kind = tuple[str, int, int]
 """Model, shape and batch."""
@@ -107,4 +108,4 @@ def most_in_time(queries: Sequence[Query], prices: dict[Kind, float]) -> float:
 
 def _member(world: A100, kind: Kind) -> Member:
     name, shape, batch = kind
-    return Member(name, shape, batch, 0, world.operators(name), 1)
+    return Member(Work(name, shape, batch, 0, world.operators(name)), 1)

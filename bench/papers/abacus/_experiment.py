@@ -18,7 +18,8 @@ from cotenant.policies import POLICIES
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.overlap.control import Overlap
 from cotenant.sim.driver import simulate
-from cotenant.types import ANSWERS, Outcome, Partition, Query, Tenant
+from cotenant.types import ANSWERS, Outcome, Query, Tenant
+from cotenant.work import Machine, Share
 
 NS_PER_MS = 1_000_000
 NOISE = 0.045
@@ -37,12 +38,12 @@ class Contender:
 
     def make(self, slots: int) -> Policy:
         """Groups may have `slots` members; other policies run one launch at a time on the whole device."""
-        lanes = tuple(Partition((slot,), "a100") for slot in range(slots))
+        lanes = tuple(Share((slot,), "a100") for slot in range(slots))
         if self.policy == Overlap.name:
             return Overlap(lanes, self.drop, repeat=False)  # the network was made for distinct models
         cls = POLICIES[self.policy]
         assert issubclass(cls, ListPolicy)
-        return cls((Partition(tuple(range(slots)), "a100"),), self.drop)
+        return cls((Share(tuple(range(slots)), "a100"),), self.drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class Setting:
         policy = contender.make(self.world.slots)
         cuts = policy.grouped
         tenants = [self._tenant(name, contender.merges, cuts) for name in self.models]
-        engine = Engine(tenants, policy, self.predictor, range(self.world.slots))
+        engine = Engine(tenants, policy, self.predictor, Machine.cpu(range(self.world.slots)))
         world = GroupWorld(self.world.latency_ns, noise=self.noise, seed=seed)
         sent: dict[int, int] = {}
         latencies: list[int] = []

@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 
 from bench.papers.abacus._a100 import A100, BATCHES
 from cotenant.core.predictor import Group, Member
+from cotenant.work import Work
 
 _POINTS = 5
 """Starts of the leader, and cuts of the other member, on the grid of a pair."""
@@ -30,8 +31,8 @@ def monotone_floor(world: A100, pair: tuple[str, str]) -> tuple[float, list[Grou
     for s, b, u, v, c in product(range(len(starts)), range(4), range(len(cuts)), range(len(cuts)), range(4)):
         if u < v:
             at[s, b, u, v, c] = len(groups)
-            first = Member(pair[0], 0, BATCHES[b], starts[s], lead, 1)
-            groups.append((first, Member(pair[1], 0, BATCHES[c], cuts[u], cuts[v], 1)))
+            first = Member(Work(pair[0], 0, BATCHES[b], starts[s], lead), 1)
+            groups.append((first, Member(Work(pair[1], 0, BATCHES[c], cuts[u], cuts[v]), 1)))
     truth = world.latencies_ms(groups)
     below, above = [], []
     for (s, b, u, v, c), number in at.items():

@@ -9,6 +9,7 @@ from random import Random
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ProtocolViolationError
+from cotenant.work import Work
 
 GroupLatency = Callable[[Group], float]
 """Latency of a group in ns, without noise."""
@@ -63,4 +64,7 @@ class GroupWorld:
 
 def member_of(launch: Launch) -> Member:
     """A launch as a predictor sees it."""
-    return Member(launch.tenant, launch.shape, launch.items, launch.start, launch.end, launch.partition.size)
+    return Member(
+        Work(launch.work.tenant, launch.work.shape, launch.work.items, launch.work.start, launch.work.end),
+        launch.share.size,
+    )

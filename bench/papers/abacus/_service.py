@@ -171,9 +171,8 @@ def read_service(
     launch_ns = max(0.0, (wall - sum(ran_ns.values())) / weight)
     pairs: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for launch, took in launches:
-        span = (launch["start"], launch["end"], len(launch["partition"]["cores"]))
-        believed = table.latency_ns(launch["tenant"], launch["shape"], launch["items"], *span)
-        pairs[launch["tenant"]].append((took, believed))
+        work = trace.work_of(launch)
+        pairs[work.tenant].append((took, table.latency_ns(work, len(launch["share"]["cores"]))))
     squares: list[float] = []
     slowness = {}
     for tenant, those in sorted(pairs.items()):

@@ -34,12 +34,13 @@ from cotenant.predict.groups.overlap_features import TenantFacts
 from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.group_samples import GroupSample
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Machine, Share
 
 NAME = "decision-overlap"
 SEED = 1
 GOAL_P99_US = 150.0
-_LANES = (Partition((0,)), Partition((1,)))
+_LANES = (Share((0,)), Share((1,)))
 _CASES = {"no merging": 1, "batches up to 8": 8}
 MAIN = "batches up to 8"
 _KEYS = ("p50_us", "p99_us", "p99_of_all_us", "start_p50_us", "start_p99_us")
@@ -92,7 +93,7 @@ def measure(case: str, largest: int, count: int) -> dict[str, Any]:
     began = perf_counter_ns()
     sum(predictor.foresee(policy.likely_groups(tenants)))
     foreseen = perf_counter_ns() - began
-    engine = Engine(tenants, policy, predictor, (0, 1))
+    engine = Engine(tenants, policy, predictor, Machine.cpu((0, 1)))
     random = Random(SEED)
     now, number = 0, 0
     running: list[Launch] = []

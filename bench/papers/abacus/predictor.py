@@ -32,6 +32,7 @@ from cotenant.predict.groups.overlap_net import Monotone
 from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Tenant
+from cotenant.work import Work
 
 NAME = "abacus-predictor"
 SEED = 1
@@ -91,12 +92,12 @@ def facts_of(world: A100) -> list[TenantFacts]:
     for model in world.models:
         shapes, last = range(max(1, len(model.lengths))), model.operators
         rows = tuple(
-            LatencyRow(s, b, c, round(world.latency_ns((Member(model.name, s, b, 0, last, c),))))
+            LatencyRow(s, b, c, round(world.latency_ns((Member(Work(model.name, s, b, 0, last), c),))))
             for s in shapes
             for b in BATCHES
             for c in _SOLO_CORES
         )
-        left = [world.latency_ns((Member(model.name, shapes[-1], 16, start, last, 1),)) for start in range(last)]
+        left = [world.latency_ns((Member(Work(model.name, shapes[-1], 16, start, last), 1),)) for start in range(last)]
         steps = [max(a - b, left[0] * 1e-3) for a, b in zip(left, [*left[1:], 0.0], strict=True)]
         found.append(TenantFacts(model.name, LatencyTable(rows, tuple(steps))))
     return found
@@ -266,7 +267,7 @@ def _unseen(
     facts: Sequence[TenantFacts],
 ) -> dict[str, Any]:
     """Leave one tenant out of the fit; predict the groups that it is in."""
-    kept = [sample for sample in samples if all(member.tenant != name for member in sample.members)]
+    kept = [sample for sample in samples if all(member.work.tenant != name for member in sample.members)]
     fitted = fit_overlap(kept, facts, seed=SEED, settings=FitSettings(steps=3000, hidden_steps=1500))
     chosen = [
         at
@@ -330,7 +331,7 @@ def _print(
     by_pair = Table(title="By pair: the paper's MLP for this pair, and predictors for all pairs here")
     for column in ("pair", "paper, mlp", *predictions):
         by_pair.add_column(column, justify="left" if column == "pair" else "right")
-    names = [tuple(sorted(member.tenant for member in group)) for group in groups]
+    names = [tuple(sorted(member.work.tenant for member in group)) for group in groups]
     for pair in pairs:
         at = np.array([name == tuple(sorted(pair)) for name in names])
         figures = [f"{mape(predicted[at], truth[at]):.1f}" for predicted in predictions.values()]

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.elastic import MOST_MODELS, Elastic
-from cotenant.plan.rounds import Book, Curve, Work, book_of
+from cotenant.plan.rounds import Book, Curve, Demand, book_of
 from cotenant.plan.search.columns import Column, Filling, Shelf, device_plan
 from cotenant.plan.search.local_search import SERVED
 from cotenant.plan.search.opt_bound import Bound
@@ -257,19 +257,19 @@ def _rows(
             for number in range(known[-1][0] + 1 if known else 0, len(loads)):
                 for part in range(1, parts + 1):
                     chosen = (*known, (number, part))
-                    works = tuple(
-                        Work(loads[n].model, loads[n].slo_ns, loads[n].rate_per_s * p / parts) for n, p in chosen
+                    demands = tuple(
+                        Demand(loads[n].model, loads[n].slo_ns, loads[n].rate_per_s * p / parts) for n, p in chosen
                     )
-                    best = book.fit(works, size, kind.name)
+                    best = book.fit(demands, size, kind.name)
                     if best is None:
                         break  # nor would more of this load fit
                     grown.append(chosen)
-                    memory = sum(map(book.costs.memory_bytes, dict.fromkeys(work.model for work in works)))
+                    memory = sum(map(book.costs.memory_bytes, dict.fromkeys(work.model for work in demands)))
                     vector = [0] * len(loads)
                     for n, p in chosen:
                         vector[n] = p
                     own = [curves[n] for n, _ in chosen]
-                    for batches in _batches(works, own, best.batches, rounds):
+                    for batches in _batches(demands, own, best.batches, rounds):
                         slots = tuple((n, batch) for (n, _), batch in zip(chosen, batches, strict=True))
                         rows.append(Row(tuple(vector), slots, memory))
         level = grown
@@ -277,16 +277,16 @@ def _rows(
 
 
 def _batches(
-    works: Sequence[Work], curves: Sequence[Curve], best: tuple[int, ...], rounds: int
+    demands: Sequence[Demand], curves: Sequence[Curve], best: tuple[int, ...], rounds: int
 ) -> list[tuple[int, ...]]:
     """The batches of up to so many rounds: those that bear the most, then some of evenly spread duty cycles."""
     if rounds == 1:
         return [best]
-    rates = [work.rate_per_s / NS_PER_S for work in works]
+    rates = [work.rate_per_s / NS_PER_S for work in demands]
     duties = sorted(
         {
             int(batch / rate)
-            for work, rate, curve in zip(works, rates, curves, strict=True)
+            for work, rate, curve in zip(demands, rates, curves, strict=True)
             for batch, ns in zip(curve.batches, curve.latency_ns, strict=True)
             if ns <= batch / rate and 2 * ns <= work.slo_ns
         }
@@ -299,7 +299,7 @@ def _batches(
         at = [curve.choice[row] for row, curve in zip(rows, curves, strict=True)]
         took = [curve.latency_ns[each] for each, curve in zip(at, curves, strict=True)]
         busy = sum(took)
-        if busy <= duty and all(busy + ns <= work.slo_ns for ns, work in zip(took, works, strict=True)):
+        if busy <= duty and all(busy + ns <= work.slo_ns for ns, work in zip(took, demands, strict=True)):
             found.append(tuple(curve.batches[each] for each, curve in zip(at, curves, strict=True)))
     distinct = list(dict.fromkeys(found))
     step = max(1.0, len(distinct) / (rounds - 1))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cotenant.errors import InvalidValueError
 from cotenant.plan.draft import Draft, explain, impossible_alone
 from cotenant.plan.elastic import MOST_MODELS
-from cotenant.plan.rounds import Work, book_of
+from cotenant.plan.rounds import Demand, book_of
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
 
 
@@ -84,10 +84,10 @@ def _occupancy(draft: Draft, load: Load, rate: float) -> float:
     """The share of its duty cycle for which a rate keeps a device busy, on the device where that is least."""
     shares = [1.0]
     for kind in draft.types:
-        work = Work(load.model, load.slo_ns, rate)
-        made = draft.book.fit((work,), kind.whole, kind.name)
+        demand = Demand(load.model, load.slo_ns, rate)
+        made = draft.book.fit((demand,), kind.whole, kind.name)
         if made is not None:
-            busy = draft.book.latency_ns(load.model, made.batches[0], kind.whole, kind.name)
+            busy = draft.book.alone_ns(load.model, made.batches[0], kind.whole, kind.name)
             shares.append(busy / made.duty_ns)
     return min(shares)
 

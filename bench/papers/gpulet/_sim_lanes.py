@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
 from cotenant.plan.types import CoRunner, Costs
-from cotenant.types import Slot
+from cotenant.work import Slot, Work
 
 DROPPED = -1
 """In the place of the end of a query that was dropped."""
@@ -58,15 +58,15 @@ class LaneSlot:
         self.cache: dict[object, int] = {}
         known = [batch for batch in costs.batches(model) if batch < slot.batch]
         quickest = slot.batch
-        least = costs.latency_ns(model, quickest, size, device)
+        least = costs.latency_ns(Work(model, 0, quickest), size, device)
         upper = slot.batch
         for batch in (*reversed(known), 0):
-            taken = actual.latency_ns(model, quickest, size, device)
+            taken = actual.latency_ns(Work(model, 0, quickest), size, device)
             for rows in range(batch + 1, upper + 1):
                 self.runs[rows], self.believed_ns[rows], self.alone_ns[rows] = quickest, least, taken
             upper = batch
             if batch:
-                its = costs.latency_ns(model, batch, size, device)
+                its = costs.latency_ns(Work(model, 0, batch), size, device)
                 if its < least:
                     quickest, least = batch, its
 

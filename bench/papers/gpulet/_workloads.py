@@ -29,7 +29,7 @@ class Workload:
         return tuple(gpu.load(model, rate * share) for model, share in self.shares), ()
 
 
-def read_workloads(data_dir: Path, gpu: Gpu) -> tuple[Workload, ...]:
+def read_specloads(data_dir: Path, gpu: Gpu) -> tuple[Workload, ...]:
     """The scenarios of the paper's Table 5, then its applications, as far as the GPU's profile has their models.
 
     Applications have the SLO of the paper, for the whole. Raises BenchError where a file is missing or leaves nothing.

@@ -30,6 +30,7 @@ from cotenant.plan.rounds import Book
 from cotenant.plan.search.optimal import Optimal
 from cotenant.plan.tables import WithoutInterference
 from cotenant.plan.types import CoRunner, Costs, Load, Plan, Planner
+from cotenant.work import Work
 
 NAME = "planner"
 MODELS = 20
@@ -68,8 +69,9 @@ class Scaled:
         self._costs = costs
         self._scales = scales
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        return math.ceil(self._costs.latency_ns(_base(model), batch, size, device) * self._scales[model])
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        base = Work(_base(work.tenant), 0, work.items)
+        return math.ceil(self._costs.latency_ns(base, size, device) * self._scales[work.tenant])
 
     def batches(self, model: str) -> Sequence[int]:
         return self._costs.batches(_base(model))

@@ -27,7 +27,7 @@ from bench.papers.gpulet._headroom import Trial, Tried, plan_simulated
 from bench.papers.gpulet._ideal import Ideal
 from bench.papers.gpulet._planners import baselines
 from bench.papers.gpulet._simulate import simulate_plan
-from bench.papers.gpulet._workloads import Workload, read_workloads
+from bench.papers.gpulet._workloads import Workload, read_specloads
 from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
@@ -43,6 +43,7 @@ from cotenant.plan.types import (
     Planner,
     Slot,
 )
+from cotenant.work import Work
 
 NAME = "gpulet-rates"
 DEVICES = 4
@@ -125,7 +126,7 @@ def run(
     """Find the rates, print the tables, return figures."""
     files = (data_dir, profile, util, constants)
     gpu = read_gpu(*files)
-    workloads = _tried(read_workloads(data_dir, gpu), quick)
+    workloads = _tried(read_specloads(data_dir, gpu), quick)
     names = list(contenders(gpu, quick))
     tasks = [(name, workload.name) for name in reversed(names) for workload in workloads]
     if not quick:
@@ -150,7 +151,7 @@ _state: tuple[Gpu, dict[str, Workload], bool] | None = None
 def _prepare(files: Files, quick: bool) -> None:
     global _state
     gpu = read_gpu(*files)
-    _state = gpu, {workload.name: workload for workload in read_workloads(files[0], gpu)}, quick
+    _state = gpu, {workload.name: workload for workload in read_specloads(files[0], gpu)}, quick
 
 
 def measure(name: str, workload: str) -> dict[str, Any]:
@@ -259,7 +260,7 @@ def headroom(gpu: Gpu, quick: bool) -> list[dict[str, Any]]:
         for size in (gpu.device.whole,) if quick else (gpu.device.sizes[0], gpu.device.whole):
             batch, capacity, ns = 0, 0.0, 0
             for tried in gpu.costs.batches(model):
-                its = gpu.costs.latency_ns(model, tried, size, gpu.device.name)
+                its = gpu.costs.latency_ns(Work(model, 0, tried), size, gpu.device.name)
                 if 2 * its <= facts.slo_ns and tried * NS_PER_S / its > capacity:
                     batch, capacity, ns = tried, tried * NS_PER_S / its, its
             if not batch:

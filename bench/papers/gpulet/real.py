@@ -40,7 +40,7 @@ from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.planners import make_planner
-from cotenant.plan.rounds import Book, Work
+from cotenant.plan.rounds import Book, Demand
 from cotenant.plan.sources import Grounds, costs_of_repository
 from cotenant.plan.types import (
     NS_PER_S,
@@ -56,6 +56,7 @@ from cotenant.plan.types import (
 )
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import coruns_path, profile_path
+from cotenant.work import Work
 from cotenant.workload import for_capacity
 
 NAME = "gpulet-real"
@@ -211,14 +212,14 @@ def _equal(loads: Sequence[Load], grounds: Grounds, device: DeviceType) -> Plan:
     for core in range(device.whole):
         mine = loads[core :: device.whole]
         fitted = book.fit(
-            tuple(Work(load.model, load.slo_ns, load.rate_per_s) for load in mine), 1, grounds.devices[0].name
+            tuple(Demand(load.model, load.slo_ns, load.rate_per_s) for load in mine), 1, grounds.devices[0].name
         )
         if fitted is not None:
             duty_ns, batches = fitted.duty_ns, list(fitted.batches)
         else:
             batches = [max(1, book.best_batch(load.model, load.slo_ns, 1, grounds.devices[0].name)) for load in mine]
             duty_ns = sum(
-                grounds.costs.latency_ns(load.model, batch, 1, grounds.devices[0].name)
+                grounds.costs.latency_ns(Work(load.model, 0, batch), 1, grounds.devices[0].name)
                 for load, batch in zip(mine, batches, strict=True)
             )
         slots = [Slot(load.tenant, batch, load.rate_per_s) for load, batch in zip(mine, batches, strict=True)]

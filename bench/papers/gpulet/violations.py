@@ -33,7 +33,7 @@ from bench.papers.gpulet._data import GPU, Files, Gpu, read_gpu
 from bench.papers.gpulet._interference_csv import read_coruns, read_solo, read_utilisation
 from bench.papers.gpulet._linear import fit_linear
 from bench.papers.gpulet._simulate import simulate_plan
-from bench.papers.gpulet._workloads import Workload, read_workloads
+from bench.papers.gpulet._workloads import Workload, read_specloads
 from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.tables import WithoutInterference
@@ -193,7 +193,7 @@ def run(
     """Plan, simulate, print the table, return figures."""
     files = (data_dir, profile, util, constants)
     gpu = read_gpu(*files)
-    names = [workload.name for workload in read_workloads(data_dir, gpu)]
+    names = [workload.name for workload in read_specloads(data_dir, gpu)]
     with ProcessPoolExecutor(PROCESSES) as pool:
         found = list(pool.map(measure, names, [files] * len(names), [quick] * len(names)))
     rows = [row for each in found for row in each]
@@ -205,7 +205,7 @@ def run(
 def measure(name: str, files: Files, quick: bool) -> list[dict[str, Any]]:
     """All planners on one workload, in both worlds."""
     gpu = read_gpu(*files)
-    mix = next(workload for workload in read_workloads(files[0], gpu) if workload.name == name)
+    mix = next(workload for workload in read_specloads(files[0], gpu) if workload.name == name)
     rows = []
     for setting in settings(gpu, files[0], quick):
         most = _most(mix, gpu, setting.known[BLIND], blind=True)

@@ -29,7 +29,7 @@ from bench.papers.gpulet._data import OURS, Files, Gpu, read_gpu
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
 from bench.papers.gpulet._wave_page import Line, write_wave
-from bench.papers.gpulet._workloads import read_workloads
+from bench.papers.gpulet._workloads import read_specloads
 from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
@@ -129,7 +129,7 @@ def run(
 
 def rates(gpu: Gpu, data_dir: Path) -> dict[str, list[tuple[int, float]]]:
     """Rates a second by model over the whole time: two waves, the second one higher, each model a little later."""
-    mix = next((each for each in read_workloads(data_dir, gpu) if each.name == SCENARIO), None)
+    mix = next((each for each in read_specloads(data_dir, gpu) if each.name == SCENARIO), None)
     if mix is None:
         raise BenchError(f"the profile lacks models of {SCENARIO}")
     planner, inventory = Elastic(with_interference=True), [gpu.device] * DEVICES

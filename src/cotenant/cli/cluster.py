@@ -52,7 +52,7 @@ def up(
     """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
     from cotenant.cluster.control import ControllerSettings
     from cotenant.cluster.detector import DetectorSettings
-    from cotenant.cluster.head import Head, HeadSettings, read_work, state_path, write_note
+    from cotenant.cluster.head import Head, HeadSettings, read_spec, state_path, write_note
     from cotenant.cluster.ray_fleet import need_ray
     from cotenant.log import log_to_stderr
     from cotenant.plan.follow import FollowSettings
@@ -60,7 +60,7 @@ def up(
 
     need_ray()  # says what is missing before anything else is done
     log_to_stderr()
-    work = read_work(tenants, repository, profiles, planner, headroom)
+    work = read_spec(tenants, repository, profiles, planner, headroom)
     settings = HeadSettings(host, http_port, grpc_port, address, () if address else _shared_cores(local_nodes))
     control = ControllerSettings(
         period_s=period,

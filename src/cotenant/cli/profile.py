@@ -156,7 +156,7 @@ def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
     from cotenant.repository import groups_path
 
     _, samples = load_samples(groups_path(root))
-    known = [each for each in samples if all(member.tenant in profile.models for member in each.members)]
+    known = [each for each in samples if all(member.work.tenant in profile.models for member in each.members)]
     with progress_bar(quiet=quiet) as on_step:
         return held_out_errors(known, facts_of(profile), on_step=on_step)
 

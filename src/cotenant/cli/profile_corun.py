@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from cotenant.errors import ConfigError
-from cotenant.types import CPU, Partition
+from cotenant.work import CPU, Share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,7 +35,7 @@ def parse_split(text: str) -> tuple[int, ...]:
 
 def divided(
     settings: ServerConfig, texts: Sequence[str], corun: bool
-) -> tuple[ServerConfig, list[tuple[int, ...]], tuple[Partition, ...]]:
+) -> tuple[ServerConfig, list[tuple[int, ...]], tuple[Share, ...]]:
     """Settings to profile with, the splits, and the partitions of them. Without splits, the lanes are one.
 
     A GPU is divided by its driver in one way at a time: its split becomes the shares of the settings. Raises

@@ -124,7 +124,7 @@ def serve(
         ports = {"http_port": http.start(), "grpc_port": grpc.start()}
         if trace:  # once the ports are ours: a second server must not take the trace away from the first
             recorder = Recorder(
-                trace_path(repository), server.policy, server.cores, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
+                trace_path(repository), server.policy, server.machine, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
             )
         server.start(*[each for each in (recorder, replanner, awake) if each is not None])
         if replanner is not None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cotenant.predict.online import OnlineModel
     from cotenant.profile.profile_file import Profile
     from cotenant.sim.scenario import Scenario
-    from cotenant.types import Round
+    from cotenant.work import Round
 
 
 class World(StrEnum):
@@ -127,7 +127,7 @@ def simulate(
         for seed in range(spec.seed, spec.seed + seeds):
             beliefs, writer = _beliefs(scenario, made), None
             if trace is not None:
-                head = header(made, beliefs.predictor, scenario.tenants, scenario.cores, created="")
+                head = header(made, beliefs.predictor, scenario.tenants, scenario.machine, created="")
                 writer = TraceWriter(trace.open("wb"), head)
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, writer), contention=contention, follower=beliefs

@@ -41,7 +41,7 @@ class GatewayLink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ClusterSpec:
     """What the cluster is for. `kinds` are device types by name; `models` directories of the repository by tenant.
 
     `applications` are those of the repository whose models are all among these.

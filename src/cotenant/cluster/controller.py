@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cotenant.cluster.account import Account
-from cotenant.cluster.control import Change, ControllerSettings, Fleet, GatewayLink, Work
+from cotenant.cluster.control import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
 from cotenant.cluster.detector import Detector
 from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
 from cotenant.cluster.state import ClusterState
@@ -44,7 +44,7 @@ class Controller:
         self,
         fleet: Fleet,
         gateway: GatewayLink,
-        work: Work,
+        work: ClusterSpec,
         settings: ControllerSettings | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from cotenant.cluster.control import ControllerSettings, Work
+from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.types import Address, ClusterError, Planned
 from cotenant.config import load_server_config
 from cotenant.plan.types import DeviceType, Load, PlanError
@@ -49,7 +49,7 @@ def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
     return {load.tenant: owners[load.tenant] for load in loads}
 
 
-def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, headroom: float) -> Work:
+def read_spec(tenants: Path, root: Path, profiles: Path | None, planner: str, headroom: float) -> ClusterSpec:
     """What the cluster is for, from a file of tenants and a repository with its profile, or another profile.
 
     The file's devices are taken as types; how many there are is for the cluster to say. Raises PlanError, or what a
@@ -74,7 +74,7 @@ def read_work(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     loads = tuple(structs.replace(load, tenant=owners[load.tenant]) for load in declared)
     models = models_of(root, loads)
     applications = planned_applications(root, models, shares_of(replace(request, loads=declared)))
-    return Work(loads, kinds, models, grounds.costs, make_planner(planner, headroom), applications)
+    return ClusterSpec(loads, kinds, models, grounds.costs, make_planner(planner, headroom), applications)
 
 
 def planned_applications(
@@ -100,7 +100,7 @@ class Head:
     What the repository's `cotenant.toml` says of the server holds for the gateway as for the nodes. Raises ConfigError.
     """
 
-    def __init__(self, work: Work, root: Path, settings: HeadSettings, control: ControllerSettings) -> None:
+    def __init__(self, work: ClusterSpec, root: Path, settings: HeadSettings, control: ControllerSettings) -> None:
         from cotenant.cluster.controller import Controller
         from cotenant.cluster.node_server import STOP_MARGIN_S
         from cotenant.cluster.ray_fleet import RayFleet, RayGateway, RaySession

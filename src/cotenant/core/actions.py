@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from cotenant.types import Outcome, Partition
+from cotenant.types import Outcome
+from cotenant.work import Share, Work
 
 
 class Launch(Struct, frozen=True, gc=False):
-    """Run units [start, end) of a batch inside a partition, then hand back a LaunchEnded event with this id.
+    """Run work of a batch in a share of a device, then hand back a LaunchEnded event with this id.
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
     `predicted_ns` is what the decision believed; `headroom_ns` is what was left of the most urgent query's time then.
@@ -19,14 +20,10 @@ class Launch(Struct, frozen=True, gc=False):
 
     id: int
     batch: int
-    tenant: str
     queries: tuple[int, ...]
-    items: int
-    shape: int
-    start: int
-    end: int
+    work: Work
     last: bool
-    partition: Partition
+    share: Share
     predicted_ns: int
     headroom_ns: int
     group: int = 0

@@ -43,7 +43,7 @@ def refusal(
     if query.expiry_ns is not None and query.expiry_ns <= now_ns:
         return "its time-out has passed"
     if drop is _HOPELESS:
-        best = predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], widest)
+        best = predictor.latency_ns(tenant.work(query.shape, query.items), widest)
         if now_ns + best > query.deadline_ns:
             return f"{best / 1e6:.1f} ms of work do not fit into {(query.deadline_ns - now_ns) / 1e6:.1f} ms"
     return None

@@ -27,15 +27,16 @@ def fault_of(
         gone.add(drop.query)
     resumed: tuple[int, ...] = ()
     for start in decision.starts:
-        mask, number = start.partition.mask, start.batch
+        work, mask, number = start.work, start.share.mask, start.batch
         if mask & free_mask != mask:
-            return f"launches on cores {start.partition.cores}, not all free"
+            return f"launches on cores {start.share.cores}, not all free"
         free_mask &= ~mask
         if number is None:
             fault = _new_batch_fault(start, live, served, gone)
             if fault is not None:
                 return fault
-            tenant, begin = served[start.tenant].tenant, 0
+            tenant, head = served[work.tenant].tenant, start.queries[0]
+            rows, begin, shape = sum([query.items for query in start.queries]), 0, head.shape
         else:
             batch = batches.get(number)
             if batch is None or batch.state is not _PAUSED or number in resumed:
@@ -43,9 +44,12 @@ def fault_of(
             if gone and all(query.id in gone for query in batch.queries):
                 return f"resumes batch {number}, of which it drops every query"
             resumed += (number,)
-            tenant, begin = batch.tenant, batch.next_unit
-        end, cuts = start.end, tenant.cuts
-        if end <= begin or (end != cuts[-1] and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):
+            tenant = batch.tenant
+            rows, begin, shape = batch.items, batch.next_unit, batch.shape
+        if work.tenant != tenant.name or work.items != rows or work.start != begin or work.shape != shape:
+            return f"starts {work}, expected {rows} rows of {tenant.name!r} at shape {shape} from unit {begin} on"
+        end, cuts = work.end, tenant.cuts
+        if end <= work.start or (end != cuts[-1] and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):
             return f"ends a segment of {tenant.name!r} at unit {end}"
     return None
 
@@ -54,15 +58,15 @@ def _new_batch_fault(
     start: Start, live: Mapping[int, Live], served: Mapping[str, TenantQueue], gone: set[int]
 ) -> str | None:
     """As `fault_of`, of one new batch. Its queries are gone then."""
-    queue, queries = served.get(start.tenant), start.queries
+    queue, queries = served.get(start.work.tenant), start.queries
     if queue is None or not queries:
         return "starts an empty batch, or one of nobody"
     if len(queries) > 1 and not are_mergeable(queue.tenant, queries):
         text = f"differ in shape or key, or have more than {queue.tenant.max_batch} rows"
-        return f"merges queries of {start.tenant!r} that {text}"
+        return f"merges queries of {start.work.tenant!r} that {text}"
     for query in queries:
         known = live.get(query.id)
-        if known is None or known.state is not _QUEUED or query.id in gone or query.tenant != start.tenant:
+        if known is None or known.state is not _QUEUED or query.id in gone or query.tenant != start.work.tenant:
             return f"launches query {query.id}, which is not waiting"
         gone.add(query.id)
     return None

@@ -38,7 +38,8 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live, TenantQueues
 from cotenant.core.snapshot import Policy, Running, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import Outcome, Partition, Tenant
+from cotenant.types import Outcome, Tenant
+from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
 _NEW = QueryState.NEW
@@ -52,19 +53,20 @@ _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "betwe
 class Engine:
     """Turns events into actions. Not thread-safe: a driver serialises the calls.
 
-    `cores` are the cores of the device. Raises ProtocolViolationError from `handle` when an event, or a decision of
+    Raises ProtocolViolationError from `handle` when an event, or a decision of
     the policy, is impossible in the present state; that is a bug, never the fault of a client.
-    Raises InvalidValueError when a lane of the policy is outside `cores`.
+    Raises InvalidValueError when a lane of the policy is not of the machine.
     """
 
-    def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, cores: Iterable[int]) -> None:
+    def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
         self.predictor = predictor
         self._queues = TenantQueues()
         self._live: dict[int, Live] = {}
         self._paused: list[Batch] = []
         self._running: dict[int, Running] = {}
         self._batches: dict[int, Batch] = {}
-        self._free_mask = self._device_mask = Partition(tuple(cores)).mask
+        self._free_mask = machine.mask
+        self._machine = machine
         self._expiries = Expiries(policy.drop)
         self._launch_count = 0
         self._batch_count = 0
@@ -172,15 +174,15 @@ class Engine:
         if running is None:
             raise ProtocolViolationError(f"launch {event.launch} ended, but it is not running")
         launch = running.launch
-        self._free_mask |= launch.partition.mask
+        self._free_mask |= launch.share.mask
         batch = self._batches[launch.batch]
-        batch.next_unit = launch.end
+        batch.next_unit = launch.work.end
         error = event.error
-        is_lost = error is None and not launch.last and launch.tenant in self._queues.suspended
+        is_lost = error is None and not launch.last and launch.work.tenant in self._queues.suspended
         if is_lost:  # it ended just before its worker, and what it made went with that
             self._return(batch)
         elif error is not None and batch.is_merged:  # one of its queries may be at fault, the others are not
-            has_died = launch.tenant in self._queues.suspended  # and might die at each further try
+            has_died = launch.work.tenant in self._queues.suspended  # and might die at each further try
             self._return(batch, 1 if has_died else (len(batch.queries) + 1) // 2)
         elif error is not None:
             for query in batch.queries:
@@ -268,8 +270,8 @@ class Engine:
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
         for lane in policy.lanes:
-            if lane.mask & ~self._device_mask:
-                raise InvalidValueError(f"policy {policy.name!r}", "lane", lane.cores, "cores that the device has")
+            if lane not in self._machine:
+                raise InvalidValueError(f"policy {policy.name!r}", "lane", lane, "a share of the machine")
         self.policy = policy
         self._grouped = policy.grouped
         self._memory: object = None
@@ -363,31 +365,27 @@ class Engine:
         else:
             batch = self._batches[start.batch]
             self._paused.remove(batch)
-        tenant, end = batch.tenant, start.end
+        work = start.work
         self._step_batch(batch, _LAUNCH_BATCH)
         launch = Launch(
             self._launch_count,
             batch.id,
-            tenant.name,
             batch.query_ids,
-            batch.items,
-            batch.shape,
-            batch.next_unit,
-            end,
-            end == tenant.cuts[-1],
-            start.partition,
+            work,
+            work.end == batch.tenant.cuts[-1],
+            start.share,
             start.predicted_ns,
             batch.deadline_ns - now_ns - start.predicted_ns,
             self._group_count - 1,
             ahead,
         )
         self._launch_count += 1
-        self._free_mask &= ~start.partition.mask
+        self._free_mask &= ~start.share.mask
         self._running[launch.id] = Running(launch, batch, now_ns)
         actions.append(launch)
 
     def _new_batch(self, start: Start) -> Batch:
-        batch = Batch(self._batch_count, self._queues.served[start.tenant].tenant, start.queries)
+        batch = Batch(self._batch_count, self._queues.served[start.work.tenant].tenant, start.queries)
         self._batch_count += 1
         self._batches[batch.id] = batch
         keys: list[tuple[int, ...]] = []
@@ -396,5 +394,5 @@ class Engine:
             live.state = next_query_state(live.state, _LAUNCH, query.id)
             live.batch = batch
             keys.append(live.key)
-        self._queues.take(keys, start.tenant)
+        self._queues.take(keys, start.work.tenant)
         return batch

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from cotenant.work import CPU, Work
+
 
 class Predictor(Protocol):
     """Believes how long work takes. Pure: equal arguments give equal answers until the predictor is replaced."""
 
-    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
-        """Latency of units [start, end) for a batch of `items` rows at declared shape `shape` on `cores` cores."""
+    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
+        """Latency of work alone on a share of `size` slots of a device."""
 
     def sure_ns(self, tenant: str, latency_ns: int) -> int:
         """Time until its answer is on its way that nearly all launches of this predicted latency keep; never less."""
 
 
 class Member(NamedTuple):
-    """One launch of a group, as a predictor sees it: units [start, end) of a batch of `items` rows on `cores` cores."""
+    """One launch of a group, as a predictor sees it: work on a share of `size` slots."""
 
-    tenant: str
-    shape: int
-    items: int
-    start: int
-    end: int
-    cores: int
+    work: Work
+    size: int
 
 
 Group = tuple[Member, ...]

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group, Predictor
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Share, Work
 
 
 class QueueView(Protocol):
@@ -101,12 +102,11 @@ class Snapshot(Struct, frozen=True, gc=False):
 
 
 class Start(Struct, frozen=True, gc=False):
-    """Launch units up to `end`: of a new batch made of `queries`, or of the paused batch `batch`."""
+    """Launch work in a share: of a new batch made of `queries`, or of the paused batch `batch`."""
 
-    tenant: str
+    work: Work
     queries: tuple[Query, ...]
-    end: int
-    partition: Partition
+    share: Share
     predicted_ns: int
     batch: int | None = None
 
@@ -144,12 +144,12 @@ class Policy(Protocol):
         """When waiting queries are given up."""
 
     @property
-    def lanes(self) -> tuple[Partition, ...]:
-        """The partitions it launches in; never empty."""
+    def lanes(self) -> tuple[Share, ...]:
+        """The shares it launches in; never empty."""
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions that launches may get: the lanes, and unions of them where it makes some."""
+    def shares(self) -> tuple[Share, ...]:
+        """All shares that launches may get: the lanes, and unions of them where it makes some."""
 
     @property
     def preempt(self) -> bool:

@@ -45,8 +45,8 @@ class BatchTensors(Generic[Kept]):
 
     def __init__(self, launch: Launch, inputs: list[Tensors]) -> None:
         self.queries = launch.queries
-        self.items = launch.items
-        self.rows: tuple[int, ...] = (launch.items,)
+        self.items = launch.work.items
+        self.rows: tuple[int, ...] = (launch.work.items,)
         self.kept: Kept | None = None
         self._inputs = inputs
 
@@ -115,15 +115,16 @@ class Batches(Generic[Kept]):
 
         Raises ModelGoneError when nothing is kept of it, RowsError when the launch is not of its queries and rows.
         """
-        if launch.start == 0:
+        if launch.work.start == 0:
             return BatchTensors(launch, [self._inputs[query] for query in launch.queries])
         with self._lock:
             batch = self._paused.get(launch.batch)
             if batch is None:
-                raise ModelGoneError(launch.tenant)
-            if launch.items != batch.items or not set(launch.queries) <= set(batch.queries):
+                raise ModelGoneError(launch.work.tenant)
+            items = launch.work.items
+            if items != batch.items or not set(launch.queries) <= set(batch.queries):
                 mine = f"{batch.items} rows of {batch.queries}"
-                raise RowsError(f"a launch is of {launch.items} rows of queries {launch.queries}, its batch of {mine}")
+                raise RowsError(f"a launch is of {items} rows of queries {launch.queries}, its batch of {mine}")
             del self._paused[launch.batch]
         return batch
 

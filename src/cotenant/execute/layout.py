@@ -7,7 +7,7 @@ import os
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
-from cotenant.types import Partition
+from cotenant.work import Share
 
 
 def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, 
 
 def lanes_of(
     section: DeviceSection, cores: tuple[int, ...], where: str = "[device]", grid: SmGrid | None = None
-) -> tuple[Partition, ...]:
+) -> tuple[Share, ...]:
     """The partitions that the cores, or the SMs of the GPU, are divided into. Raises ConfigError.
 
     `grid` says how the SMs of the GPU can be divided; left out, its driver is asked.
@@ -33,13 +33,13 @@ def lanes_of(
     if section.shares:
         raise ConfigError(f"{where}: shares divides a GPU; set kind = 'cuda', or name cores in lanes")
     if section.lanes == "single":
-        return tuple(Partition((core,)) for core in cores)
+        return tuple(Share((core,)) for core in cores)
     if section.lanes == "all":
-        return (Partition(cores),)
+        return (Share(cores),)
     if isinstance(section.lanes, str):
         raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected 'single', 'all' or lists of core numbers")
     try:
-        lanes = tuple(Partition(tuple(lane)) for lane in section.lanes)
+        lanes = tuple(Share(tuple(lane)) for lane in section.lanes)
     except InvalidValueError as error:
         raise ConfigError(f"{where}: lanes: {error}") from None
     used = [core for lane in lanes for core in lane.cores]
@@ -48,7 +48,7 @@ def lanes_of(
     return lanes
 
 
-def _gpu_lanes(section: DeviceSection, where: str, grid: SmGrid | None) -> tuple[Partition, ...]:
+def _gpu_lanes(section: DeviceSection, where: str, grid: SmGrid | None) -> tuple[Share, ...]:
     if section.lanes not in ("single", "all"):
         raise ConfigError(f"{where}: lanes is {section.lanes!r}: lists of cores divide a CPU, shares = [50, 50] a GPU")
     if section.lanes == "all" and section.shares:

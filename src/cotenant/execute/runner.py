@@ -14,7 +14,7 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.threads.names import Threads
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.repository.formats import Format, formats
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 
 class Runner(Protocol):

@@ -38,7 +38,7 @@ from cotenant.measure.antagonist import (
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import Profile, ProfileError, load_profile
 from cotenant.repository import contention_path, find_versions, model_names, profile_path
-from cotenant.types import CPU
+from cotenant.work import CPU
 from cotenant.world.contention import Contention, Phase, Traffic, max_min, phase_time_ns
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from cotenant.profile.coruns import (
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import coruns_path
-from cotenant.types import CPU, Partition
+from cotenant.work import CPU, Share
 
 Split = tuple[int, ...]
 RANDOM_EVERY = 5
@@ -65,14 +65,14 @@ class CoRunEffort:
     array_bytes: int = ARRAY_BYTES
 
 
-def partitions_of(section: DeviceSection, splits: Sequence[Split]) -> tuple[Partition, ...]:
+def partitions_of(section: DeviceSection, splits: Sequence[Split]) -> tuple[Share, ...]:
     """The partitions of all splits, neighbouring cores together, and the whole device: what to profile at.
 
     Raises ConfigError for a split that the device has not got.
     """
     cores = device_cores(section)
     found = [part for split in splits for part in _cut(cores, split)]
-    return tuple(dict.fromkeys((*found, Partition(cores))))
+    return tuple(dict.fromkeys((*found, Share(cores))))
 
 
 def measure_coruns(
@@ -133,14 +133,14 @@ def measure_coruns(
     return made, campaign.errors
 
 
-def _cut(cores: tuple[int, ...], split: Split) -> tuple[Partition, ...]:
+def _cut(cores: tuple[int, ...], split: Split) -> tuple[Share, ...]:
     if not split or min(split) < 1 or sum(split) > len(cores):
         raise ConfigError(
             f"--partitions: {','.join(map(str, split))!r} asks for {sum(split)} cores, "
             f"expected sizes from 1 that add up to {len(cores)} at most"
         )
     starts = [sum(split[:at]) for at in range(len(split))]
-    return tuple(Partition(cores[start : start + size]) for start, size in zip(starts, split, strict=True))
+    return tuple(Share(cores[start : start + size]) for start, size in zip(starts, split, strict=True))
 
 
 def _targets(

@@ -22,7 +22,7 @@ from cotenant.execute.threads.lanes import pin
 from cotenant.measure.antagonist import ARRAY_BYTES, CopiedMemory
 from cotenant.profile.coruns import ANTAGONIST, CoRunner
 from cotenant.repository import ModelVersion, find_versions, model_names
-from cotenant.types import Partition
+from cotenant.work import Share
 
 _ANSWER_S = 120.0
 _KEPT_MODELS = 4
@@ -190,7 +190,7 @@ class _Models:
 
         opened = self._opened(tenant)
         runner = opened.runner
-        sweep = opened.sweep([Partition(self._cores)], Effort())
+        sweep = opened.sweep([Share(self._cores)], Effort())
         inputs = make_inputs(runner.inputs, sweep.largest_shape, batch, sweep.max_batch > 1)
         threads = CORES.threads(self._cores)
         whole = (0, runner.unit_count)

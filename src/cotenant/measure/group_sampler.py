@@ -9,6 +9,7 @@ from random import Random
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import InvalidValueError
 from cotenant.types import Tenant
+from cotenant.work import Work
 
 SOLO_SHARE = 0.1
 """Groups of one: the scheduler launches them when nothing else waits."""
@@ -71,7 +72,7 @@ def _member(
     start = 0 if random.random() < FROM_ZERO_SHARE else random.randrange(len(cuts) - 1)
     end = len(cuts) - 1 if to_end else random.randrange(start + 1, len(cuts))
     items = random.choice(sizes[tenant.name])
-    return Member(tenant.name, random.randrange(shapes), items, cuts[start], cuts[end], cores)
+    return Member(Work(tenant.name, random.randrange(shapes), items, cuts[start], cuts[end]), cores)
 
 
 def _share_out(lanes: Sequence[int], members: int, random: Random) -> tuple[int, ...]:

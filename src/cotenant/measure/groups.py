@@ -31,7 +31,8 @@ from cotenant.profile.device import this_device
 from cotenant.profile.group_samples import GroupSample, SamplesError, SamplesHeader, load_samples, save_samples
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import groups_path, overlap_path
-from cotenant.types import CPU, Partition, Tenant
+from cotenant.types import Tenant
+from cotenant.work import CPU, Share
 
 _PATIENCE_S = 60.0
 """How long members wait for each other before a run counts as failed."""
@@ -71,11 +72,11 @@ def measure_groups(
         until = time.monotonic() + effort.budget_s
         with _Bench(opened, profile, lanes) as bench:
             for done, group in enumerate(groups):
-                on_step(done, len(groups), " + ".join(f"{m.tenant} {m.start}..{m.end}" for m in group))
+                on_step(done, len(groups), " + ".join(f"{m.work.tenant} {m.work.start}..{m.work.end}" for m in group))
                 if group in samples or time.monotonic() >= until:
                     continue
-                key = "/".join([*(digests[member.tenant] for member in group), *map(str, group)])
-                with leaving_out(campaign.errors, "+".join(member.tenant for member in group)):
+                key = "/".join([*(digests[member.work.tenant] for member in group), *map(str, group)])
+                with leaving_out(campaign.errors, "+".join(member.work.tenant for member in group)):
                     runs = campaign.journal.remember(key, partial(bench.measure, group, effort))
                     samples[group] = GroupSample(group, tuple(runs))
         on_step(len(groups), len(groups), f"{len(samples)} groups")
@@ -131,7 +132,7 @@ def facts_of(profile: Profile) -> list[TenantFacts]:
     return [TenantFacts(name, model.table("p50")) for name, model in sorted(profile.models.items())]
 
 
-def _drawn(profile: Profile, opened: dict[str, OpenedModel], lanes: Sequence[Partition], count: int) -> list[Group]:
+def _drawn(profile: Profile, opened: dict[str, OpenedModel], lanes: Sequence[Share], count: int) -> list[Group]:
     tenants = [Tenant(name, 1, cuts=profile.models[name].cuts) for name in sorted(opened)]
     sizes = {name: sorted({point.items for point in profile.models[name].points}) for name in opened}
     shapes = {name: len(each.shapes) for name, each in opened.items()}
@@ -144,18 +145,18 @@ def _still_valid(samples: Sequence[GroupSample], then: dict[str, str], now: dict
     return [
         sample
         for sample in samples
-        if all(m.tenant in now and then.get(m.tenant) == now[m.tenant] for m in sample.members)
+        if all(m.work.tenant in now and then.get(m.work.tenant) == now[m.work.tenant] for m in sample.members)
     ]
 
 
 class _Bench:
     """Runs groups on lanes; keeps the tensors that segments begin with."""
 
-    def __init__(self, opened: dict[str, OpenedModel], profile: Profile, lanes: Sequence[Partition]) -> None:
+    def __init__(self, opened: dict[str, OpenedModel], profile: Profile, lanes: Sequence[Share]) -> None:
         self._opened = opened
         self._profile = profile
         self._cores = [lane.cores for lane in lanes]
-        self._lanes: dict[Partition, Lane] = {}
+        self._lanes: dict[Share, Lane] = {}
         self._inputs: dict[tuple[str, int, int, int], Any] = {}
 
     def __enter__(self) -> _Bench:
@@ -172,7 +173,7 @@ class _Bench:
         runs = [self._run(work, partitions) for _ in range(effort.warm_up + effort.runs)]
         return runs[effort.warm_up :]
 
-    def _run(self, work: Sequence[Callable[[], object]], partitions: Sequence[Partition]) -> int:
+    def _run(self, work: Sequence[Callable[[], object]], partitions: Sequence[Share]) -> int:
         barrier = threading.Barrier(len(work))
         ends: list[tuple[int, int]] = []
         failures: list[Exception] = []
@@ -202,35 +203,35 @@ class _Bench:
             raise ConfigError(f"a member of the group failed: {first}")
         return max(1, max(end for _, end in ends) - min(began for began, _ in ends))
 
-    def _work(self, member: Member, partition: Partition) -> Callable[[], object]:
-        model = self._opened[member.tenant].runner
+    def _work(self, member: Member, partition: Share) -> Callable[[], object]:
+        model = self._opened[member.work.tenant].runner
         threads = partition.cores if partition.size > 1 else 1
-        cuts = self._profile.models[member.tenant].cuts
+        cuts = self._profile.models[member.work.tenant].cuts
         model.prepare([(0, model.unit_count), *pairwise(cuts)], threads)
-        return partial(model.run, member.start, member.end, self._tensors(member), threads)
+        return partial(model.run, member.work.start, member.work.end, self._tensors(member), threads)
 
     def _tensors(self, member: Member) -> Any:
-        key = member.tenant, member.shape, member.items, member.start
+        key = member.work.tenant, member.work.shape, member.work.items, member.work.start
         found = self._inputs.get(key)
         if found is None:
-            opened = self._opened[member.tenant]
+            opened = self._opened[member.work.tenant]
             is_batched = opened.found.config.model.max_batch > 1
-            shape = opened.shapes[member.shape]
-            found = make_inputs(opened.runner.inputs, shape, member.items, is_batched)
-            if member.start:
-                found = opened.runner.run(0, member.start, found)
+            shape = opened.shapes[member.work.shape]
+            found = make_inputs(opened.runner.inputs, shape, member.work.items, is_batched)
+            if member.work.start:
+                found = opened.runner.run(0, member.work.start, found)
             while len(self._inputs) >= _KEPT_INPUTS:
                 del self._inputs[next(iter(self._inputs))]
             self._inputs[key] = found
         return found
 
-    def _partitions(self, group: Group) -> list[Partition]:
+    def _partitions(self, group: Group) -> list[Share]:
         """Neighbouring lanes for each member, as the sampler shared them out."""
         lanes = iter(self._cores)
         made = []
         for member in group:
             cores: tuple[int, ...] = ()
-            while len(cores) < member.cores:
+            while len(cores) < member.size:
                 cores += next(lanes)
-            made.append(Partition(cores))
+            made.append(Share(cores))
         return made

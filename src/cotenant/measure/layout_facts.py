@@ -18,7 +18,7 @@ from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.table import interpolate
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import profile_path
-from cotenant.types import Partition
+from cotenant.work import Share, Work
 
 Fitted = tuple[OverlapPredictor, Profile]
 
@@ -40,13 +40,13 @@ def pair_latencies(predictor: OverlapPredictor, profile: Profile, cores: int) ->
     tables = {name: model.table("p50").rows for name, model in profile.models.items()}
     found: dict[tuple[str, str], PairLatency] = {}
     for pair in combinations_with_replacement(sorted(profile.models), 2):
-        members = tuple(Member(name, 0, 1, 0, profile.models[name].cuts[-1], cores) for name in pair)
+        members = tuple(Member(Work(name, 0, 1, 0, profile.models[name].cuts[-1]), cores) for name in pair)
         first, second = (round(interpolate(tables[name], 0, 1, cores)) for name in pair)
         found[pair] = PairLatency((first, second), median.group_ns([members])[0])
     return found
 
 
-def resolved(root: Path, settings: ServerConfig, lanes: tuple[Partition, ...]) -> PolicySection:
+def resolved(root: Path, settings: ServerConfig, lanes: tuple[Share, ...]) -> PolicySection:
     """`[policy]` with what the policy derives from measurements of this repository, for these lanes.
 
     Where no groups were measured and fitted it derives it from that: nothing is known of what slows what down.
@@ -59,9 +59,7 @@ def resolved(root: Path, settings: ServerConfig, lanes: tuple[Partition, ...]) -
     return resolved_by(settings.policy, lanes, found)
 
 
-def resolved_by(
-    section: PolicySection, lanes: tuple[Partition, ...], find: Callable[[], Fitted | None]
-) -> PolicySection:
+def resolved_by(section: PolicySection, lanes: tuple[Share, ...], find: Callable[[], Fitted | None]) -> PolicySection:
     """The same by what `find` gives: a fitted predictor with its profile. It is asked where something was left open."""
     facts = LayoutFacts(lanes)
     if resolve_options(section.name, section.options, facts) == section.options:

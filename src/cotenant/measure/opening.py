@@ -31,7 +31,7 @@ from cotenant.repository import (
     find_versions,
     model_names,
 )
-from cotenant.types import CPU, Partition
+from cotenant.work import CPU, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class OpenedModel:
     digest: str
     device: str = CPU
 
-    def sweep(self, lanes: Sequence[Partition], effort: Effort) -> Sweep:
+    def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
         sets = {lane.size: lane.cores for lane in reversed(lanes)}
         if lanes[0].device == CPU:
@@ -60,7 +60,7 @@ class OpenedModel:
         )
 
 
-def covers(profile: ModelProfile, partitions: Sequence[Partition]) -> bool:
+def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
     """Whether a profile has every size of partition."""
     return {each.size for each in partitions} <= {point.cores for point in profile.points}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from cotenant.config import DeviceSection
 from cotenant.execute.threads.lanes import pin
 from cotenant.execute.threads.names import Threads
-from cotenant.types import CPU, Partition
+from cotenant.work import CPU, Share
 
 if TYPE_CHECKING:
     from cotenant.execute.gpu.streams import StreamDevice
@@ -75,7 +75,7 @@ class StreamPlace:
     @contextmanager
     def at(self, cores: Cores) -> Iterator[None]:
         """See Place."""
-        lane = self._streams.lane(Partition(cores, self.device))
+        lane = self._streams.lane(Share(cores, self.device))
         before = os.sched_getaffinity(0)
         lane.settle()  # which may pin the thread
         try:
@@ -93,7 +93,7 @@ class StreamPlace:
         self._streams.close()
 
 
-def open_place(section: DeviceSection, partitions: Sequence[Partition]) -> Place:
+def open_place(section: DeviceSection, partitions: Sequence[Share]) -> Place:
     """The device of a configuration, a GPU divided into the partitions. Raises ConfigError when there is none."""
     if section.kind == "cuda":
         from cotenant.execute.gpu.configured import open_streams

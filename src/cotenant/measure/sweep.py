@@ -18,7 +18,7 @@ from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
 from cotenant.repository import profile_path
-from cotenant.types import Partition
+from cotenant.work import Share
 
 
 def profile_repository(
@@ -28,7 +28,7 @@ def profile_repository(
     *,
     fresh: bool,
     on_step: OnStep,
-    partitions: Sequence[Partition] = (),
+    partitions: Sequence[Share] = (),
 ) -> tuple[Profile, dict[str, str]]:
     """Measure what the profile of a repository lacks, save it, and give it with the errors of models left out.
 
@@ -37,14 +37,14 @@ def profile_repository(
     device is replaced.
     """
     narrow = lanes_of(settings.device, device_cores(settings.device))
-    lanes = make_policy(settings.policy.name, settings.policy.options, narrow).partitions
+    lanes = make_policy(settings.policy.name, settings.policy.options, narrow).shares
     lanes = (*lanes, *partitions)
     with closing(open_place(settings.device, lanes)) as place:
         return _profile(root, place, lanes, effort, fresh=fresh, on_step=on_step)
 
 
 def _profile(
-    root: Path, place: Place, lanes: Sequence[Partition], effort: Effort, *, fresh: bool, on_step: OnStep
+    root: Path, place: Place, lanes: Sequence[Share], effort: Effort, *, fresh: bool, on_step: OnStep
 ) -> tuple[Profile, dict[str, str]]:
     campaign = Campaign(profile_path(root), this_device(place.device), fresh=fresh)
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)

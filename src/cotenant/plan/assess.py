@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cotenant.plan.application import Application
 from cotenant.plan.check import check_plan, worst_factor
 from cotenant.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, PartitionPlan, Plan, checked, padded
+from cotenant.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ def _partition(
         factor = worst_factor(load.model, slot.batch, partition.size, beside, device, costs)
 
         def takes(believed: Costs, model: str = load.model, batch: int = slot.batch, factor: float = factor) -> int:
-            return math.ceil(believed.latency_ns(model, batch, partition.size, device) * factor)
+            return math.ceil(believed.latency_ns(Work(model, 0, batch), partition.size, device) * factor)
 
         execution = takes(costs)
         left = load.slo_ns - partition.duty_ns

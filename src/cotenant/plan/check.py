@@ -21,6 +21,7 @@ from cotenant.plan.types import (
     checked,
     worst_beside,
 )
+from cotenant.work import Work
 
 _TOLERANCE = 1e-9
 """Share of a rate that rounding may lose."""
@@ -132,7 +133,7 @@ def _partition(
     busy = 0
     for slot in partition.slots:
         load = loads[slot.tenant]
-        alone = costs.latency_ns(load.model, slot.batch, partition.size, device)
+        alone = costs.latency_ns(Work(load.model, 0, slot.batch), partition.size, device)
         execution = math.ceil(alone * worst_factor(load.model, slot.batch, partition.size, beside, device, costs))
         busy += execution
         if partition.duty_ns + execution > load.slo_ns:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from cotenant.plan.rounds import Book, Neighbour, RoundFit, Work
+from cotenant.plan.rounds import Book, Demand, Neighbour, RoundFit
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,
@@ -34,7 +34,7 @@ class DraftPartition(NamedTuple):
 
     size: int
     loads: tuple[Load, ...]
-    works: tuple[Work, ...]
+    demands: tuple[Demand, ...]
     memory_bytes: int
     round: RoundFit = RoundFit(0, ())
     neighbour: Neighbour = (0, ())
@@ -105,17 +105,17 @@ class Draft:
         """The partitions of a device with a new one for this load; None where they do not all hold."""
         made = self.made[device]
         memory_bytes = self.book.costs.memory_bytes(load.model)
-        new = DraftPartition(size, (load,), (Work(load.model, load.slo_ns, rate),), memory_bytes)
+        new = DraftPartition(size, (load,), (Demand(load.model, load.slo_ns, rate),), memory_bytes)
         return self._settled(device, [*made, new], len(made))
 
     def merged(self, device: int, index: int, load: Load, rate: float) -> Partitions | None:
         """The partitions of a device with a share of this load in one of them; None where they do not all hold."""
         made = list(self.made[device])
-        size, loads, works, memory_bytes, *_ = made[index]
+        size, loads, demands, memory_bytes, *_ = made[index]
         if any(there is load for there in loads):
-            works = tuple(
+            demands = tuple(
                 work._replace(rate_per_s=work.rate_per_s + rate) if there is load else work
-                for there, work in zip(loads, works, strict=True)
+                for there, work in zip(loads, demands, strict=True)
             )
         elif len(loads) >= self._most_models:
             return None
@@ -123,8 +123,8 @@ class Draft:
             if all(there.model != load.model for there in loads):
                 memory_bytes += self.book.costs.memory_bytes(load.model)
             loads = (*loads, load)
-            works = (*works, Work(load.model, load.slo_ns, rate))
-        made[index] = DraftPartition(size, loads, works, memory_bytes)
+            demands = (*demands, Demand(load.model, load.slo_ns, rate))
+        made[index] = DraftPartition(size, loads, demands, memory_bytes)
         return self._settled(device, made, index)
 
     def plan(self, planner: str) -> Plan:
@@ -140,7 +140,7 @@ class Draft:
 
     def sees_interference(self, model: str) -> bool:
         """Whether interference is looked at, and there is any between a model and those that are placed."""
-        placed = {work.model for made in self.made for partition in made for work in partition.works}
+        placed = {work.model for made in self.made for partition in made for work in partition.demands}
         models = sorted(placed | {model})
         return self._interference and self.book.interferes(models, self.types)
 
@@ -176,7 +176,7 @@ class Draft:
             for index in turn:
                 own = made[index]
                 around = self._around(device, made, index)
-                if not self.book.stands(own.works, own.round, own.size, kind.name, around):
+                if not self.book.stands(own.demands, own.round, own.size, kind.name, around):
                     if not self._fitted(device, made, index):
                         return None
                     is_steady = False
@@ -187,12 +187,12 @@ class Draft:
     def _fitted(self, device: int, made: list[DraftPartition], index: int) -> bool:
         own = made[index]
         around = self._around(device, made, index)
-        fitted = self.book.fit(own.works, own.size, self.kinds[device].name, around)
+        fitted = self.book.fit(own.demands, own.size, self.kinds[device].name, around)
         if fitted is None:
             return False
-        slots = [(work.model, batch) for work, batch in zip(own.works, fitted.batches, strict=True)]
+        slots = [(work.model, batch) for work, batch in zip(own.demands, fitted.batches, strict=True)]
         neighbour = own.size, tuple(sorted(set(slots)))
-        made[index] = DraftPartition(own.size, own.loads, own.works, own.memory_bytes, fitted, neighbour)
+        made[index] = DraftPartition(own.size, own.loads, own.demands, own.memory_bytes, fitted, neighbour)
         return True
 
     def _around(self, device: int, made: Sequence[DraftPartition], index: int) -> tuple[Neighbour, ...]:
@@ -272,7 +272,7 @@ def impossible_alone(draft: Draft, load: Load, *, whole: bool = False) -> Infeas
 
 
 def _plan(partition: DraftPartition) -> PartitionPlan:
-    slots = zip(partition.loads, partition.works, partition.round.batches, strict=True)
+    slots = zip(partition.loads, partition.demands, partition.round.batches, strict=True)
     return PartitionPlan(
         partition.size,
         partition.round.duty_ns,

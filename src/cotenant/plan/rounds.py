@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from cotenant.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load, PlanError, worst_beside
+from cotenant.work import Work
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]
 """Size of another partition of the device, and the model and batch of each of its slots."""
@@ -22,7 +23,7 @@ _MEMORY = 1 << 16
 _MOST_FACTORS = 1 << 18
 
 
-class Work(NamedTuple):
+class Demand(NamedTuple):
     """Rows a second of a model, each within an SLO."""
 
     model: str
@@ -78,7 +79,7 @@ class Book:
         self.costs = costs
         self._curves: dict[tuple[str, int, str, tuple[Neighbour, ...]], Curve] = {}
         self._capacities: dict[tuple[str, int, int, str, tuple[Neighbour, ...]], tuple[float, int]] = {}
-        self._rounds: dict[tuple[tuple[Work, ...], int, str, tuple[Neighbour, ...]], RoundFit | None] = {}
+        self._rounds: dict[tuple[tuple[Demand, ...], int, str, tuple[Neighbour, ...]], RoundFit | None] = {}
         self._knees: dict[tuple[str, int, DeviceType, float], int] = {}
         self._factors: dict[tuple[str, int, int, tuple[CoRunner, ...], str], float] = {}
         self._adds: dict[tuple[str, int, int, str], dict[CoRunner, float]] = {}
@@ -91,7 +92,7 @@ class Book:
             batches = self.costs.batches(model)
             if not batches or any(a >= b for a, b in pairwise(batches)) or batches[0] < 1:
                 raise PlanError(f"batches of model {model!r} are {tuple(batches)!r}, expected ascending ones from 1")
-            latency = [self.costs.latency_ns(model, batch, size, device) for batch in batches]
+            latency = [self.costs.latency_ns(Work(model, 0, batch), size, device) for batch in batches]
             if neighbours:
                 beside = [
                     [(other, batch, other_size) for other, batch in slots] for other_size, slots in neighbours if slots
@@ -105,7 +106,7 @@ class Book:
             curve = self._curves[key] = Curve(batches, latency)
         return curve
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
+    def alone_ns(self, model: str, batch: int, size: int, device: str) -> int:
         """Time of one batch alone."""
         curve = self.curve(model, size, device)
         return curve.latency_ns[curve.position[batch]]
@@ -203,29 +204,29 @@ class Book:
         return load.rate_per_s / most if most > 0 else math.inf
 
     def fit(
-        self, works: tuple[Work, ...], size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
+        self, demands: tuple[Demand, ...], size: int, device: str, neighbours: tuple[Neighbour, ...] = ()
     ) -> RoundFit | None:
-        """The round that serves all works in one partition and bears the largest slowdown; None where no round does.
+        """The round that serves all demands in one partition and bears the largest slowdown; None where no round does.
 
         Exact: a feasible round may be stretched until its duty cycle is as long as one slot's batch takes to arrive,
         or as its SLO leaves. Only those duty cycles are tried, and then shortened with the batches as they are until
         the SLOs bear as much as the duty cycle.
         """
-        key = (works, size, device, neighbours)
+        key = (demands, size, device, neighbours)
         if key in self._rounds:
             return self._rounds[key]
         if len(self._rounds) >= _MEMORY:
             self._rounds.clear()
-        curves = [self.curve(work.model, size, device, neighbours) for work in works]
-        found = self._rounds[key] = _fit(works, curves)
+        curves = [self.curve(work.model, size, device, neighbours) for work in demands]
+        found = self._rounds[key] = _fit(demands, curves)
         return found
 
     def stands(
-        self, works: tuple[Work, ...], made: RoundFit, size: int, device: str, neighbours: tuple[Neighbour, ...]
+        self, demands: tuple[Demand, ...], made: RoundFit, size: int, device: str, neighbours: tuple[Neighbour, ...]
     ) -> bool:
         """Whether a round holds beside these neighbours, as it is."""
         busy = 0
-        for work, batch in zip(works, made.batches, strict=True):
+        for work, batch in zip(demands, made.batches, strict=True):
             curve = self.curve(work.model, size, device, neighbours)
             ns = curve.latency_ns[curve.position[batch]]
             busy += ns
@@ -244,19 +245,19 @@ def _kept_book(costs: Hashable) -> Book:
     return Book(cast(Costs, costs))
 
 
-def _fit(works: Sequence[Work], curves: Sequence[Curve]) -> RoundFit | None:
-    rates = [work.rate_per_s / NS_PER_S for work in works]
+def _fit(demands: Sequence[Demand], curves: Sequence[Curve]) -> RoundFit | None:
+    rates = [work.rate_per_s / NS_PER_S for work in demands]
     if sum(rate * curve.least_ns_per_row for rate, curve in zip(rates, curves, strict=True)) > 1 + _ROUNDING:
         return None
     duties = []
-    for work, rate, curve in zip(works, rates, curves, strict=True):
+    for work, rate, curve in zip(demands, rates, curves, strict=True):
         for batch, ns in zip(curve.batches, curve.latency_ns, strict=True):
             duty = min(int(batch / rate * (1 + _ROUNDING)), work.slo_ns - ns)
             if duty >= ns:
                 duties.append(duty)
     slots = [
         (rate * (1 - 4 * _ROUNDING), curve.choice, curve.latency_ns, work.slo_ns, curve.batches[-1])
-        for work, rate, curve in zip(works, rates, curves, strict=True)
+        for work, rate, curve in zip(demands, rates, curves, strict=True)
     ]
     best: tuple[float, int, int] | None = None
     for duty in sorted(set(duties)):

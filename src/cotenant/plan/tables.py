@@ -10,6 +10,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.types import CoRunner, Costs, PlanError
 from cotenant.predict.interference.factors import Interference
 from cotenant.profile.latency_table import LatencyTable
+from cotenant.work import Work
 
 Latencies = Mapping[str, Mapping[int, Mapping[int, int]]]
 """Nanoseconds by model, size and batch."""
@@ -59,8 +60,11 @@ class TableCosts:
         """Costs of a device whose partitions are cores, from profiled tables; of several shapes the slowest."""
         return cls({device: {model: latencies_of(table) for model, table in tables.items()}}, memory_bytes)
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        """See Costs. Raises PlanError for what was not measured."""
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        """See Costs. Raises PlanError for what was not measured, such as a part of a model."""
+        model, batch = work.tenant, work.items
+        if work != Work(model, 0, batch):
+            raise PlanError(f"of model {model!r} whole batches were measured, not {work}")
         known = self._known.get((device, model, size))
         if known is None:
             raise PlanError(self._missing(model, size, device))

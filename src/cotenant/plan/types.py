@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from cotenant.errors import CotenantError, InvalidValueError
 from cotenant.files import Milliseconds
-from cotenant.types import Round
-from cotenant.types import Slot as Slot  # a noun of planning, too
+from cotenant.work import Round, Work
+from cotenant.work import Slot as Slot  # a noun of planning
 
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
@@ -179,8 +179,8 @@ class Infeasible:
 class Costs(Protocol):
     """What a planner believes of latencies, interference and memory. Pure: equal questions have equal answers."""
 
-    def latency_ns(self, model: str, batch: int, size: int, device: str) -> int:
-        """Time of one batch alone in a partition of `size` of a device of that type.
+    def latency_ns(self, work: Work, size: int, device: str) -> int:
+        """As a Predictor's: time of work alone in a partition of `size` of such a device. Its tenant is a model.
 
         Raises PlanError for a model, size or device that the costs do not know.
         """

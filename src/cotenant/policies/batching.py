@@ -28,7 +28,7 @@ def form_batch(
     could not be in time even alone stay out; a `cautious` batch is sure to end by then.
     """
     tenant, predictor, now = queue.tenant, snapshot.predictor, snapshot.now_ns
-    name, units = tenant.name, tenant.cuts[-1]
+    name = tenant.name
     head = queue.queries[head_at]
     chosen, items, serial, first = [head], head.items, latency, latency
     limit = _latest_end_ns(snapshot, name, cores)
@@ -42,12 +42,12 @@ def form_batch(
         if grown > tenant.max_batch:
             break
         alone = (
-            first if query.items == head.items else predictor.latency_ns(name, head.shape, query.items, 0, units, cores)
+            first if query.items == head.items else predictor.latency_ns(tenant.work(head.shape, query.items), cores)
         )
         in_time = now + alone <= query.deadline_ns
         if skip_hopeless and not in_time:
             continue
-        together = predictor.latency_ns(name, head.shape, grown, 0, units, cores)
+        together = predictor.latency_ns(tenant.work(head.shape, grown), cores)
         if in_time:
             limit = min(limit, query.deadline_ns)
         end_ns = now + (predictor.sure_ns(name, together) if cautious else together)
@@ -68,14 +68,12 @@ def _latest_end_ns(snapshot: Snapshot, chosen: str, cores: int) -> int:
     for name, queue in snapshot.queues.items():
         if name != chosen and queue.queries:
             head = queue.queries[0]
-            needed = predictor.latency_ns(name, head.shape, head.items, 0, queue.tenant.cuts[-1], cores)
+            needed = predictor.latency_ns(queue.tenant.work(head.shape, head.items), cores)
             begin = head.deadline_ns - needed
             if now <= begin < latest:
                 latest = begin
     for batch in snapshot.paused:
-        needed = predictor.latency_ns(
-            batch.tenant.name, batch.shape, batch.items, batch.next_unit, batch.tenant.cuts[-1], cores
-        )
+        needed = predictor.latency_ns(batch.tenant.work(batch.shape, batch.items, batch.next_unit), cores)
         begin = min([query.deadline_ns for query in batch.queries]) - needed
         if now <= begin < latest:
             latest = begin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cotenant.types import Partition
+from cotenant.work import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +26,5 @@ class LayoutFacts:
     """The lanes, and every pair of tenants, each once and a tenant beside itself among them; none where groups were
     never measured."""
 
-    lanes: tuple[Partition, ...]
+    lanes: tuple[Share, ...]
     pairs: Mapping[tuple[str, str], PairLatency] = field(default_factory=dict)

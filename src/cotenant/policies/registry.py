@@ -22,7 +22,7 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.rounds.duty_cycle import DutyCycle
-from cotenant.types import Partition, Round
+from cotenant.work import Round, Share
 
 GROUP = "cotenant.policies"
 """Entry points of other packages: the name of a policy, and where its class is."""
@@ -82,7 +82,7 @@ def resolve_options(name: str, options: Mapping[str, Any], facts: LayoutFacts) -
 def make_policy(
     name: str,
     options: Mapping[str, object],
-    lanes: tuple[Partition, ...],
+    lanes: tuple[Share, ...],
     rounds: tuple[Round, ...] = (),
     where: str = "policy",
 ) -> Policy:
@@ -103,7 +103,7 @@ def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """Build the policy that a trace describes, for a replay. Raises ConfigError for what no trace says."""
     where = "trace header"
     try:
-        lanes = tuple(Partition(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
+        lanes = tuple(Share(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
         rounds = msgspec.convert(options.get("rounds", ()), tuple[Round, ...])
         own = {key: value for key, value in options.items() if key not in _GIVEN}
         own = typed_options(name, own, where)

@@ -21,6 +21,7 @@ from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.types import Outcome, Query, StageQuery
+from cotenant.work import Work
 
 _UNIT_NS = 1_000_000
 """Delays of answers are followed as multiples of this."""
@@ -253,8 +254,8 @@ class OnlineModel:
 
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
         """Latency of the whole model in the largest partition: the best that a query can get."""
-        units = self.predictor.unit_count(tenant)
-        return self.predictor.latency_ns(tenant, shape, items, 0, units, self.widest)
+        work = Work(tenant, shape, items, 0, self.predictor.unit_count(tenant))
+        return self.predictor.latency_ns(work, self.widest)
 
     def doubt(self, tenants: Iterable[str]) -> PredictorChanged | None:
         """Queries were refused as these tenants are believed to be too slow together: believe a little less of it."""
@@ -297,11 +298,9 @@ class OnlineModel:
         for launch in started:
             alone = launch.predicted_ns
             if isinstance(predictor, GroupedPredictor):
-                alone = predictor.latency_ns(
-                    *(launch.tenant, launch.shape, launch.items, launch.start, launch.end, launch.partition.size)
-                )
-            factor = self._calibration.factor(launch.tenant)
-            self._launched[launch.id] = _Expected(alone, time_ns, factor, launch.tenant)
+                alone = predictor.latency_ns(launch.work, launch.share.size)
+            tenant = launch.work.tenant
+            self._launched[launch.id] = _Expected(alone, time_ns, self._calibration.factor(tenant), tenant)
 
     def _ended(self, launch: int, time_ns: int, has_failed: bool) -> None:
         alone = self._launched.pop(launch, None)

@@ -11,6 +11,7 @@ from cotenant.core.predictor import Group
 from cotenant.errors import CotenantError
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.work import CPU, Work
 
 _SCALE = 1 << 24
 _MEMORY = 1 << 17
@@ -34,14 +35,14 @@ class TablePredictor:
         self.scales = dict(scales or {})
         self.margin = NO_MARGIN
         self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
-        self._known: dict[tuple[str, int, int, int, int, int], int] = {}
+        self._known: dict[tuple[Work, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
         self._merged: dict[tuple[str, int, int, int, int], tuple[int, ...]] = {}
 
-    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
-        """See Predictor. Raises CotenantError for a tenant without a table."""
-        latency = self._known.get((tenant, shape, items, start, end, cores))
-        return self._fill(tenant, shape, items, start, end, cores) if latency is None else latency
+    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
+        """See Predictor; whatever the device. Raises CotenantError for a tenant without a table."""
+        latency = self._known.get((work, size))
+        return self._fill(work, size) if latency is None else latency
 
     def sure_ns(self, tenant: str, latency_ns: int) -> int:
         """See Predictor."""
@@ -56,7 +57,7 @@ class TablePredictor:
         """See GroupPredictor."""
         made = self._singles.get(cores)
         if made is None:
-            made = {name: self.latency_ns(name, 0, 1, 0, self.unit_count(name), cores) for name in self.tables}
+            made = {name: self.latency_ns(self._whole(name, 0, 1), cores) for name in self.tables}
             self._singles[cores] = made
         return made
 
@@ -79,17 +80,22 @@ class TablePredictor:
         made.margin = margin
         return made
 
-    def _fill(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
+    def _whole(self, tenant: str, shape: int, items: int) -> Work:
+        return Work(tenant, shape, items, 0, len(self._table(tenant).unit_weights))
+
+    def _fill(self, work: Work, size: int) -> int:
+        tenant, shape, items, start, end = work.tenant, work.shape, work.items, work.start, work.end
         table, prefix = self._table(tenant), self._prefix[tenant]
         last = len(prefix) - 1
+        end = end or last
         if start == 0 and end == last:
-            latency = max(1, round(interpolate(table.rows, shape, items, cores) * self.scales.get(tenant, 1.0)))
+            latency = max(1, round(interpolate(table.rows, shape, items, size) * self.scales.get(tenant, 1.0)))
         else:
-            whole = self.latency_ns(tenant, shape, items, 0, last, cores)
+            whole = self.latency_ns(Work(tenant, shape, items, 0, last), size)
             latency = int(whole * table.segment_ratio * (prefix[end] - prefix[start])) // _SCALE or 1
         if len(self._known) >= _MEMORY:
             self._known.clear()
-        self._known[tenant, shape, items, start, end, cores] = latency
+        self._known[work, size] = latency
         return latency
 
     def _table(self, tenant: str) -> LatencyTable:
@@ -99,10 +105,9 @@ class TablePredictor:
         return table
 
     def _merge(self, tenant: str, shape: int, items: int, most: int, cores: int) -> tuple[int, ...]:
-        units = len(self._table(tenant).unit_weights)
-        made = [self.latency_ns(tenant, shape, items, 0, units, cores)]
+        made = [self.latency_ns(self._whole(tenant, shape, items), cores)]
         for count in range(2, most + 1):
-            together = self.latency_ns(tenant, shape, count * items, 0, units, cores)
+            together = self.latency_ns(self._whole(tenant, shape, count * items), cores)
             if together > made[-1] + made[0]:
                 break
             made.append(max(together, made[-1]))

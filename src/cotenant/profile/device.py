@@ -10,7 +10,7 @@ from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 _PACKAGES = ("cotenant", "onnxruntime", "numpy", "onnx")
 _OPTIONAL = ("torch",)

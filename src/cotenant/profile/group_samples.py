@@ -8,10 +8,12 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from msgspec import structs
 
-from cotenant.core.predictor import Group
+from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
 from cotenant.files import decode, read_bytes, write_whole
+from cotenant.work import Work
 
 FORMAT = "cotenant-groups/1"
 
@@ -31,7 +33,7 @@ class GroupSample:
     runs_ns: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        names = [member.tenant for member in self.members]
+        names = [member.work.tenant for member in self.members]
         if not names:
             raise InvalidValueError("group sample", "members", names, "at least one")
         if not self.runs_ns or min(self.runs_ns) <= 0:
@@ -59,7 +61,11 @@ class SamplesHeader:
 
 def save_samples(path: Path, header: SamplesHeader, samples: Sequence[GroupSample]) -> None:
     """Write one JSON line for the header and one a sample; a reader sees the old file or the new one."""
-    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *samples)))
+    told = [
+        _Line(tuple((*structs.astuple(work)[:5], size) for work, size in each.members), each.runs_ns)
+        for each in samples
+    ]
+    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *told)))
 
 
 def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:
@@ -69,5 +75,19 @@ def load_samples(path: Path) -> tuple[SamplesHeader, list[GroupSample]]:
     mend = f"remove it and {mend}"
     header = decode(first, SamplesHeader, f"{path}, line 1", SamplesError, mend, FORMAT)
     return header, [
-        decode(line, GroupSample, f"{path}, line {number}", SamplesError, mend) for number, line in enumerate(lines, 2)
+        decode(line, _Line, f"{path}, line {number}", SamplesError, mend).sample()
+        for number, line in enumerate(lines, 2)
     ]
+
+
+class _Line(msgspec.Struct):
+    """A sample as the file has it: of each member tenant, shape, rows, first unit, end and cores."""
+
+    members: tuple[tuple[str, int, int, int, int, int], ...]
+    runs_ns: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.sample()
+
+    def sample(self) -> GroupSample:
+        return GroupSample(tuple(Member(Work(*each[:5]), each[5]) for each in self.members), self.runs_ns)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
-from cotenant.trace import Record
+from cotenant.trace import Record, work_of
 
 
 def write_timeline(path: Path, records: Iterable[Record]) -> int:
@@ -48,8 +48,9 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action)
-                if action["start"] == 0:
-                    waiting[action["tenant"]] -= len(action["queries"])
+                work = work_of(action)
+                if work.start == 0:
+                    waiting[work.tenant] -= len(action["queries"])
                     begun.update(dict.fromkeys(action["queries"], now))
             elif kind == "Respond":
                 query = arrived.pop(action["query"])
@@ -68,18 +69,19 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
 
 
 def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None) -> Span:
-    cores = ",".join(map(str, launch["partition"]["cores"]))
+    work, share = work_of(launch), launch["share"]
+    cores = ",".join(map(str, share["cores"]))
     args = {
         "batch": launch["batch"],
         "queries": ", ".join(map(str, launch["queries"])),
-        "units": f"{launch['start']} to {launch['end']}",
+        "units": f"{work.start} to {work.end}",
         "predicted_ms": launch["predicted_ns"] / 1e6,
         "headroom_ms": launch["headroom_ns"] / 1e6,
     }
     if error:
         args["error"] = error
-    rows = f" x{launch['items']}" if launch["items"] > 1 else ""
-    return Span(f"lanes/cores {cores}", f"{launch['tenant']}{rows}", start, end, args)
+    rows = f" x{work.items}" if work.items > 1 else ""
+    return Span(f"lanes/cores {cores}", f"{work.tenant}{rows}", start, end, args)
 
 
 def _track_order(span: Span) -> tuple[bool, str, int]:

@@ -15,6 +15,7 @@ from cotenant.execute.protocol import Timing
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.brain.clock import Clock
 from cotenant.trace import TraceWriter, header
+from cotenant.work import Machine
 
 FLUSH_NS = 100_000_000
 """How long a record may stay in memory: writing in blocks keeps files and encoding out of the way of queries."""
@@ -31,13 +32,13 @@ class Recorder:
     """
 
     def __init__(
-        self, path: Path, policy: Policy, cores: tuple[int, ...], clock: Clock, *, limit_bytes: int | None = None
+        self, path: Path, policy: Policy, machine: Machine, clock: Clock, *, limit_bytes: int | None = None
     ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             os.replace(path, path.with_name(path.name + ".old"))
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        head = header(policy, TablePredictor({}), (), cores, created=created)
+        head = header(policy, TablePredictor({}), (), machine, created=created)
         self._writer = TraceWriter(path.open("wb"), head, limit_bytes=limit_bytes)
         self._clock = clock
         self._path = path

@@ -50,6 +50,7 @@ from cotenant.serve.opener.executors import make_executor, measuring_place
 from cotenant.serve.opener.models import ServedModel, serve_model
 from cotenant.serve.opener.profiles import stored_or_measured
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
+from cotenant.work import Machine
 
 _log = logging.getLogger("cotenant.server")
 
@@ -69,20 +70,20 @@ class Server:
         cores = device_cores(settings.device)
         self.lanes = lanes_of(settings.device, cores) if plan is None else plan.lanes
         is_gpu = settings.device.kind == "cuda"
-        self.cores = tuple(slot for lane in self.lanes for slot in lane.cores) if is_gpu else cores
+        self.machine = Machine.holding(self.lanes) if is_gpu else Machine.cpu(cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
         self.accounts = Accounts()
         self.beliefs = OnlineModel(
-            max(share.size for share in self.policy.partitions),
+            max(share.size for share in self.policy.shares),
             grouped=self.policy.grouped,
             cautious=self.policy.cautious and not self.policy.grouped,
         )
         self._replying = threading.Lock()
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
-        self._executor = make_executor(settings.device, self.policy.partitions)
-        self._place = measuring_place(self._executor, settings.device, self.policy.partitions)
+        self._executor = make_executor(settings.device, self.policy.shares)
+        self._place = measuring_place(self._executor, settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
@@ -98,7 +99,7 @@ class Server:
 
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
-        engine = Engine((), self.policy, self.beliefs.predictor, self.cores)
+        engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
         self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
         if isinstance(self._executor, ProcessExecutor):
             self._executor.on_event = self._driver.post
@@ -328,7 +329,7 @@ class Server:
             for each in found:
                 opened = open_version(self.root, each, self._place.device)
                 if_one_fails.callback(opened.runner.close)
-                profile = stored_or_measured(self.root, each, opened, self.policy.partitions, self._place)
+                profile = stored_or_measured(self.root, each, opened, self.policy.shares, self._place)
                 served = serve_model(opened, profile, names, preempt=self.policy.preempt)
                 served.loaded = self._load(served)
                 if_one_fails.callback(served.loaded.close)
@@ -343,7 +344,7 @@ class Server:
         limit_mib = served.opened.found.config.tenant.memory_limit_mib
         memory_bytes = None if limit_mib is None else round(limit_mib * (1 << 20))
         return self._executor.load(
-            served.tenant.name, served.opened.runner, sessions_of(served, self.policy.partitions), memory_bytes
+            served.tenant.name, served.opened.runner, sessions_of(served, self.policy.shares), memory_bytes
         )
 
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:

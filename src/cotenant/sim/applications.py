@@ -155,8 +155,6 @@ class StagedEngine:
     def _times(self, application: SimulatedApplication, query: Query) -> list[int]:
         """The predicted latency of each stage alone."""
         return [
-            self._engine.predictor.latency_ns(
-                tenant.name, 0 if needed else query.shape, query.items, 0, tenant.unit_count, self._widest
-            )
+            self._engine.predictor.latency_ns(tenant.work(0 if needed else query.shape, query.items), self._widest)
             for tenant, needed in zip(application.tenants, application.graph.after, strict=True)
         ]

@@ -27,7 +27,8 @@ from cotenant.plan.types import NS_PER_S, CoRunner, Costs, Load, Plan, PlanError
 from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
-from cotenant.types import Partition, Query, Round, Slot, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import CPU, Machine, Round, Share, Slot, Work
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
 
 _UNBOUNDED = 1 << 30
@@ -128,16 +129,18 @@ class _Fleet:
         return log
 
     def _run(self, group: Sequence[int], offered: Sequence[tuple[str, Query]], log: OutcomeLog) -> None:
-        lanes: list[Partition] = []
+        lanes: list[Share] = []
         rounds: list[Round] = []
         served: dict[str, _Served] = {}
         tenants: dict[str, Tenant] = {}
-        cores = 0
+        sizes = {number: sum(each.size for each in self._plan.devices[number].partitions) for number in group}
+        machine = Machine.of({_name(self._plan, number): range(size) for number, size in sizes.items()})
         for number in group:
             device = self._plan.devices[number]
+            first = 0
             for partition in device.partitions:
-                lanes.append(Partition(tuple(range(cores, cores + partition.size)), f"{device.device}:{number}"))
-                cores += partition.size
+                lanes.append(machine.share(range(first, first + partition.size), _name(self._plan, number)))
+                first += partition.size
                 slots = []
                 for slot in partition.slots:
                     load = self._loads.get(slot.tenant)
@@ -152,7 +155,7 @@ class _Fleet:
                     tenants[name] = Tenant(name, load.slo_ns, max_batch=most, max_queue=_UNBOUNDED)
                 rounds.append(Round(partition.duty_ns, tuple(slots)))
         policy = DutyCycle(tuple(lanes), rounds=tuple(rounds), lend=False)
-        engine = _RoutedEngine(self._routes, list(tenants.values()), policy, _Believed(served), cores)
+        engine = _RoutedEngine(self._routes, list(tenants.values()), policy, _Believed(served), machine)
         staged = {app.name: self._simulated(app) for app in self._applications} if group == self._groups[0] else {}
 
         def responded(respond: Respond, now_ns: int) -> None:
@@ -178,9 +181,9 @@ class _RoutedEngine(Engine):
     """An engine of several devices: the queries of stages, which come to no device, go to the one whose turn it is."""
 
     def __init__(
-        self, routes: _Routes, tenants: Sequence[Tenant], policy: Policy, predictor: Predictor, cores: int
+        self, routes: _Routes, tenants: Sequence[Tenant], policy: Policy, predictor: Predictor, machine: Machine
     ) -> None:
-        super().__init__(tenants, policy, predictor, range(cores))
+        super().__init__(tenants, policy, predictor, machine)
         self._routes = routes
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -203,7 +206,7 @@ class _Served:
     def alone_ns(self, rows: int, cores: int) -> int:
         """Without neighbours, in the largest of its partitions that has no more cores."""
         size = max(size for size in self.sizes if size <= cores)
-        return self.costs.latency_ns(self.model, rows, size, self.device)
+        return self.costs.latency_ns(Work(self.model, 0, rows), size, self.device)
 
 
 class _Believed:
@@ -212,9 +215,9 @@ class _Believed:
     def __init__(self, served: Mapping[str, _Served]) -> None:
         self._served = served
 
-    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
+    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
         """See Predictor."""
-        return self._served[tenant].alone_ns(items, cores)
+        return self._served[work.tenant].alone_ns(work.items, size)
 
     def sure_ns(self, tenant: str, latency_ns: int) -> int:
         """See Predictor."""
@@ -231,11 +234,12 @@ class _PlanWorld:
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
-        served, lane = self._served[launch.tenant], launch.partition
+        served, lane = self._served[launch.work.tenant], launch.share
         others = [runner for device, runner in self._running.values() if device == lane.device]
-        factor = served.costs.factor(served.model, launch.items, lane.size, others, served.device) if others else 1.0
-        took_ns = math.ceil(served.alone_ns(launch.items, lane.size) * factor)
-        self._running[launch.id] = lane.device, (served.model, launch.items, lane.size)
+        rows = launch.work.items
+        factor = served.costs.factor(served.model, rows, lane.size, others, served.device) if others else 1.0
+        took_ns = math.ceil(served.alone_ns(rows, lane.size) * factor)
+        self._running[launch.id] = lane.device, (served.model, rows, lane.size)
         heappush(self._ends, (now_ns + took_ns, launch.id))
 
     def next_ns(self) -> int | None:
@@ -247,6 +251,11 @@ class _PlanWorld:
         _, number = heappop(self._ends)
         del self._running[number]
         return number, None
+
+
+def _name(plan: Plan, number: int) -> str:
+    """What a device of the plan is called in the machine."""
+    return f"{plan.devices[number].device}:{number}"
 
 
 def _there(tenant: str, device: int) -> str:

@@ -34,7 +34,8 @@ from cotenant.repository import application_names, find_versions
 from cotenant.repository.applications import read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
-from cotenant.types import ANSWERS, Outcome, Partition, Query, Round, Tenant, priority_rank
+from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
+from cotenant.work import Machine, Round, Share
 from cotenant.workload import Workload, arrivals
 from cotenant.world.contention import Contention, ContentionWorld
 from cotenant.world.simulated import TableWorld, World
@@ -48,7 +49,7 @@ class Scenario:
     tenants: tuple[Tenant, ...]
     owners: tuple[Tenant, ...]
     tables: Mapping[str, LatencyTable]
-    lanes: tuple[Partition, ...]
+    lanes: tuple[Share, ...]
     groups: FittedGroups | None = None
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
     rounds: tuple[Round, ...] = ()
@@ -57,9 +58,9 @@ class Scenario:
     """By the name of their owner: loads whose queries run several of the tenants' models."""
 
     @property
-    def cores(self) -> tuple[int, ...]:
-        """All cores of the lanes."""
-        return tuple(core for lane in self.lanes for core in lane.cores)
+    def machine(self) -> Machine:
+        """The slots of all lanes."""
+        return Machine.holding(self.lanes)
 
     def predictor(self, policy: Policy) -> TablePredictor:
         """What a policy believes at the start."""
@@ -121,7 +122,7 @@ def scenario_of(
     root: Path,
     workload: Workload,
     profile: Profile,
-    lanes: tuple[Partition, ...],
+    lanes: tuple[Share, ...],
     quantile: str,
     shares_ns: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
 ) -> Scenario:
@@ -212,9 +213,9 @@ def run_scenario(
         tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants
     ]  # a policy that never stops inside a model runs it whole, without the cost of cuts
     if follower is None:
-        engine, outer_log = Engine(tenants, made, predictor, scenario.cores), log
+        engine, outer_log = Engine(tenants, made, predictor, scenario.machine), log
     else:
-        engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.cores), None
+        engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.machine), None
         engine.follower, engine.log = follower, log
     driven: Engine | StagedEngine = engine
     if scenario.applications:

@@ -12,6 +12,7 @@ from cotenant.trace.log import (
     read,
     replay,
     same_decisions,
+    work_of,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "read",
     "replay",
     "same_decisions",
+    "work_of",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-from cotenant.trace import Record, TraceError
+from cotenant.trace import Record, TraceError, work_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +175,9 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action)
-                if action["start"] == 0:
-                    waiting[action["tenant"]].difference_update(action["queries"])
+                work = work_of(action)
+                if work.start == 0:
+                    waiting[work.tenant].difference_update(action["queries"])
             elif kind == "Respond":
                 number = action["query"]
                 for each in whole.stages if whole is not None else ():
@@ -192,29 +194,27 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 
 
-def _count(story: Explanation, launch: dict[str, object], start: int, end: int, error: str | None) -> None:
+def _count(story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None) -> None:
     queries = launch["queries"]
-    assert isinstance(queries, list)
     if story.query in queries:
-        partition, units = launch["partition"], (launch["start"], launch["end"])
-        assert isinstance(partition, dict)
+        share, work = launch["share"], work_of(launch)
         story.launches.append(
             LaunchStory(
-                number=launch["id"],  # type: ignore[arg-type]
+                number=launch["id"],
                 start_ns=start,
                 end_ns=end,
-                units=units,  # type: ignore[arg-type]
+                units=(work.start, work.end),
                 queries=len(queries),
-                cores=tuple(partition["cores"]),
-                predicted_ns=launch["predicted_ns"],  # type: ignore[arg-type]
-                headroom_ns=launch["headroom_ns"],  # type: ignore[arg-type]
+                cores=tuple(share["cores"]),
+                predicted_ns=launch["predicted_ns"],
+                headroom_ns=launch["headroom_ns"],
                 error=error,
             )
         )
         return
     overlap = end - max(start, story.arrival_ns)
     if overlap > 0:
-        name = str(launch["tenant"])
+        name = work_of(launch).tenant
         story.beside_ns[name] = story.beside_ns.get(name, 0) + overlap
 
 

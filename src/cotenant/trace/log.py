@@ -1,7 +1,7 @@
 """The append-only log of events and the actions that they caused: write, read, replay.
 
 One JSON line a record. The first is a header that makes the log complete: format, versions, policy, tenants, latency
-tables and cores. Each further line is `[time_ns, kind, event, [[kind, action], ...]]`.
+tables and machine. Each further line is `[time_ns, kind, event, [[kind, action], ...]]`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.types import StageQuery, Tenant
+from cotenant.work import Machine, Work
 
-FORMAT = "cotenant-trace/1"
+FORMAT = "cotenant-trace/2"
 _MOST_RECORDS = 1 << 12
 """Records kept in memory at most."""
 
@@ -36,13 +37,16 @@ class TraceError(CotenantError):
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a replay needs to start. `groups`, `quantile` and `factor` are those of a GroupedPredictor."""
+    """What a replay needs to start: `machine` has the slots of each device.
+
+    `groups`, `quantile` and `factor` are those of a GroupedPredictor.
+    """
 
     format: str
     created: str
     policy: str
     policy_options: dict[str, Any]
-    cores: tuple[int, ...]
+    machine: dict[str, tuple[int, ...]]
     tenants: tuple[Tenant, ...]
     tables: dict[str, LatencyTable]
     scales: dict[str, float]
@@ -67,7 +71,7 @@ def header(
     policy: Policy,
     predictor: TablePredictor,
     tenants: Iterable[Tenant],
-    cores: Sequence[int],
+    machine: Machine,
     *,
     created: str,
     **about: str,
@@ -79,7 +83,7 @@ def header(
         created,
         policy.name,
         _options(policy),
-        tuple(cores),
+        {each.device: each.cores for each in machine.devices},
         tuple(tenants),
         plain.tables,
         plain.scales,
@@ -250,6 +254,11 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
                 raise TraceError(f"{path}: line {number} is not a record ({error})") from None
 
 
+def work_of(launch: Mapping[str, Any]) -> Work:
+    """What a Launch action of a record runs."""
+    return msgspec.convert(launch["work"], Work)
+
+
 def decode_event(
     kind: str, event: Mapping[str, Any], find_groups: FindGroups = _no_groups, make_policy: MakePolicy = _no_policy
 ) -> Event:
@@ -282,7 +291,7 @@ def replay(
     policy = make_policy(head.policy, head.policy_options)
     plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin)
     predictor = _predictor_of(plain, find_groups)
-    engine = Engine(head.tenants, policy, predictor, head.cores)
+    engine = Engine(head.tenants, policy, predictor, Machine.of(head.machine))
     for record in records:
         if record.kind == "LogFull":
             return

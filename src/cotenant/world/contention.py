@@ -23,6 +23,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.errors import InvalidValueError
 from cotenant.profile.latency_table import LatencyTable
+from cotenant.work import Work
 
 FULL_SPEED = 1 << 32
 """Speeds are integers, in parts of this: work left is then exact however often rates change."""
@@ -185,7 +186,7 @@ class ContentionWorld:
         self._grain_ns = grain_ns
         self._steps: list[tuple[int, tuple[_Run, ...]]] = [(0, ())]
         """States from the last end that was handed out on, as far as was looked; rates are constant in between."""
-        self._known: dict[tuple[str, int, int, int, int, int], list[tuple[int, float]]] = {}
+        self._known: dict[tuple[Work, int], list[tuple[int, float]]] = {}
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
@@ -194,7 +195,7 @@ class ContentionWorld:
         if self._failure_rate and self._random.random() < self._failure_rate:
             error = "injected fault"
         begin = max(now_ns, self._steps[0][0])
-        run = _Run(launch.id, begin, launch.partition.cores, phases, 0, phases[0].alone_ns * FULL_SPEED, error)
+        run = _Run(launch.id, begin, launch.share.cores, phases, 0, phases[0].alone_ns * FULL_SPEED, error)
         while len(self._steps) > 1 and self._steps[-1][0] > begin:
             self._steps.pop()
         self._steps = [(at, (*runs, run)) for at, runs in self._steps]
@@ -234,16 +235,16 @@ class ContentionWorld:
         return now_ns + span, tuple([_moved(run, rate_of.get(run.id, 0) * span) for run in runs])
 
     def _phases(self, launch: Launch, factor: float) -> tuple[Phase, ...]:
-        cores = launch.partition.size
-        alone = self._table.latency_ns(launch.tenant, launch.shape, launch.items, launch.start, launch.end, cores)
+        work, cores = launch.work, launch.share.size
+        alone = self._table.latency_ns(work, cores, launch.share.device)
         total = int(alone * factor) or 1
         memory = self._contention.bandwidth_bytes_per_s
-        if memory is None or launch.tenant not in self._contention.traffic:
+        if memory is None or work.tenant not in self._contention.traffic:
             return (Phase(total, 0),)
-        key = (launch.tenant, launch.shape, launch.items, launch.start, launch.end, cores)
+        key = (work, cores)
         pieces = self._known.get(key)
         if pieces is None:
-            pieces = self._known[key] = self._pieces(launch, alone)
+            pieces = self._known[key] = self._pieces(work, alone)
         core = self._contention.core_bytes_per_s
         most = memory if core is None else min(memory, core * cores)  # it was measured alone: it cannot draw more
         phases: list[Phase] = []
@@ -255,14 +256,14 @@ class ContentionWorld:
                 begin = end
         return tuple(phases)
 
-    def _pieces(self, launch: Launch, alone_ns: int) -> list[tuple[int, float]]:
-        """Phases of a launch: the time at which each ends when it runs alone, and the bytes that it moves."""
-        weights = self._table.tables[launch.tenant].unit_weights[launch.start : launch.end]
-        moved = self._contention.traffic[launch.tenant].unit_bytes(launch.shape, launch.items)
+    def _pieces(self, work: Work, alone_ns: int) -> list[tuple[int, float]]:
+        """Phases of work: the time at which each ends when it runs alone, and the bytes that it moves."""
+        weights = self._table.tables[work.tenant].unit_weights[work.start : work.end]
+        moved = self._contention.traffic[work.tenant].unit_bytes(work.shape, work.items)
         total = sum(weights) or 1.0
         pieces: list[tuple[int, float]] = []
         done, begin, inside = 0.0, 0, 0.0
-        for weight, unit_bytes in zip(weights, moved[launch.start : launch.end], strict=True):
+        for weight, unit_bytes in zip(weights, moved[work.start : work.end], strict=True):
             done += weight
             inside += unit_bytes
             until = min(alone_ns, round(alone_ns * done / total))

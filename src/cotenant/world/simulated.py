@@ -47,9 +47,7 @@ class TableWorld:
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
-        duration = self._table.latency_ns(
-            launch.tenant, launch.shape, launch.items, launch.start, launch.end, launch.partition.size
-        )
+        duration = self._table.latency_ns(launch.work, launch.share.size, launch.share.device)
         if self._noise:
             duration = int(duration * exp(self._random.gauss(0.0, self._noise))) or 1
         error = None
@@ -99,7 +97,7 @@ class SimulatedExecutor:
         """See Executor."""
         with self._lock:
             batch = self._batches.begin(launch)
-            if launch.start == 0:
+            if launch.work.start == 0:
                 batch.kept = {name: joined(pieces) for name, pieces in batch.gather().items()}
             self._running[launch.id] = launch, batch, on_end
             self._world.start(launch, self._clock.now_ns())

@@ -9,13 +9,13 @@ from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.layout import lanes_of
-from cotenant.types import Partition
+from cotenant.work import Share
 
 if TYPE_CHECKING:
     from cotenant.execute.gpu.cuda_streams import CudaStreams
 
 
-def open_streams(section: DeviceSection, partitions: Sequence[Partition] = ()) -> CudaStreams:
+def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> CudaStreams:
     """Streams of the GPU, divided into partitions, else as the section says. Raises ConfigError when there is none."""
     try:
         from cotenant.execute.gpu.cuda_streams import CudaStreams

@@ -15,9 +15,9 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from cotenant.execute.gpu.sm_streams import Shares
+from cotenant.execute.gpu.sm_streams import GpuPartitioner
 from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
-from cotenant.types import Partition
+from cotenant.work import Share
 
 _NS_PER_MS = 1_000_000
 _cuda: Any = torch.cuda  # its stubs leave out half of the types
@@ -31,13 +31,13 @@ class CudaStreams:
 
     has_graphs = True
 
-    def __init__(self, index: int, shares: Shares) -> None:
+    def __init__(self, index: int, shares: GpuPartitioner) -> None:
         self.name = f"cuda:{index}"
         self._device = torch.device("cuda", index)
         self._shares = shares
         self._capturing = threading.Lock()
 
-    def lane(self, partition: Partition) -> StreamLane:
+    def lane(self, partition: Share) -> StreamLane:
         """See StreamDevice."""
         return _CudaLane(self._device, self._shares, partition, self._capturing)
 
@@ -67,7 +67,9 @@ class CudaStreams:
 class _CudaLane:
     threads: int | tuple[int, ...] = 1
 
-    def __init__(self, device: torch.device, shares: Shares, partition: Partition, capturing: threading.Lock) -> None:
+    def __init__(
+        self, device: torch.device, shares: GpuPartitioner, partition: Share, capturing: threading.Lock
+    ) -> None:
         self._device = device
         self._shares = shares
         self._partition = partition

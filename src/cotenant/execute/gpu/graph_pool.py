@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cotenant.errors import InvalidValueError
-from cotenant.types import Partition
+from cotenant.work import Share
 
 G = TypeVar("G")
 
@@ -27,7 +27,7 @@ class GraphKey:
     start: int
     end: int
     tensors: tuple[tuple[str, tuple[int, ...], str], ...]
-    partition: Partition
+    partition: Share
     urgent: bool = False
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
-from cotenant.types import Partition
+from cotenant.work import Share
 
 _SLACK = 1e-9
 """Shares like three times 33.3333 % come from divisions: their sum may be over 100 by so much."""
@@ -54,12 +54,12 @@ def granularity_of(capability: tuple[int, int]) -> int:
     return 8 if major >= 9 else 4 if major == 8 else 2
 
 
-def whole(grid: SmGrid, index: int) -> Partition:
+def whole(grid: SmGrid, index: int) -> Share:
     """The partition of all SMs, those in no group included."""
-    return Partition(tuple(range(grid.total)), device_name(index))
+    return Share(tuple(range(grid.total)), device_name(index))
 
 
-def is_whole(partition: Partition, grid: SmGrid) -> bool:
+def is_whole(partition: Share, grid: SmGrid) -> bool:
     """Whether a partition is the whole device, to which no limit needs to be set."""
     return partition.mask == (1 << grid.total) - 1
 
@@ -92,14 +92,14 @@ def counts_of(percents: Sequence[float], grid: SmGrid, where: str = "[device]") 
     return tuple(counts)
 
 
-def shares_of(percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]") -> tuple[Partition, ...]:
+def shares_of(percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]") -> tuple[Share, ...]:
     """Disjoint partitions for shares in percent, from the first group on. Raises InvalidValueError; see `counts_of`."""
     return resplit((), percents, grid, index, where)
 
 
 def resplit(
-    before: Sequence[Partition], percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]"
-) -> tuple[Partition, ...]:
+    before: Sequence[Share], percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]"
+) -> tuple[Share, ...]:
     """Another combination of the same groups: one partition for each share, disjoint.
 
     A partition from `before` that has the right size is taken over as it is, so that nothing has to be made anew for
@@ -107,7 +107,7 @@ def resplit(
     """
     counts = counts_of(percents, grid, where)
     old = [partition for partition in before if not is_whole(partition, grid)]
-    kept: list[Partition | None] = []
+    kept: list[Share | None] = []
     used = 0
     for count in counts:
         fitting = (each for each in old if each.size == count * grid.granularity and not each.mask & used)
@@ -117,7 +117,7 @@ def resplit(
             groups_of(found, grid)
             used |= found.mask
     free = _free_groups(used, grid)
-    made: list[Partition] = []
+    made: list[Share] = []
     for partition, count in zip(kept, counts, strict=True):
         if partition is None:
             partition = partition_of(free[:count], grid, index)
@@ -126,13 +126,13 @@ def resplit(
     return tuple(made)
 
 
-def partition_of(groups: Sequence[int], grid: SmGrid, index: int) -> Partition:
+def partition_of(groups: Sequence[int], grid: SmGrid, index: int) -> Share:
     """The partition of some groups."""
     size = grid.granularity
-    return Partition(tuple(slot for k in groups for slot in range(k * size, (k + 1) * size)), device_name(index))
+    return Share(tuple(slot for k in groups for slot in range(k * size, (k + 1) * size)), device_name(index))
 
 
-def groups_of(partition: Partition, grid: SmGrid) -> tuple[int, ...]:
+def groups_of(partition: Share, grid: SmGrid) -> tuple[int, ...]:
     """The groups that a partition is made of, rising. Raises InvalidValueError unless it has all slots of each."""
     groups = tuple(sorted({slot // grid.granularity for slot in partition.cores}))
     if partition.size != len(groups) * grid.granularity or groups[-1] >= grid.groups:
@@ -141,7 +141,7 @@ def groups_of(partition: Partition, grid: SmGrid) -> tuple[int, ...]:
     return groups
 
 
-def remaining(partitions: Sequence[Partition], grid: SmGrid) -> tuple[int, ...]:
+def remaining(partitions: Sequence[Share], grid: SmGrid) -> tuple[int, ...]:
     """The groups that no partition uses."""
     used = 0
     for partition in partitions:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Self
 from cotenant.execute.gpu.cuda_driver import GpuError, call, current, device_of, load_driver, start
 from cotenant.execute.gpu.sm_groups import split_groups
 from cotenant.execute.gpu.sm_ladder import groups_of, is_whole
-from cotenant.execute.gpu.sm_streams import OnGrid, PlainShares, Shares, check_device, unknown
-from cotenant.types import Partition
+from cotenant.execute.gpu.sm_streams import GpuPartitioner, OnGrid, PlainShares, check_device, unknown
+from cotenant.work import Share
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GreenShares", "PlainShares", "Shares", "open_shares"]
+__all__ = ["GpuPartitioner", "GreenShares", "PlainShares", "open_shares"]
 
 Wrap = Callable[[int, int], Any]
 """From the address of a stream and the number of its GPU to a torch stream."""
@@ -40,7 +40,7 @@ class _Share:
 
 
 class GreenShares(OnGrid):
-    """Shares of a GPU by green contexts over the groups of one split. Implements `Shares`.
+    """Shares of a GPU by green contexts over the groups of one split. Implements `GpuPartitioner`.
 
     Usable from any thread. `split` destroys contexts that are needed no more as soon as they are idle. So nobody may be
     about to launch in a partition that goes, its streams must not be used again, nor what was captured on them.
@@ -54,7 +54,7 @@ class GreenShares(OnGrid):
         self._splitting = threading.Lock()  # taken before the other one
         self._device = device_of(driver, index)
         self.grid, self._groups = split_groups(driver, self._device)
-        self._shares: dict[Partition, _Share] = {}
+        self._shares: dict[Share, _Share] = {}
         self._retired: list[_Share] = []
         self._primary = call(driver, "cuDevicePrimaryCtxRetain", self._device)
         try:
@@ -74,7 +74,7 @@ class GreenShares(OnGrid):
         return cls(driver, index, wrap or _external_stream)
 
     @property
-    def granted(self) -> Mapping[Partition, int]:
+    def granted(self) -> Mapping[Share, int]:
         """SMs of each partition, read back from its context."""
         with self._lock:
             return MappingProxyType({partition: share.granted for partition, share in self._shares.items()})
@@ -84,7 +84,7 @@ class GreenShares(OnGrid):
         """How many contexts wait for their work to end before they are destroyed."""
         return len(self._retired)
 
-    def split(self, partitions: Sequence[Partition]) -> int:
+    def split(self, partitions: Sequence[Share]) -> int:
         """Have a context for each of these partitions and for no other; gives the nanoseconds it took.
 
         What stays keeps its context and streams. Raises InvalidValueError for a partition that is not made of groups of
@@ -107,7 +107,7 @@ class GreenShares(OnGrid):
                 self._retired = [share for share in retired if not self._destroy_if_idle(share)]
         return time.perf_counter_ns() - began
 
-    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+    def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
         """A stream of a partition, of the greatest priority when `urgent`; the same one each time.
 
         Raises InvalidValueError for a partition that is not in the division.
@@ -119,7 +119,7 @@ class GreenShares(OnGrid):
             stream: torch.cuda.Stream = share.wrapped[urgent]
             return stream
 
-    def handle(self, partition: Partition, urgent: bool = False) -> int:
+    def handle(self, partition: Share, urgent: bool = False) -> int:
         """The address of `stream`; needs no torch."""
         with self._lock:
             return int(self._stream(self._share(partition), urgent))
@@ -141,15 +141,15 @@ class GreenShares(OnGrid):
                 call(self._driver, "cuDevicePrimaryCtxRelease", self._device)
             self._primary = None
 
-    def _share(self, partition: Partition) -> _Share:
+    def _share(self, partition: Share) -> _Share:
         share = self._shares.get(partition)
         if share is None:
             raise unknown(partition, len(self._shares))
         return share
 
-    def _make_all(self, partitions: Sequence[Partition]) -> dict[Partition, _Share]:
+    def _make_all(self, partitions: Sequence[Share]) -> dict[Share, _Share]:
         """All of these, or none."""
-        made: dict[Partition, _Share] = {}
+        made: dict[Share, _Share] = {}
         try:
             for partition in partitions:
                 made[partition] = self._make(partition)
@@ -159,7 +159,7 @@ class GreenShares(OnGrid):
             raise
         return made
 
-    def _make(self, partition: Partition) -> _Share:
+    def _make(self, partition: Share) -> _Share:
         driver = self._driver
         if is_whole(partition, self.grid):
             return _Share(None, self.grid.total)
@@ -206,7 +206,7 @@ class GreenShares(OnGrid):
                 call(self._driver, "cuGreenCtxDestroy", share.context)
 
 
-def open_shares(index: int, sharing: str) -> Shares:
+def open_shares(index: int, sharing: str) -> GpuPartitioner:
     """Shares of a GPU by `device.sharing`; "mps" bounds processes, and their streams are plain. Raises GpuError."""
     return GreenShares.open(index) if sharing == "green" else PlainShares.open(index)
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from cotenant.errors import InvalidValueError
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.sm_ladder import SmGrid, device_name, groups_of
-from cotenant.types import Partition
+from cotenant.work import Share
 
 if TYPE_CHECKING:
     import torch
 
 
-class Shares(Protocol):
+class GpuPartitioner(Protocol):
     """How a GPU is divided at the moment. Partitions may overlap: the core never runs those at the same time."""
 
     grid: SmGrid
@@ -32,16 +32,16 @@ class Shares(Protocol):
         """Sizes of shares are multiples of so many SMs."""
 
     @property
-    def granted(self) -> Mapping[Partition, int]:
+    def granted(self) -> Mapping[Share, int]:
         """SMs on which the kernels of each partition may run."""
 
-    def split(self, partitions: Sequence[Partition]) -> int:
+    def split(self, partitions: Sequence[Share]) -> int:
         """Divide the GPU anew; gives the nanoseconds it took."""
 
-    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+    def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
         """A stream of a partition; the same one each time."""
 
-    def handle(self, partition: Partition, urgent: bool = False) -> int:
+    def handle(self, partition: Share, urgent: bool = False) -> int:
         """The address of that stream, as the driver and torch exchange it."""
 
     def close(self) -> None:
@@ -74,14 +74,14 @@ class OnGrid:
 
 
 class PlainShares(OnGrid):
-    """The same surface with plain streams: each partition's kernels may run on every SM. Implements `Shares`."""
+    """The same surface with plain streams: each partition's kernels may run on every SM."""
 
     def __init__(self, index: int, grid: SmGrid, make: Callable[[int, bool], Any]) -> None:
         self.index = index
         self.grid = grid
         self._make = make
         self._lock = threading.Lock()
-        self._streams: dict[Partition, dict[bool, Any]] = {}
+        self._streams: dict[Share, dict[bool, Any]] = {}
 
     @classmethod
     def open(cls, index: int) -> Self:
@@ -94,12 +94,12 @@ class PlainShares(OnGrid):
         return cls(index, SmGrid(torch.cuda.get_device_properties(index).multi_processor_count), _torch_stream)
 
     @property
-    def granted(self) -> Mapping[Partition, int]:
+    def granted(self) -> Mapping[Share, int]:
         """All SMs for every partition."""
         with self._lock:
             return MappingProxyType(dict.fromkeys(self._streams, self.grid.total))
 
-    def split(self, partitions: Sequence[Partition]) -> int:
+    def split(self, partitions: Sequence[Share]) -> int:
         """Have streams for these partitions; gives the nanoseconds it took. Raises InvalidValueError."""
         for partition in partitions:
             check_device(partition, self.index)
@@ -109,7 +109,7 @@ class PlainShares(OnGrid):
             self._streams = {each: self._streams.get(each, {}) for each in partitions}
         return time.perf_counter_ns() - began
 
-    def stream(self, partition: Partition, urgent: bool = False) -> torch.cuda.Stream:
+    def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
         """A stream of a partition, of the greatest priority when `urgent`; the same one each time."""
         with self._lock:
             streams = self._streams.get(partition)
@@ -120,7 +120,7 @@ class PlainShares(OnGrid):
             stream: torch.cuda.Stream = streams[urgent]
             return stream
 
-    def handle(self, partition: Partition, urgent: bool = False) -> int:
+    def handle(self, partition: Share, urgent: bool = False) -> int:
         """The address of `stream`."""
         return int(self.stream(partition, urgent).cuda_stream)
 
@@ -130,13 +130,13 @@ class PlainShares(OnGrid):
             self._streams = {}
 
 
-def check_device(partition: Partition, index: int) -> None:
+def check_device(partition: Share, index: int) -> None:
     """Raises InvalidValueError when a partition is of another device."""
     if partition.device != device_name(index):
         raise InvalidValueError("shares of a GPU", "device", partition.device, device_name(index))
 
 
-def unknown(partition: Partition, count: int) -> InvalidValueError:
+def unknown(partition: Share, count: int) -> InvalidValueError:
     """The error for a partition that is not in the division."""
     return InvalidValueError("shares of a GPU", "partition", partition, f"one of the {count} that it was split into")
 

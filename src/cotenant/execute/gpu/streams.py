@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from cotenant.execute.threads.lanes import pin, settle
-from cotenant.types import Partition
+from cotenant.work import Share
 
 Named = Mapping[str, torch.Tensor]
 
@@ -83,7 +83,7 @@ class StreamDevice(Protocol):
     name: str
     has_graphs: bool
 
-    def lane(self, partition: Partition) -> StreamLane:
+    def lane(self, partition: Share) -> StreamLane:
         """The streams of a partition."""
 
     def synchronize(self) -> None:
@@ -124,7 +124,7 @@ class CpuStreams:
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
 
-    def lane(self, partition: Partition) -> StreamLane:
+    def lane(self, partition: Share) -> StreamLane:
         """See StreamDevice."""
         return _CpuLane(partition, self._nice)
 
@@ -144,7 +144,7 @@ class CpuStreams:
 
 
 class _CpuLane:
-    def __init__(self, partition: Partition, nice: int) -> None:
+    def __init__(self, partition: Share, nice: int) -> None:
         self._cores = partition.cores
         self._nice = nice
         self.threads: int | tuple[int, ...] = partition.cores if partition.size > 1 else 1

@@ -40,7 +40,7 @@ from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.onnx import dfg_of
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 Value = Any
 """A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,

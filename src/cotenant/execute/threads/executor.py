@@ -14,7 +14,7 @@ from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, W
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
-from cotenant.types import Partition
+from cotenant.work import Share
 
 
 class OnnxRuntimeExecutor:
@@ -26,7 +26,7 @@ class OnnxRuntimeExecutor:
     def __init__(self, lane_nice: int = 0) -> None:
         self._lane_nice = lane_nice
         self._models: dict[str, Runner] = {}
-        self._lanes: dict[Partition, Lane] = {}
+        self._lanes: dict[Share, Lane] = {}
         self._batches: Batches[Mapping[str, Any]] = Batches()
         self._lock = threading.Lock()
         self.put = self._batches.put
@@ -79,10 +79,10 @@ class OnnxRuntimeExecutor:
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         with self._lock:
-            lane = self._lanes.get(launch.partition)
+            lane = self._lanes.get(launch.share)
             if lane is None:
-                lane = self._lanes[launch.partition] = Lane(launch.partition, self._lane_nice)
-            model = self._models.get(launch.tenant)
+                lane = self._lanes[launch.share] = Lane(launch.share, self._lane_nice)
+            model = self._models.get(launch.work.tenant)
         lane.put(partial(self._run, launch, model, self._batches.try_begin(launch), on_end))
 
     def release(self, batch: int) -> None:
@@ -106,14 +106,14 @@ class OnnxRuntimeExecutor:
             if isinstance(batch, Exception):
                 raise batch
             if model is None:
-                raise ModelGoneError(launch.tenant)
-            if launch.start == 0:
+                raise ModelGoneError(launch.work.tenant)
+            if launch.work.start == 0:
                 tensors: Mapping[str, Any] = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
             else:
                 tensors = batch.kept or {}
             gathered = ran = time.perf_counter_ns()
-            cores = launch.partition.cores
-            tensors = model.run(launch.start, launch.end, tensors, cores if len(cores) > 1 else 1)
+            cores = launch.share.cores
+            tensors = model.run(launch.work.start, launch.work.end, tensors, cores if len(cores) > 1 else 1)
             ran = time.perf_counter_ns()
             if launch.last:
                 self._batches.finish(batch, for_client(to_numpy(tensors)))

@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from cotenant.execute.sched_slice import DEFAULT, set_slice
-from cotenant.types import Partition
+from cotenant.work import Share
 
-Work = Callable[[], None]
+Task = Callable[[], None]
 T = TypeVar("T")
 
 
@@ -21,17 +21,17 @@ class Lane:
     `nice` is the nice value of the thread, where the platform has one for each thread.
     """
 
-    def __init__(self, partition: Partition, nice: int = 0) -> None:
+    def __init__(self, partition: Share, nice: int = 0) -> None:
         self._partition = partition
         self._nice = nice
-        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()
         name = "cotenant-lane-" + "-".join(str(core) for core in partition.cores)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, work: Work) -> None:
-        """Queue work; never blocks. Work must not raise."""
-        self._queue.put(work)
+    def put(self, task: Task) -> None:
+        """Queue a task; never blocks. It must not raise."""
+        self._queue.put(task)
 
     def close(self) -> None:
         """Finish what is queued and stop."""
@@ -41,8 +41,8 @@ class Lane:
 
     def _run(self) -> None:
         settle(self._partition.cores, self._nice)
-        while (work := self._queue.get()) is not None:
-            work()
+        while (task := self._queue.get()) is not None:
+            task()
 
 
 def settle(cores: tuple[int, ...], nice: int) -> None:

@@ -29,7 +29,7 @@ from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane,
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.torch.arrays import array_of, tensor_of
-from cotenant.types import Partition
+from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.torch")
 
@@ -76,7 +76,7 @@ class TorchExecutor:
         self._graphs: GraphPool[RangeGraph] = GraphPool(graphs if device.has_graphs else 0)
         self._residents = Residents(device, lambda number: bool(self._graphs.drop(number)))
         self._models: dict[str, Resident] = {}
-        self._lanes: dict[Partition, tuple[StreamLane, StreamThreads]] = {}
+        self._lanes: dict[Share, tuple[StreamLane, StreamThreads]] = {}
         self._batches: Batches[Named] = Batches()
         self._lost = ""
         self._lock = threading.Lock()
@@ -144,10 +144,10 @@ class TorchExecutor:
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         with self._lock:
-            place = self._lanes.get(launch.partition)
+            place = self._lanes.get(launch.share)
             if place is None:
-                place = self._lanes[launch.partition] = self._open(launch.partition)
-            resident = self._models.get(launch.tenant)
+                place = self._lanes[launch.share] = self._open(launch.share)
+            resident = self._models.get(launch.work.tenant)
         batch = self._batches.try_begin(launch)
         if resident is not None and not resident.begin():
             resident = None
@@ -167,7 +167,7 @@ class TorchExecutor:
         self._graphs.clear()
         self.device.close()
 
-    def _open(self, partition: Partition) -> tuple[StreamLane, StreamThreads]:
+    def _open(self, partition: Share) -> tuple[StreamLane, StreamThreads]:
         lane = self.device.lane(partition)
         return lane, StreamThreads(lane, f"{partition.device}-{partition.cores[0]}")
 
@@ -181,9 +181,9 @@ class TorchExecutor:
             if isinstance(flight.batch, Exception):
                 raise flight.batch
             if resident is None:
-                raise ModelGoneError(flight.launch.tenant)
+                raise ModelGoneError(flight.launch.work.tenant)
             began = time.perf_counter_ns()
-            if not flight.launch.start:
+            if not flight.launch.work.start:
                 flight.batch.kept = _gathered(lane, flight.batch)
             flight.gather_ns = time.perf_counter_ns() - began
             work = partial(self._launch, lane, threads, flight, resident)
@@ -204,13 +204,13 @@ class TorchExecutor:
         began = lane.record()
         if graph is not None:
             graph.fill(values)
-        elif not launch.start:
+        elif not launch.work.start:
             values = {name: lane.upload(value) for name, value in values.items()}
         filled = lane.record()
         if graph is not None:
             results = graph.replay()
         else:
-            results = resident.model.run(launch.start, launch.end, values, lane.threads)
+            results = resident.model.run(launch.work.start, launch.work.end, values, lane.threads)
         ran = lane.record()
         if launch.last:
             results = {name: lane.download(value) for name, value in results.items()}
@@ -224,10 +224,10 @@ class TorchExecutor:
         if not self.device.has_graphs:
             return None
         shapes = tuple((name, tuple(value.shape), str(value.dtype)) for name, value in values.items())
-        key = GraphKey(resident.number, launch.start, launch.end, shapes, launch.partition, resident.urgent)
+        key = GraphKey(resident.number, launch.work.start, launch.work.end, shapes, launch.share, resident.urgent)
         graph = self._graphs.find(key)
         if graph is None and self._graphs.is_due(key):
-            run = partial(resident.model.run, launch.start, launch.end, threads=lane.threads)
+            run = partial(resident.model.run, launch.work.start, launch.work.end, threads=lane.threads)
             try:
                 with threads.quiet:
                     graph = RangeGraph.of(lane, values, resident.number, run)
@@ -308,10 +308,10 @@ def _gathered(lane: StreamLane, batch: BatchTensors[Named]) -> Named:
 
 
 def _need(flight: _Flight) -> str:
-    launch = flight.launch
+    work = flight.launch.work
     size = sum(value.nbytes for value in flight.tensors.values())
-    return f"units {launch.start} to {launch.end} of {launch.items} rows ({size / MIB:.1f} MiB of tensors)"
+    return f"units {work.start} to {work.end} of {work.items} rows ({size / MIB:.1f} MiB of tensors)"
 
 
 def _named(resident: Resident, launch: Launch) -> tuple[str, int, int]:
-    return resident.model.name, launch.start, launch.end
+    return resident.model.name, launch.work.start, launch.work.end

@@ -21,7 +21,7 @@ from cotenant.execute.session_ladder import Wanted
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.keeper import Keeper
 from cotenant.execute.worker.limits import Limits
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 
 class ProcessExecutor:
@@ -122,11 +122,11 @@ class ProcessExecutor:
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         with self._lock:
-            keeper = self._keepers.get(launch.tenant)
+            keeper = self._keepers.get(launch.work.tenant)
         try:
             batch = self._batches.begin(launch)
             if keeper is None or batch.kept not in (None, keeper):
-                raise ModelGoneError(launch.tenant)
+                raise ModelGoneError(launch.work.tenant)
             problem = keeper.start(launch, batch, on_end)
         except Exception as error:
             problem = reason_of(error)

@@ -25,7 +25,7 @@ from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Limits, Loss, LossKind, overdue
 from cotenant.execute.worker.near_cores import NearCores
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
@@ -247,7 +247,7 @@ class Keeper:
         if pending is None:
             return
         launch, error = pending.launch, message.error
-        link = self._links[launch.partition.cores]
+        link = self._links[launch.share.cores]
         began = time.perf_counter_ns()
         try:
             if error is None and launch.last:
@@ -347,9 +347,9 @@ class Keeper:
     def _put(self, pending: Pending) -> str | None:
         """Hand a launch to its lane; the reason if that cannot be. Under the lock."""
         assert self._process is not None
-        cores = pending.launch.partition.cores
+        cores = pending.launch.share.cores
         if self._model.device == CPU:
-            self._near.follow(self._thread, [each.launch.partition.cores[0] for each in self._pending.values()])
+            self._near.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
         try:
             link = self._links.get(cores)
             if link is None:
@@ -357,7 +357,7 @@ class Keeper:
             link.put(pending)
         except Exception as error:
             del self._pending[pending.launch.id]
-            if pending.launch.start > 0:
+            if pending.launch.work.start > 0:
                 self._process.channel.post(Release(pending.launch.batch))
             return reason_of(error)
         return None

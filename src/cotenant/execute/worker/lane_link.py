@@ -83,10 +83,10 @@ class LaneLink:
     def _send(self, pending: Pending) -> None:
         launch = pending.launch
         layouts: tuple[Layout, ...] = ()
-        if launch.start == 0:
+        if launch.work.start == 0:
             began = time.perf_counter_ns()
             layouts = self._inputs.write(pending.batch.gather())
             pending.input_ns = time.perf_counter_ns() - began
         with contextlib.suppress(OSError):  # the worker is dead, which its keeper finds out and says
-            self._channel.send(Run(launch.id, launch.batch, launch.start, launch.end, launch.last, layouts))
+            self._channel.send(Run(launch.id, launch.batch, launch.work.start, launch.work.end, launch.last, layouts))
         self._is_busy = pending.is_sent = True

@@ -32,7 +32,7 @@ from cotenant.execute.worker.channel import (
 )
 from cotenant.execute.worker.place import Place, place_of
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, copied
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 
 class Worker:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from cotenant.execute.threads.lanes import be_nice, settle
-from cotenant.types import CPU
+from cotenant.work import CPU
 
 
 class Place(Protocol):

@@ -170,7 +170,7 @@ class Shelf:
     def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column]) -> int:
         """Time of one batch beside these columns, the worst that at most one slot of each can make of it."""
         model = self.loads[number].model
-        alone = self.book.latency_ns(model, batch, size, self.kind.name)
+        alone = self.book.alone_ns(model, batch, size, self.kind.name)
         if not self.interference or not beside:
             return alone
         others = [[(self.loads[at].model, rows, column.size) for at, rows in column.slots] for column in beside]

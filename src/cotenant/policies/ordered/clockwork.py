@@ -34,7 +34,7 @@ class Clockwork(ListPolicy):
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """The latest start that it would get now, with one row of the first declared shape."""
-        needed = predictor.latency_ns(tenant.name, 0, 1, 0, tenant.cuts[-1], self.lanes[0].size)
+        needed = predictor.latency_ns(tenant.work(0, 1), self.lanes[0].size)
         return (priority_rank(tenant.priority), now_ns + tenant.slo_ns - needed)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
@@ -70,9 +70,9 @@ class Clockwork(ListPolicy):
         """When the lanes of each size are predicted to be free, as heaps."""
         now, busy = snapshot.now_ns, dict[int, int]()
         for run in snapshot.running.values():
-            busy[run.launch.partition.mask] = max(now, run.started_ns + run.launch.predicted_ns)
+            busy[run.launch.share.mask] = max(now, run.started_ns + run.launch.predicted_ns)
         for start in starts:
-            busy[start.partition.mask] = now + start.predicted_ns
+            busy[start.share.mask] = now + start.predicted_ns
         free_at: dict[int, list[int]] = {size: [] for size in self.sizes}
         for lane in self.lanes:
             end = busy.get(lane.mask)
@@ -86,4 +86,4 @@ class Clockwork(ListPolicy):
     def _needed_ns(self, query: Query, tenant: Tenant, predictor: Predictor, size: int = 0) -> int:
         """Predicted latency alone in a lane of that size, by default that of the first."""
         cores = size or self.sizes[0]
-        return predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], cores)
+        return predictor.latency_ns(tenant.work(query.shape, query.items), cores)

@@ -16,7 +16,8 @@ from cotenant.errors import InvalidValueError
 from cotenant.policies.batching import form_batch
 from cotenant.policies.candidates import Candidates, Key, Stretch
 from cotenant.policies.ordered.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
-from cotenant.types import Partition, Query, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Share, Work
 
 _HOPELESS = DropRule.HOPELESS
 _MOST_DOUBTFUL = 32
@@ -42,7 +43,7 @@ class ListPolicy:
     Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
     """
 
-    lanes: tuple[Partition, ...]
+    lanes: tuple[Share, ...]
     drop: DropRule = DropRule.HOPELESS
     preempt: bool = False
     stretch: Stretch = 0.1
@@ -63,8 +64,8 @@ class ListPolicy:
         object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions that launches may get: the lanes."""
+    def shares(self) -> tuple[Share, ...]:
+        """All shares that launches may get: the lanes."""
         return self.lanes
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
@@ -106,7 +107,7 @@ class ListPolicy:
                     break
         return Decision(tuple(starts), tuple(drops), memory)
 
-    def _fill(self, candidates: Candidates, lane: Partition, drops: list[Drop]) -> Start | None:
+    def _fill(self, candidates: Candidates, lane: Share, drops: list[Drop]) -> Start | None:
         """Start the best candidate that is not hopeless; give up those before it that are.
 
         What is doubtful is put off, and taken when nothing else is left; what needs another lane is passed over.
@@ -118,10 +119,11 @@ class ListPolicy:
             if isinstance(best, tuple):
                 queue, at = best
                 head, tenant = queue.queries[at], queue.tenant
-                needed = predictor.latency_ns(tenant.name, head.shape, head.items, 0, tenant.cuts[-1], cores)
+                work = tenant.work(head.shape, head.items)
+                needed = predictor.latency_ns(work, cores)
                 if drop_hopeless and now + needed > head.deadline_ns:
                     left = head.deadline_ns - now
-                    least = self._least_ns(predictor, tenant, head.shape, head.items, 0, needed)
+                    least = self._least_ns(predictor, work, needed)
                     if least > left:
                         drops.append(Drop(head.id, _hopeless(least, left)))
                         candidates.take(queue, (head,))
@@ -131,13 +133,14 @@ class ListPolicy:
                 if self.cautious and now + predictor.sure_ns(tenant.name, needed) > head.deadline_ns:
                     candidates.pass_over(queue, at, put_off=True)
                     continue
-                return self._start_batch(candidates, queue, at, lane, needed)
+                return self._start_batch(candidates, queue, at, lane, work, needed)
             tenant = best.tenant
-            needed = predictor.latency_ns(tenant.name, best.shape, best.items, best.next_unit, tenant.cuts[-1], cores)
+            work = tenant.work(best.shape, best.items, best.next_unit)
+            needed = predictor.latency_ns(work, cores)
             if drop_hopeless:
                 left = max([query.deadline_ns for query in best.queries]) - now
                 if needed > left:
-                    least = self._least_ns(predictor, tenant, best.shape, best.items, best.next_unit, needed)
+                    least = self._least_ns(predictor, work, needed)
                     if least > left:
                         drops.extend([Drop(query.id, _hopeless(least, left)) for query in best.queries])
                         candidates.take_batch()
@@ -145,24 +148,26 @@ class ListPolicy:
                         candidates.pass_over_batch()
                     continue
             key = candidates.take_batch()
-            end, latency = self._extent(snapshot, tenant, key, best.shape, best.items, best.next_unit, lane, needed)
-            return Start(tenant.name, (), end, lane, latency, best.id)
+            work, latency = self._extent(snapshot, tenant, key, work, lane, needed)
+            return Start(work, (), lane, latency, best.id)
         doubtful = candidates.next_put_off()
         if doubtful is None:
             return None
         queue, at = doubtful
         head, tenant = queue.queries[at], queue.tenant
-        needed = predictor.latency_ns(tenant.name, head.shape, head.items, 0, tenant.cuts[-1], cores)
-        return self._start_batch(candidates, queue, at, lane, needed)
+        work = tenant.work(head.shape, head.items)
+        return self._start_batch(candidates, queue, at, lane, work, predictor.latency_ns(work, cores))
 
-    def _least_ns(self, predictor: Predictor, tenant: Tenant, shape: int, items: int, start: int, needed: int) -> int:
-        """Predicted latency to the end of the model in the quickest lane; `needed` in the one at hand."""
+    def _least_ns(self, predictor: Predictor, work: Work, needed: int) -> int:
+        """Predicted latency in the quickest lane; `needed` in the one at hand."""
         if len(self.sizes) == 1:
             return needed
-        units = tenant.cuts[-1]
-        return min([predictor.latency_ns(tenant.name, shape, items, start, units, size) for size in self.sizes])
+        return min([predictor.latency_ns(work, size) for size in self.sizes])
 
-    def _start_batch(self, candidates: Candidates, queue: QueueView, at: int, lane: Partition, latency: int) -> Start:
+    def _start_batch(
+        self, candidates: Candidates, queue: QueueView, at: int, lane: Share, work: Work, latency: int
+    ) -> Start:
+        """Start the batch that is headed by the query at a position, for which `work` and `latency` are of it alone."""
         snapshot, tenant = candidates.snapshot, queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
@@ -171,25 +176,17 @@ class ListPolicy:
                 skip_hopeless=self.drop is _HOPELESS,
                 cautious=self.cautious,
             )
+            if len(queries) > 1:
+                work = tenant.work(work.shape, sum([query.items for query in queries]))
         candidates.take(queue, queries)
-        end = tenant.cuts[-1]
         if self.preempt and len(tenant.cuts) > 2:
-            items = sum([query.items for query in queries])
-            end, latency = self._extent(snapshot, tenant, queue.keys[at], queries[0].shape, items, 0, lane, latency)
-        return Start(tenant.name, queries, end, lane, latency)
+            work, latency = self._extent(snapshot, tenant, queue.keys[at], work, lane, latency)
+        return Start(work, queries, lane, latency)
 
     def _extent(
-        self,
-        snapshot: Snapshot,
-        tenant: Tenant,
-        key: Key,
-        shape: int,
-        items: int,
-        start: int,
-        lane: Partition,
-        remaining_ns: int,
-    ) -> tuple[int, int]:
-        """How far to run before the next choice: the last unit, and the predicted latency up to it.
+        self, snapshot: Snapshot, tenant: Tenant, key: Key, work: Work, lane: Share, remaining_ns: int
+    ) -> tuple[Work, int]:
+        """How much of the work to run before the next choice, and the predicted latency of that.
 
         Every boundary costs a little, so the stretch is as long as no query that might arrive meanwhile would miss
         more than its share of slack by waiting for the boundary.
@@ -197,19 +194,20 @@ class ListPolicy:
         cuts, predictor = tenant.cuts, snapshot.predictor
         allowed = self._allowed_ns(snapshot, tenant, key, lane.size)
         if allowed is None or remaining_ns <= allowed:
-            return cuts[-1], remaining_ns
-        low, high = bisect_right(cuts, start), len(cuts) - 1
-        end = cuts[low]
-        latency = predictor.latency_ns(tenant.name, shape, items, start, end, lane.size)
+            return work, remaining_ns
+        low, high = bisect_right(cuts, work.start), len(cuts) - 1
+        made = work.until(cuts[low])
+        latency = predictor.latency_ns(made, lane.size)
         low += 1
         while allowed and low < high:
             middle = (low + high) // 2
-            reach = predictor.latency_ns(tenant.name, shape, items, start, cuts[middle], lane.size)
+            longer = work.until(cuts[middle])
+            reach = predictor.latency_ns(longer, lane.size)
             if reach <= allowed:
-                end, latency, low = cuts[middle], reach, middle + 1
+                made, latency, low = longer, reach, middle + 1
             else:
                 high = middle
-        return end, latency
+        return made, latency
 
     def _allowed_ns(self, snapshot: Snapshot, chosen: Tenant, key: Key, cores: int) -> int | None:
         """Longest stretch that is fair to those who might arrive and go first; None when nobody could."""
@@ -220,7 +218,7 @@ class ListPolicy:
         for name, queue in snapshot.queues.items():
             other = queue.tenant
             if name != chosen.name and self.arrival_key(other, now, predictor) < key:
-                slack = other.slo_ns - predictor.latency_ns(name, 0, 1, 0, other.cuts[-1], cores)
+                slack = other.slo_ns - predictor.latency_ns(other.work(0, 1), cores)
                 share = max(0, int(slack * self.stretch))
                 allowed = share if allowed is None else min(allowed, share)
         return allowed

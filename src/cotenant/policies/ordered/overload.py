@@ -59,7 +59,7 @@ def waiting_jobs(snapshot: Snapshot, paused: list[tuple[Key, BatchView]], cores:
     jobs = [job for queue in snapshot.queues.values() for job in _queued(snapshot, queue, cores)]
     for key, batch in paused:
         tenant = batch.tenant
-        work = predictor.latency_ns(tenant.name, batch.shape, batch.items, batch.next_unit, tenant.cuts[-1], cores)
+        work = predictor.latency_ns(tenant.work(batch.shape, batch.items, batch.next_unit), cores)
         numbers = tuple([query.id for query in batch.queries])
         deadline = min([query.deadline_ns for query in batch.queries])
         jobs.append(Job(key, work, deadline, tenant.weight * len(numbers), numbers))
@@ -77,7 +77,7 @@ def _queued(snapshot: Snapshot, queue: QueueView, cores: int) -> list[Job]:
     return [
         Job(
             key,
-            latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], cores),
+            latency_ns(tenant.work(query.shape, query.items), cores),
             query.deadline_ns,
             tenant.weight,
             (query.id,),

@@ -32,5 +32,5 @@ class Sjf(ListPolicy):
         return (priority_rank(tenant.priority), self._work(tenant, 0, 1, 0, predictor))
 
     def _work(self, tenant: Tenant, shape: int, items: int, start: int, predictor: Predictor) -> int:
-        latency = predictor.latency_ns(tenant.name, shape, items, start, tenant.cuts[-1], self.lanes[0].size)
+        latency = predictor.latency_ns(tenant.work(shape, items, start), self.lanes[0].size)
         return latency if tenant.weight == 1 else int(latency / tenant.weight)

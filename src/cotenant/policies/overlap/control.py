@@ -25,8 +25,9 @@ from cotenant.policies.overlap.barrier import needs_barrier
 from cotenant.policies.overlap.group_jobs import waiting_at
 from cotenant.policies.overlap.group_likely import likely_groups
 from cotenant.policies.overlap.group_search import Choice, find_group
-from cotenant.policies.overlap.group_shares import Shares
-from cotenant.types import Partition, Query, Tenant
+from cotenant.policies.overlap.group_splits import Splits
+from cotenant.types import Query, Tenant
+from cotenant.work import Share
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
@@ -68,7 +69,7 @@ class Overlap:
     Raises InvalidValueError for a value out of its range.
     """
 
-    lanes: tuple[Partition, ...]
+    lanes: tuple[Share, ...]
     drop: DropRule = DropRule.HOPELESS
     preempt: bool = True
     ways: Annotated[int, Meta(ge=1, le=64)] = 4
@@ -77,7 +78,7 @@ class Overlap:
     repeat: bool = True
     barrier: bool = True
     cautious: bool = True
-    shares: Shares = field(init=False, repr=False, compare=False)
+    splits: Splits = field(init=False, repr=False, compare=False)
 
     lanewise: Edf = field(init=False, repr=False, compare=False)
 
@@ -97,7 +98,7 @@ class Overlap:
         if not 0 <= self.stretch <= 1:
             raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
-        object.__setattr__(self, "shares", Shares.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
+        object.__setattr__(self, "splits", Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
@@ -110,11 +111,11 @@ class Overlap:
         return self.barrier
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions that launches may get, one lane or several."""
+    def shares(self) -> tuple[Share, ...]:
+        """All shares that launches may get, one lane or several."""
         if not self.barrier:
             return self.lanes
-        return tuple(dict.fromkeys(share for ways in self.shares.splits for split in ways for share in split))
+        return tuple(dict.fromkeys(share for ways in self.splits.by_members for split in ways for share in split))
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, deadline, arrival)."""
@@ -124,7 +125,7 @@ class Overlap:
         """The groups that decisions are likely to ask the predictor for, see `group_likely`; none without a barrier."""
         if not self.barrier:
             return iter(())
-        return likely_groups(tenants, self.shares, self.ways if self.preempt else 0, self.repeat)
+        return likely_groups(tenants, self.splits, self.ways if self.preempt else 0, self.repeat)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a group, or choose the next one while a group runs."""
@@ -148,10 +149,10 @@ class Overlap:
     ) -> tuple[Choice | None, tuple[Drop, ...]]:
         """The group to start at `begin_ns`, and the queries that nothing can help any more by then."""
         drops = self.drop is DropRule.HOPELESS
-        candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.shares.widest, drops, predictor)
+        candidates, hopeless, slack_ns = waiting_at(snapshot, begin_ns, self.splits.widest, drops, predictor)
         if not candidates:
             return None, hopeless
         ways = self.ways if self.preempt else 0
         # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
         short_ns = int(max(0, slack_ns) * self.stretch)
-        return find_group(candidates, predictor, self.shares, begin_ns, ways, short_ns, self.repeat), hopeless
+        return find_group(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless

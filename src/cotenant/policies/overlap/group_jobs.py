@@ -87,12 +87,11 @@ def waiting_at(
     drops: list[Drop] = []
     found: list[Candidate] = []
     paused: list[tuple[BatchView, int]] = [(batch, batch.next_unit) for batch in snapshot.paused]
-    paused += [
-        (run.batch, run.launch.end) for run in snapshot.running.values() if run.batch.queries and not run.launch.last
-    ]
+    running = snapshot.running.values()
+    paused += [(run.batch, run.launch.work.end) for run in running if run.batch.queries and not run.launch.last]
     for batch, start in paused:
         tenant, queries = batch.tenant, batch.queries
-        remaining = latency_ns(tenant.name, batch.shape, batch.items, start, tenant.cuts[-1], cores)
+        remaining = latency_ns(tenant.work(batch.shape, batch.items, start), cores)
         end = begin_ns + remaining
         # Of the deadlines the earliest that can be met, else the latest.
         rank, meetable, latest = queries[0].rank, NEVER_NS, 0
@@ -121,7 +120,7 @@ def waiting_at(
             if head.items == 1 and not head.shape:
                 needed = one
             else:
-                needed = latency_ns(name, head.shape, head.items, 0, queue.tenant.cuts[-1], cores)
+                needed = latency_ns(queue.tenant.work(head.shape, head.items), cores)
             headroom = head.deadline_ns - begin_ns - needed
             if headroom >= 0 or not drop_hopeless:
                 found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))
@@ -134,10 +133,10 @@ def waiting_at(
 def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:
     """The same queue from the next query on that can be in time, or is overdue as this one is; None if none is."""
     _, before, _, name, queue, at, _, remaining = candidate
-    waiting, units, are_alike = queue.queries, queue.tenant.cuts[-1], queue.are_alike
+    waiting, tenant, are_alike = queue.queries, queue.tenant, queue.are_alike
     for behind in range(at + 1, len(waiting)):
         query = waiting[behind]
-        needed = remaining if are_alike else predictor.latency_ns(name, query.shape, query.items, 0, units, cores)
+        needed = remaining if are_alike else predictor.latency_ns(tenant.work(query.shape, query.items), cores)
         headroom = query.deadline_ns - begin_ns - needed
         if headroom >= 0 or before < 0:
             return _new(Candidate, (query.rank, headroom, query.id, name, queue, behind, True, needed))
@@ -158,7 +157,7 @@ def jobs_of(
     source = candidate.source
     tenant, queries, units = source.tenant, source.queries, source.tenant.cuts[-1]
     remaining, start = candidate.remaining_ns, candidate.at
-    whole = predictor.latency_ns(tenant.name, source.shape, source.items, 0, units, cores)
+    whole = predictor.latency_ns(tenant.work(source.shape, source.items), cores)
     worth, kind, each = 0.0, (0, -1), 0.0
     for query in queries:
         if kind != (query.items, query.shape):  # as a rule they are alike
@@ -220,7 +219,7 @@ def _mixed(
 
     Behind a head that is overdue those that are, too, join like others; they have no deadline left to miss.
     """
-    _, headroom, number, name, queue, at, _, latency = candidate
+    _, headroom, number, _, queue, at, _, latency = candidate
     tenant, waiting = queue.tenant, queue.queries
     units, largest, cores = tenant.cuts[-1], tenant.max_batch, sizes[0]
     head = waiting[at]
@@ -239,7 +238,7 @@ def _mixed(
                 continue
             if len(others) == _OTHERS:
                 break
-        alone = first if is_alike else latency_ns(name, query.shape, query.items, 0, units, cores)
+        alone = first if is_alike else latency_ns(tenant.work(query.shape, query.items), cores)
         limit = query.deadline_ns
         start = limit - alone
         if start < begin_ns:
@@ -253,7 +252,7 @@ def _mixed(
         if is_growing:
             grown = items + query.items
             if grown <= largest and query.shape == shape and query.merge_key == key:
-                together = latency_ns(name, shape, grown, 0, units, cores)
+                together = latency_ns(tenant.work(shape, grown), cores)
                 if deadline < limit:
                     limit = deadline
                 if together <= latency + alone and begin_ns + together <= limit:
@@ -291,7 +290,7 @@ def _is_new_kind(query: Query, others: list[tuple[Query, int]]) -> bool:
 
 
 def _alone_ns(query: Query, tenant: Tenant, cores: int, predictor: Predictor) -> int:
-    return predictor.latency_ns(tenant.name, query.shape, query.items, 0, tenant.cuts[-1], cores)
+    return predictor.latency_ns(tenant.work(query.shape, query.items), cores)
 
 
 def _worth(query: Query, tenant: Tenant, alone: int, sizes: tuple[int, int], predictor: Predictor) -> float:

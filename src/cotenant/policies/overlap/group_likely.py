@@ -10,15 +10,16 @@ from itertools import product
 
 from cotenant.core.predictor import Group, Member
 from cotenant.policies.overlap.group_cuts import coarse, spread
-from cotenant.policies.overlap.group_shares import Shares
+from cotenant.policies.overlap.group_splits import Splits
 from cotenant.types import Tenant
+from cotenant.work import Work
 
 _Ranges = list[tuple[int, int]]
 _PAIRS = ((0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (2, 2))
 """Kinds of ranges (see `_ranges`) that meet in a group, the most frequent ones first."""
 
 
-def likely_groups(tenants: Sequence[Tenant], shares: Shares, ways: int, repeat: bool) -> Iterator[Group]:
+def likely_groups(tenants: Sequence[Tenant], splits: Splits, ways: int, repeat: bool) -> Iterator[Group]:
     """Members alone on the whole device, then pairs, each once and with its members in ascending order.
 
     Queries are taken to be single rows of the first declared shape. `ways` and `repeat` are as in `find_group`.
@@ -33,19 +34,19 @@ def likely_groups(tenants: Sequence[Tenant], shares: Shares, ways: int, repeat: 
     ]
     for kind in kinds:
         for name, rows, start, end in kind:
-            yield (Member(name, 0, rows, start, end, shares.widest),)
-    if len(shares.splits) == 1:
+            yield (Member(Work(name, 0, rows, start, end), splits.widest),)
+    if len(splits.by_members) == 1:
         return
-    sizes = sorted({(a.size, b.size) for split in shares.splits[1] for a, b in (split, split[::-1])})
+    sizes = sorted({(a.size, b.size) for split in splits.by_members[1] for a, b in (split, split[::-1])})
     for (one, other), (size, rest) in product(_PAIRS, sizes):
         if one == other and size > rest:
             continue  # the same pairs as with the sizes the other way round
-        left = [Member(name, 0, rows, start, end, size) for name, rows, start, end in kinds[one]]
-        right = [Member(name, 0, rows, start, end, rest) for name, rows, start, end in kinds[other]]
+        left = [Member(Work(name, 0, rows, start, end), size) for name, rows, start, end in kinds[one]]
+        right = [Member(Work(name, 0, rows, start, end), rest) for name, rows, start, end in kinds[other]]
         is_same = one == other and size == rest
         for at, last in enumerate(right):
             for first in left[: at + 1] if is_same else left:
-                if repeat or first.tenant != last.tenant:
+                if repeat or first.work.tenant != last.work.tenant:
                     yield (first, last) if first <= last else (last, first)
 
 

@@ -15,8 +15,8 @@ from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import Snapshot, Start
 from cotenant.policies.overlap.group_cuts import coarse, spread
 from cotenant.policies.overlap.group_jobs import NEVER_NS, Candidate, Job, jobs_of, next_of
-from cotenant.policies.overlap.group_shares import Shares
-from cotenant.types import Partition
+from cotenant.policies.overlap.group_splits import Splits
+from cotenant.work import Share, Work
 
 _PARTNERS = 2
 """Candidates that are tried beside a group: the most urgent ones, since the paper, too, adds in that order."""
@@ -28,7 +28,7 @@ _group_of, _headroom_of = itemgetter(0), itemgetter(1)
 _new = tuple.__new__  # what Member(...) does, in half the time
 
 
-_Trial = tuple[Group, tuple[Job, ...], tuple[Partition, ...], float, int, int, int]
+_Trial = tuple[Group, tuple[Job, ...], tuple[Share, ...], float, int, int, int]
 """A group that is being tried: as the predictor sees it, its jobs, their shares of the device, what it gets done, when
 it has to end so that what remains of its jobs can be in time, and so that those behind its members can be, and the
 least headroom of the candidates that it leaves out. A plain tuple: most are looked at once and forgotten."""
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     """A group to start, and the last moment at which it can start with its prediction holding."""
 
     jobs: tuple[Job, ...]
-    split: tuple[Partition, ...]
+    split: tuple[Share, ...]
     latency_ns: int
     latest_ns: int
 
@@ -53,7 +53,8 @@ class Choice(NamedTuple):
         """What the engine is told of it."""
         made = []
         for job, share in zip(self.jobs, self.split, strict=True):
-            made.append(Start(job.tenant.name, job.queries, job.end, share, self.latency_ns, job.batch))
+            work = job.tenant.work(job.shape, job.items, job.start).until(job.end)
+            made.append(Start(work, job.queries, share, self.latency_ns, job.batch))
         return tuple(made)
 
     def is_there(self, snapshot: Snapshot) -> bool:
@@ -75,7 +76,7 @@ class Choice(NamedTuple):
 def find_group(
     candidates: Sequence[Candidate],
     predictor: GroupPredictor,
-    shares: Shares,
+    splits: Splits,
     begin_ns: int,
     ways: int,
     short_ns: int,
@@ -87,9 +88,9 @@ def find_group(
     they would take longer than `short_ns`. With `repeat` a tenant may have several members. Where even the leader
     alone is not feasible it runs alone, in its smallest batch.
     """
-    search = _Search(candidates, predictor, shares, begin_ns, short_ns, repeat)
+    search = _Search(candidates, predictor, splits, begin_ns, short_ns, repeat)
     trials = alone = search.alone()
-    most = len(shares.splits)
+    most = len(splits.by_members)
     if most > 1:  # a call of the predictor costs more than a few groups in it: leaders and pairs are predicted at once
         trials = alone + search.with_another(alone)
     latencies = search.predict(trials)
@@ -118,15 +119,15 @@ class _Search:
         self,
         candidates: Sequence[Candidate],
         predictor: GroupPredictor,
-        shares: Shares,
+        splits: Splits,
         begin_ns: int,
         short_ns: int,
         repeat: bool,
     ) -> None:
         self._candidates = candidates
         self._predictor = predictor
-        self._splits = shares.splits
-        self._cores, self._sizes = shares.widest, (shares.widest, shares.narrowest)
+        self._splits = splits.by_members
+        self._cores, self._sizes = splits.widest, (splits.widest, splits.narrowest)
         self._begin_ns = begin_ns
         self._short_ns = short_ns
         self._repeat = repeat
@@ -151,7 +152,7 @@ class _Search:
         found: list[_Trial] = []
         for job in reversed(self.jobs(leader)):
             _, tenant, _, _, items, shape, start, end, _, worth, latest, next_start = job
-            member = _new(Member, (tenant.name, shape, items, start, end, self._cores))
+            member = _new(Member, (Work(tenant.name, shape, items, start, end), self._cores))
             found.append(((member,), (job,), split, worth, latest, next_start, left_ns))
         return found
 
@@ -179,6 +180,7 @@ class _Search:
             left_ns = self._left_ns([*numbers, candidate.first])
             for job in self.jobs(candidate):
                 _, tenant, _, _, items, shape, start, end, _, job_worth, job_latest, job_next = job
+                work = Work(tenant.name, shape, items, start, end)
                 last: Group = ()
                 last_size = 0
                 for size, group, jobs, split, worth, latest, next_start in begun:
@@ -186,7 +188,7 @@ class _Search:
                         continue
                     if size != last_size:
                         last_size = size
-                        last = (_new(Member, (tenant.name, shape, items, start, end, size)),)
+                        last = (_new(Member, (work, size)),)
                     found.append(
                         (
                             group + last,
@@ -277,14 +279,14 @@ class _Search:
 
         None when it is short enough, or cannot be cut.
         """
-        name, cuts = job.tenant.name, coarse(job.tenant.cuts)
+        cuts, work = coarse(job.tenant.cuts), job.tenant.work(job.shape, job.items, job.start)
         latency_ns = self._predictor.latency_ns
         low, high = bisect_right(cuts, job.start), len(cuts) - 1
-        if low == high or latency_ns(name, job.shape, job.items, job.start, job.end, cores) <= self._short_ns:
+        if low == high or latency_ns(work.until(job.end), cores) <= self._short_ns:
             return None
         while low < high - 1:
             middle = (low + high) // 2
-            if latency_ns(name, job.shape, job.items, job.start, cuts[middle], cores) <= self._short_ns:
+            if latency_ns(work.until(cuts[middle]), cores) <= self._short_ns:
                 low = middle
             else:
                 high = middle
@@ -295,7 +297,7 @@ class _Search:
         first, tenant, queries, batch, items, shape, start, units, remaining, worth, latest, next_start = job
         if units != tenant.cuts[-1]:
             return None
-        after = self._predictor.latency_ns(tenant.name, shape, items, end, units, self._cores)
+        after = self._predictor.latency_ns(Work(tenant.name, shape, items, end, units), self._cores)
         worth *= 1.0 - after / remaining
         if worth <= 0.0:
             return None
@@ -342,16 +344,16 @@ class _Search:
         return _new(Choice, (jobs, split, latency, max(self._begin_ns, latest_ns - latency)))
 
 
-def _resized(group: Group, split: tuple[Partition, ...]) -> Group:
+def _resized(group: Group, split: tuple[Share, ...]) -> Group:
     """The members on the first shares of a split."""
-    return tuple([_new(Member, (*member[:5], share.size)) for member, share in zip(group, split, strict=False)])
+    return tuple([_new(Member, (work, share.size)) for (work, _), share in zip(group, split, strict=False)])
 
 
 def _with_cut(trial: _Trial, at: int, cut: Job) -> _Trial:
     """The trial with the job at one place cut: that has to end earlier then, since it is not done at its end."""
     group, jobs, split, worth, latest, next_start, left_ns = trial
-    name, shape, items, start, _, cores = group[at]
-    member = _new(Member, (name, shape, items, start, cut.end, cores))
+    work, size = group[at]
+    member = _new(Member, (work.until(cut.end), size))
     cut_latest = cut.latest_ns
     return (
         (*group[:at], member, *group[at + 1 :]),

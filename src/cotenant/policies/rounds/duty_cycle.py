@@ -15,7 +15,8 @@ from cotenant.core.snapshot import Decision, DropRule, Snapshot
 from cotenant.errors import InvalidValueError
 from cotenant.policies.candidates import Key, Stretch
 from cotenant.policies.rounds.round_decision import RoundDecision, Turns
-from cotenant.types import Partition, Query, Round, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Round, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class DutyCycle:
     Raises InvalidValueError for a value out of its range.
     """
 
-    lanes: tuple[Partition, ...]
+    lanes: tuple[Share, ...]
     drop: DropRule = DropRule.HOPELESS
     preempt: bool = False
     stretch: Stretch = 1.0
@@ -75,8 +76,8 @@ class DutyCycle:
         object.__setattr__(self, "slots_of", slots_of)
 
     @property
-    def partitions(self) -> tuple[Partition, ...]:
-        """All partitions that launches may get: the lanes."""
+    def shares(self) -> tuple[Share, ...]:
+        """All shares that launches may get: the lanes."""
         return self.lanes
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:

@@ -9,7 +9,8 @@ from typing import Protocol
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Drop, DropRule, QueueView, Snapshot, Start
 from cotenant.policies.candidates import Key
-from cotenant.types import Partition, Query, Round, Tenant
+from cotenant.types import Query, Tenant
+from cotenant.work import Round, Share, Work
 
 _HOPELESS = DropRule.HOPELESS
 _NEVER = 1 << 62
@@ -33,7 +34,7 @@ class Rules(Protocol):
     """What a decision asks of the policy; see `DutyCycle`."""
 
     @property
-    def lanes(self) -> tuple[Partition, ...]:
+    def lanes(self) -> tuple[Share, ...]:
         """The partitions."""
 
     @property
@@ -146,11 +147,11 @@ class RoundDecision:
         tenant, now = queue.tenant, self._snapshot.now_ns
         for head in self._waiting(queue):
             left = head.deadline_ns - now
-            if self._drops_hopeless and self._needed(tenant, head.shape, head.items, lane) > left:
+            if self._drops_hopeless and self._needed(tenant.work(head.shape, head.items), lane) > left:
                 self._drop_if_hopeless(tenant, head)
                 continue
             whole = self._whole_rows(queue, head, most) if self._drops_hopeless else 0
-            if whole and (takes := self._needed(tenant, head.shape, whole, lane)) > left:
+            if whole and (takes := self._needed(tenant.work(head.shape, whole), lane)) > left:
                 text = f"the batch of {whole} rows takes {takes / 1e6:.1f} ms, and more wait"
                 self._drop(head, f"hopeless: {left / 1e6:.1f} ms to the deadline, {text}")
                 continue
@@ -210,15 +211,15 @@ class RoundDecision:
             needed = self._visits.get(kind)
             if needed is None:
                 fits = self._fits(tenant, query, lane, spare)
-                needed = self._visits[kind] = self._needed(tenant, *kind[2:], lane) if fits else _NEVER
+                needed = self._visits[kind] = self._needed(tenant.work(*kind[2:]), lane) if fits else _NEVER
             if needed != _NEVER and not (self._drops_hopeless and now + needed > query.deadline_ns):
                 return query
         return None
 
     def _fits(self, tenant: Tenant, query: Query, lane: int, spare: int) -> bool:
-        needed = self._needed(tenant, query.shape, query.items, lane)
+        needed = self._needed(tenant.work(query.shape, query.items), lane)
         if needed > spare and self._is_cut(tenant):
-            needed = self._needed(tenant, query.shape, query.items, lane, 0, tenant.cuts[1])
+            needed = self._needed(tenant.work(query.shape, query.items).until(tenant.cuts[1]), lane)
         return needed <= spare
 
     def _is_cut(self, tenant: Tenant) -> bool:
@@ -237,7 +238,7 @@ class RoundDecision:
         for slot in self._policy.complete[lane].slots:
             queue = self._snapshot.queues.get(slot.tenant)
             if queue is not None:
-                busy += self._needed(queue.tenant, 0, min(slot.batch, queue.tenant.max_batch), lane)
+                busy += self._needed(queue.tenant.work(0, min(slot.batch, queue.tenant.max_batch)), lane)
                 tightest = min(tightest, queue.tenant.slo_ns)
         return _NEVER if tightest == _NEVER else int(max(0, tightest - busy) * self._policy.stretch)
 
@@ -302,14 +303,14 @@ class RoundDecision:
         """The queries that may share a launch with the head; rows, predicted latency."""
         tenant, now = queue.tenant, self._snapshot.now_ns
         chosen, rows = [head], head.items
-        needed = self._needed(tenant, head.shape, rows, lane)
+        needed = self._needed(tenant.work(head.shape, rows), lane)
         if rows >= most:
             return chosen, rows, needed
         limit = _NEVER
         for query in self._behind(queue, head):
             if rows + query.items > most:
                 break
-            grown = self._needed(tenant, head.shape, rows + query.items, lane)
+            grown = self._needed(tenant.work(head.shape, rows + query.items), lane)
             if self._drops_hopeless and now + grown > query.deadline_ns:
                 continue  # a head of its own later, or hopeless
             if now + grown > limit or grown > spare:
@@ -326,10 +327,10 @@ class RoundDecision:
         tenant, now = queue.tenant, self._snapshot.now_ns
         while len(chosen) > 1 and self._drops_hopeless and now + needed > head.deadline_ns:
             rows -= chosen.pop().items
-            needed = self._needed(tenant, head.shape, rows, lane)
+            needed = self._needed(tenant.work(head.shape, rows), lane)
         self._taken.update([query.id for query in chosen])
-        end, needed = self._extent(tenant, head.shape, rows, 0, lane, needed, spare)
-        return Start(tenant.name, tuple(chosen), end, self._policy.lanes[lane], needed)
+        work, needed = self._extent(tenant, tenant.work(head.shape, rows), lane, needed, spare)
+        return Start(work, tuple(chosen), self._policy.lanes[lane], needed)
 
     def _paused_of(self, tenant: str) -> BatchView | None:
         if not self._paused:
@@ -339,37 +340,36 @@ class RoundDecision:
     def _resume(self, batch: BatchView, lane: int, spare: int) -> Start | None:
         """Let a batch go on; None when it was hopeless and is dropped."""
         del self._paused[batch.id]
-        tenant, begin = batch.tenant, batch.next_unit
-        needed = self._needed(tenant, batch.shape, batch.items, lane, begin)
+        tenant = batch.tenant
+        work = tenant.work(batch.shape, batch.items, batch.next_unit)
+        needed = self._needed(work, lane)
         left = max([query.deadline_ns for query in batch.queries]) - self._snapshot.now_ns
         if self._drops_hopeless and needed > left:
-            best = min([self._needed(tenant, batch.shape, batch.items, at, begin) for at in self._lanes_of(tenant)])
+            best = min([self._needed(work, at) for at in self._lanes_of(tenant)])
             if best > left:
                 for query in batch.queries:
                     self._drop(query, _hopeless(best, left))
                 return None
-        end, needed = self._extent(tenant, batch.shape, batch.items, begin, lane, needed, spare)
-        return Start(tenant.name, (), end, self._policy.lanes[lane], needed, batch.id)
+        work, needed = self._extent(tenant, work, lane, needed, spare)
+        return Start(work, (), self._policy.lanes[lane], needed, batch.id)
 
-    def _extent(
-        self, tenant: Tenant, shape: int, rows: int, begin: int, lane: int, needed: int, spare: int
-    ) -> tuple[int, int]:
-        """Where a launch ends, and its latency: at the end, or for a guest at the last cut within the time to spare."""
+    def _extent(self, tenant: Tenant, work: Work, lane: int, needed: int, spare: int) -> tuple[Work, int]:
+        """What a launch runs of it, and its latency: all, or of a guest what ends at a cut within the time to spare."""
         if needed <= spare or not self._is_cut(tenant):
-            return tenant.cuts[-1], needed
-        cuts = [cut for cut in tenant.cuts if cut > begin]
-        end, reach = cuts[0], self._needed(tenant, shape, rows, lane, begin, cuts[0])
-        for cut in cuts[1:]:
-            longer = self._needed(tenant, shape, rows, lane, begin, cut)
-            if longer > spare:
-                break
-            end, reach = cut, longer
-        return end, reach
+            return work, needed
+        made: Work | None = None
+        for cut in tenant.cuts:
+            if cut > work.start:
+                longer = work.until(cut)
+                reach = self._needed(longer, lane)
+                if made is not None and reach > spare:
+                    break
+                made, needed = longer, reach
+        return made or work, needed
 
-    def _needed(self, tenant: Tenant, shape: int, rows: int, lane: int, begin: int = 0, end: int = 0) -> int:
-        """Predicted latency in a lane, by default of the whole model."""
-        size = self._policy.lanes[lane].size
-        return self._snapshot.predictor.latency_ns(tenant.name, shape, rows, begin, end or tenant.cuts[-1], size)
+    def _needed(self, work: Work, lane: int) -> int:
+        """Predicted latency in a lane."""
+        return self._snapshot.predictor.latency_ns(work, self._policy.lanes[lane].size)
 
     def _lanes_of(self, tenant: Tenant) -> Sequence[int]:
         """Lanes that may serve a tenant: those of its slots, and all of them if it may be a guest."""
@@ -384,7 +384,7 @@ class RoundDecision:
         kind = (tenant.name, query.shape, query.items)
         best = self._least.get(kind)
         if best is None:
-            best = min([self._needed(tenant, query.shape, query.items, lane) for lane in self._lanes_of(tenant)])
+            best = min([self._needed(tenant.work(query.shape, query.items), lane) for lane in self._lanes_of(tenant)])
             self._least[kind] = best
         if best > left:
             self._drop(query, _hopeless(best, left))

@@ -21,6 +21,7 @@ from cotenant.predict.conformal import Margins
 from cotenant.predict.groups.overlap_features import Features, TenantFacts
 from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, Monotone, Net, Weights, member_vectors
 from cotenant.predict.table import TablePredictor
+from cotenant.work import CPU, Work
 
 Real = npt.NDArray[np.float64]
 _MEMORY = 1 << 15
@@ -92,20 +93,19 @@ class OverlapPredictor:
         # A row a member: vector, one, upper quantile alone, vector times weights, powers of the solo time. Row 0 is
         # nobody.
         self._table = np.zeros((1024, 2 * self._width + 4 + len(NORMS)))
-        self._solo_known: dict[tuple[str, int, int, int, int, int], int] = {}
+        self._solo_known: dict[tuple[Work, int], int] = {}
 
     @property
     def key(self) -> str:
         """Tells one fit from another, whatever quantile and factor."""
         return self.model.key
 
-    def latency_ns(self, tenant: str, shape: int, items: int, start: int, end: int, cores: int) -> int:
+    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
         """See Predictor: the profile's latency with the margin of groups of one."""
-        key = tenant, shape, items, start, end, cores
-        found = self._solo_known.get(key)
+        found = self._solo_known.get((work, size))
         if found is None:
-            plain = self._solo.latency_ns(*key)
-            found = self._solo_known[key] = max(1, round(self._raised(plain, 1) * self.factor))
+            plain = self._solo.latency_ns(work, size)
+            found = self._solo_known[work, size] = max(1, round(self._raised(plain, 1) * self.factor))
             if len(self._solo_known) > _MEMORY:
                 self._solo_known.clear()
         return found
@@ -231,7 +231,7 @@ class OverlapPredictor:
             self._table = grown
         x = np.array(features)
         for at, member in enumerate(new):
-            number = self._number.get(member.tenant, UNKNOWN)
+            number = self._number.get(member.work.tenant, UNKNOWN)
             # One row at a time: products of other shapes may round otherwise, and equal members need equal vectors.
             self._table[begin + at] = self._row_of(number, x[at : at + 1], solo[at])
         for at, member in enumerate(new, begin):

@@ -68,7 +68,7 @@ def held_out_errors(
         groups = [sample.members for sample in tests]
         found = zip(tests, fitted.at(0.5).group_ns(groups), fitted.at(LEVEL).group_ns(groups), strict=True)
         for sample, median_ns, bound_ns in found:
-            name = " + ".join(sorted(member.tenant for member in sample.members))
+            name = " + ".join(sorted(member.work.tenant for member in sample.members))
             errors.setdefault(name, []).append(100 * abs(median_ns / sample.median_ns - 1.0))
             below += [run <= bound_ns for run in sample.runs_ns]
     every = [error for each in errors.values() for error in each]

@@ -92,7 +92,8 @@ class Features:
 
         Raises CotenantError for a tenant without facts, InvalidValueError for a range outside its model or no rows.
         """
-        tenant, shape, items, start, end, cores = member
+        work, cores = member
+        tenant, shape, items, start, end = work.tenant, work.shape, work.items, work.start, work.end
         known = self._of(tenant)
         last = known.units
         if not 0 <= start < end <= last:
@@ -145,12 +146,12 @@ def paper_features(
     for line, group in enumerate(groups):
         if len(group) > slots:
             raise InvalidValueError("features of a group", "members", len(group), f"at most {slots}")
-        for slot, member in enumerate(sorted(group, key=lambda member: place[member.tenant])):
-            known = lengths.get(member.tenant, ())
-            x[line, place[member.tenant]] = 1.0
+        for slot, member in enumerate(sorted(group, key=lambda member: place[member.work.tenant])):
+            known = lengths.get(member.work.tenant, ())
+            x[line, place[member.work.tenant]] = 1.0
             at = len(order) + 4 * slot
-            length = known[member.shape] if known else 0
-            x[line, at : at + 4] = member.start, member.end, member.items, length
+            length = known[member.work.shape] if known else 0
+            x[line, at : at + 4] = member.work.start, member.work.end, member.work.items, length
     return x
 
 

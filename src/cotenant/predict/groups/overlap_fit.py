@@ -63,7 +63,7 @@ def fit_overlap(
     order = rng.permutation(len(samples))
     held = max(1, round(settings.held_out * len(samples)))
     taught = [samples[at] for at in order[held:].tolist()]
-    tenants = tuple(sorted({member.tenant for sample in samples for member in sample.members}))
+    tenants = tuple(sorted({member.work.tenant for sample in samples for member in sample.members}))
     scale_ns = scale_of([sample.median_ns for sample in taught])
     features = Features(facts, scale_ns)
     groups = [sample.members for sample in taught]
@@ -111,7 +111,7 @@ def to_batch(groups: Sequence[Group], features: Features, tenants: Sequence[str]
     for line, group in enumerate(groups):
         for slot, member in enumerate(group):
             x[line, slot], solo[line, slot] = features.row(member)
-            tenant[line, slot] = number.get(member.tenant, UNKNOWN)
+            tenant[line, slot] = number.get(member.work.tenant, UNKNOWN)
     powers = np.array(NORMS)
     norms = np.log((solo[:, :, None] ** powers).sum(1)) / powers
     return Batch(x, tenant, norms.astype(np.float32))

@@ -106,10 +106,10 @@ class Accounts:
         return None
 
     def _launched(self, launch: Launch, time_ns: int) -> None:
-        account = self.by_tenant[launch.tenant]
+        account = self.by_tenant[launch.work.tenant]
         self._running[launch.id] = launch, account
         account.headroom_ns = launch.headroom_ns
-        if launch.start == 0:
+        if launch.work.start == 0:
             account.launches += 1
             for query in launch.queries:
                 account.queue.add(time_ns - self._open[query].arrival_ns)

@@ -14,14 +14,14 @@ from cotenant.plan.file import PlanFile, read_plan
 from cotenant.plan.match import match
 from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
 from cotenant.serve.brain.plan_names import check_names, check_owners, renamed, shares_of, stage_tenants
-from cotenant.types import Partition, Round
+from cotenant.work import Round, Share
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLanes:
     """Lanes with their rounds, in the same order: those of the plan, then one a core that the plan leaves over."""
 
-    lanes: tuple[Partition, ...]
+    lanes: tuple[Share, ...]
     rounds: tuple[Round, ...]
 
 
@@ -58,8 +58,8 @@ class Cores:
         for number in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
             if number not in placed:
                 placed[number], free = tuple(free[: sizes[number]]), free[sizes[number] :]
-        lanes = [Partition(placed[number]) for number in range(len(sizes))]
-        left = [Partition((core,)) for core in free]
+        lanes = [Share(placed[number]) for number in range(len(sizes))]
+        left = [Share((core,)) for core in free]
         return PlanLanes((*lanes, *left), (*rounds, *[Round()] * len(left)))
 
 

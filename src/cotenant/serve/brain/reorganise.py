@@ -17,7 +17,7 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.predict.online import OnlineModel
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.opener.models import ServedModel
-from cotenant.types import Partition
+from cotenant.work import Share
 
 if TYPE_CHECKING:
     from cotenant.execute.torch.executor import TorchExecutor
@@ -28,7 +28,7 @@ _LEAVE_S = 60.0
 _log = logging.getLogger("cotenant.plan")
 
 
-def sessions_of(served: ServedModel, partitions: Sequence[Partition]) -> Sessions:
+def sessions_of(served: ServedModel, partitions: Sequence[Share]) -> Sessions:
     """The sessions that lanes need of a model: the whole, and its segments, for each number of threads or cores."""
     cuts = served.tenant.cuts
     threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in partitions)
@@ -54,10 +54,10 @@ def change(
     if old.grouped != new.grouped:
         raise ConfigError(f"policy {old.name!r} cannot be changed to {new.name!r}: one of them alone launches groups")
     for served in models:
-        executor.prepare(served.loaded, sessions_of(served, new.partitions), served.opened.shapes[0])
+        executor.prepare(served.loaded, sessions_of(served, new.shares), served.opened.shapes[0])
 
     def widen(_: Engine) -> None:
-        beliefs.widest = max(share.size for share in new.partitions)
+        beliefs.widest = max(share.size for share in new.shares)
 
     driver.read(widen)
     driver.post(PolicyChanged(new))
@@ -65,4 +65,4 @@ def change(
         _log.warning("launches of before the change have not ended after %g s: their sessions stay", _LEAVE_S)
         return
     for served in models:
-        executor.keep(served.loaded, sessions_of(served, new.partitions))
+        executor.keep(served.loaded, sessions_of(served, new.shares))

@@ -65,7 +65,7 @@ class Replanner:
         self._section = section
         self._planners = planners
         self._costs = costs
-        self._place = Cores(server.cores)
+        self._place = Cores(tuple(core for device in server.machine.devices for core in device.cores))
         tracking = TrackingSettings(headroom=section.headroom)
         self._settings = FollowSettings(tracking, leave_out=False)
         self._tracker = Tracker(tracking)

@@ -19,7 +19,7 @@ from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.threads.executor import OnnxRuntimeExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.place import Place, StreamPlace, open_place
-from cotenant.types import Partition
+from cotenant.work import Share
 
 if TYPE_CHECKING:
     from cotenant.execute.torch.executor import TorchExecutor
@@ -29,7 +29,7 @@ LANE_NICE = 5
 
 
 def make_executor(
-    section: DeviceSection, partitions: Sequence[Partition] = ()
+    section: DeviceSection, partitions: Sequence[Share] = ()
 ) -> OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor:
     """Threads of this process, a worker process for each tenant, or streams of a GPU that is divided into `partitions`.
 
@@ -62,7 +62,7 @@ def _under_mps(section: DeviceSection) -> ProcessExecutor:
 def measuring_place(
     executor: OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor,
     section: DeviceSection,
-    partitions: Sequence[Partition],
+    partitions: Sequence[Share],
 ) -> Place:
     """Where the server itself measures a model that has no profile.
 

@@ -13,13 +13,13 @@ from cotenant.measure.place import Place
 from cotenant.measure.solo import QUICK, measure_model
 from cotenant.profile.profile_file import ModelProfile, load_profile
 from cotenant.repository import ModelVersion, profile_path
-from cotenant.types import Partition
+from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.server")
 
 
 def stored_or_measured(
-    root: Path, found: ModelVersion, opened: OpenedModel, partitions: Sequence[Partition], place: Place
+    root: Path, found: ModelVersion, opened: OpenedModel, partitions: Sequence[Share], place: Place
 ) -> ModelProfile:
     """The repository's profile of a model; measured quickly, with a warning, where it has none that is of use."""
     path = profile_path(root)

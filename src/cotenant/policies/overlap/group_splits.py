@@ -6,35 +6,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-from cotenant.types import Partition
+from cotenant.work import Share
 
 _MOST_SPLITS = 8
 """Ways to share the device among a number of members."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """The ways to share the lanes of a device: `splits[m - 1]` are those among m members."""
+class Splits:
+    """The ways to share the lanes of a device: `by_members[m - 1]` are those among m members."""
 
-    splits: tuple[tuple[tuple[Partition, ...], ...], ...]
+    by_members: tuple[tuple[tuple[Share, ...], ...], ...]
     widest: int
     """Cores of the whole device."""
     narrowest: int
     """Cores of the smallest share."""
 
     @classmethod
-    def of(cls, lanes: tuple[Partition, ...], members: int) -> Shares:
+    def of(cls, lanes: tuple[Share, ...], members: int) -> Splits:
         """Neighbouring lanes go together; of many ways the most even ones are kept."""
         splits = tuple(tuple(_splits(lanes, count)) for count in range(1, members + 1))
         sizes = [share.size for ways in splits for split in ways for share in split]
         return cls(splits, max(sizes), min(sizes))
 
 
-def _splits(lanes: tuple[Partition, ...], count: int) -> Iterator[tuple[Partition, ...]]:
+def _splits(lanes: tuple[Share, ...], count: int) -> Iterator[tuple[Share, ...]]:
     ways = [(0, *inner, len(lanes)) for inner in combinations(range(1, len(lanes)), count - 1)]
     for edges in sorted(ways, key=_unevenness)[:_MOST_SPLITS]:
         yield tuple(
-            Partition(tuple(core for lane in lanes[a:b] for core in lane.cores), lanes[0].device)
+            Share(tuple(core for lane in lanes[a:b] for core in lane.cores), lanes[0].device, lanes[0].first)
             for a, b in pairwise(edges)
         )
 

@@ -1,0 +1,171 @@
+"""What is to run and where: work, the share of a device that it gets, the machine that has the devices, and rounds.
+
+Times are integer nanoseconds. Everything here is frozen: it crosses boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from cotenant.errors import InvalidValueError
+
+CPU = "cpu"
+"""The device whose slots are cores."""
+
+
+class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_like=True):
+    """What is to run: units [start, end) of `items` rows of a tenant's batch. Predictors are asked with it, and
+    remember by it.
+
+    Who does not know the units of the model leaves `end` 0, which stands for the last one; in a launch it is exact.
+    `shape` is the number of the declared shape. `version` is the number of the compiled implementation of the units.
+    `rows` is empty, or where these are not all rows of the batch, the first of them and the one behind the last.
+    """
+
+    tenant: str
+    shape: int
+    items: int
+    start: int = 0
+    end: int = 0
+    version: int = 0
+    rows: tuple[int, ...] = ()
+
+    def until(self, end: int) -> Work:
+        """The same work up to another unit."""
+        return Work(self.tenant, self.shape, self.items, self.start, end, self.version, self.rows)
+
+
+class _Derived:
+    """What a share works out once; not among its fields, so that files do not say it twice."""
+
+    __slots__ = ("mask", "size")
+
+    mask: int
+    """The slots as bits of an integer, by their numbers in the machine."""
+    size: int
+    """Number of cores, or of SMs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share(_Derived):
+    """Where something runs: slots of a device, which are cores of the CPU, or streaming multiprocessors (SMs) of a GPU.
+
+    `device` is "cpu", "cuda:N", or what a simulated device is called. On the CPU `cores` are the numbers of the cores.
+    On a GPU they are slots, numbered from 0 to the number of its SMs: a share has as many as it has SMs, and disjoint
+    shares have different ones. Which SMs those are, the driver chooses; see `execute.gpu.sm_ladder`.
+    `first` is the number that the device's slot 0 has in its machine: shares of one machine are disjoint when their
+    masks are, on whatever devices they are. A share that comes from `Machine.share` has it right.
+
+    Raises InvalidValueError when no core is named, one is named twice, or no device.
+    """
+
+    cores: tuple[int, ...]
+    device: str = CPU
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.cores or len(set(self.cores)) != len(self.cores) or min(self.cores) < 0:
+            raise InvalidValueError("share", "cores", self.cores, "distinct core numbers from 0, at least one")
+        if not self.device:
+            raise InvalidValueError("share", "device", self.device, "the name of a device, such as cpu or cuda:0")
+        object.__setattr__(self, "mask", sum(1 << core for core in self.cores) << self.first)
+        object.__setattr__(self, "size", len(self.cores))
+
+    def __reduce__(self) -> tuple[type[Share], tuple[tuple[int, ...], str, int]]:
+        return Share, (self.cores, self.device, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """All slots of all devices, in one row: those of the first device, then those of the second, and so on.
+
+    Raises InvalidValueError when there is no device, or two of them have a name or slots in common.
+    """
+
+    devices: tuple[Share, ...]
+    """The whole of each device."""
+    mask: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = [device.device for device in self.devices]
+        mask = sum(device.mask for device in self.devices)
+        if not names or len(set(names)) != len(names) or mask.bit_count() != sum(each.size for each in self.devices):
+            raise InvalidValueError("machine", "devices", self.devices, "devices of different names and slots")
+        object.__setattr__(self, "mask", mask)
+
+    @classmethod
+    def of(cls, devices: Mapping[str, Iterable[int]]) -> Machine:
+        """A machine of these devices, each with the numbers of its cores or SMs."""
+        made: list[Share] = []
+        first = 0
+        for device, slots in devices.items():
+            cores = tuple(slots)
+            made.append(Share(cores, device, first))
+            first += max(cores) + 1
+        return cls(tuple(made))
+
+    @classmethod
+    def holding(cls, shares: Iterable[Share]) -> Machine:
+        """The machine whose devices have the slots of these shares, which keep their numbers."""
+        slots: dict[tuple[str, int], set[int]] = {}
+        for share in shares:
+            slots.setdefault((share.device, share.first), set()).update(share.cores)
+        return cls(tuple(Share(tuple(sorted(cores)), *device) for device, cores in slots.items()))
+
+    @classmethod
+    def cpu(cls, cores: Iterable[int]) -> Machine:
+        """A machine whose only device is these cores."""
+        return cls.of({CPU: cores})
+
+    def share(self, cores: Iterable[int], device: str = CPU) -> Share:
+        """Some slots of a device. Raises InvalidValueError for a device or slots that are not there."""
+        found = next((each for each in self.devices if each.device == device), None)
+        if found is None:
+            names = ", ".join(each.device for each in self.devices)
+            raise InvalidValueError("share", "device", device, f"a device of the machine: {names}")
+        made = Share(tuple(cores), device, found.first)
+        if made not in self:
+            raise InvalidValueError("share", "cores", made.cores, f"cores that device {device!r} has")
+        return made
+
+    def __contains__(self, share: Share) -> bool:
+        return any(
+            share.device == each.device and share.first == each.first and share.mask & ~each.mask == 0
+            for each in self.devices
+        )
+
+
+class Slot(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    tenant: str
+    batch: int
+    rate_per_s: float
+
+    def __post_init__(self) -> None:
+        where = f"slot of tenant {self.tenant!r}"
+        if self.batch < 1:
+            raise InvalidValueError(where, "batch", self.batch, "at least 1 row")
+        if not 0 < self.rate_per_s < float("inf"):
+            raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The round of one partition: its slots in order, all of them once every `duty_ns`. Without slots it is free.
+
+    Raises InvalidValueError for slots without a duty cycle.
+    """
+
+    duty_ns: int = 0
+    slots: tuple[Slot, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.slots and self.duty_ns < 1:
+            raise InvalidValueError("round", "duty_ns", self.duty_ns, "a positive duty cycle")
