@@ -33,9 +33,22 @@ class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_lik
     version: int = 0
     rows: tuple[int, ...] = ()
 
+    @property
+    def is_first(self) -> bool:
+        """Whether it has the first unit of the first row: of all the work of a batch one piece does."""
+        return self.start == 0 and not any(self.rows[:1])
+
     def until(self, end: int) -> Work:
         """The same work up to another unit."""
         return Work(self.tenant, self.shape, self.items, self.start, end, self.version, self.rows)
+
+    def since(self, start: int) -> Work:
+        """The same work from another unit on."""
+        return Work(self.tenant, self.shape, self.items, start, self.end, self.version, self.rows)
+
+    def part(self, first: int, last: int) -> Work:
+        """The same work for some of its rows, the first of them to the one before `last`."""
+        return Work(self.tenant, self.shape, last - first, self.start, self.end, self.version, (first, last))
 
 
 class _Derived:

@@ -373,7 +373,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "same core twice": (Decision((begin(), structs.replace(begin(), share=ONE_LANE[0]))), "not all free"),
     "core of nobody": (Decision((begin(share=Share((9,))),)), "not all free"),
     "unknown query": (Decision((begin(queries=(STRANGER,)),)), "launches query 77, which is not waiting"),
-    "same query twice": (Decision((begin(), begin(share=TWO_LANES[1]))), "launches query 0, which is not waiting"),
+    "same query twice": (Decision((begin(), begin(share=TWO_LANES[1]))), "do not run each unit of each row once"),
     "query of another": (Decision((begin(work=Work("a", 0, 1, 0, 1)),)), "which is not waiting"),
     "empty batch": (Decision((begin(queries=()),)), "empty batch"),
     "unknown tenant": (Decision((begin(work=Work("c", 0, 1, 0, 4)),)), "one of nobody"),
@@ -385,7 +385,7 @@ WRONG: dict[str, tuple[Decision, str]] = {
     "drop twice": (Decision(drops=(Drop(0, ""), Drop(0, ""))), "drops query 0, which is not live"),
     "other rows": (Decision((begin(work=Work("b", 0, 2, 0, 4)),)), "expected 1 rows of 'b'"),
     "other shape": (Decision((begin(work=Work("b", 1, 1, 0, 4)),)), "at shape 0"),
-    "not from its unit": (Decision((begin(work=Work("b", 0, 1, 2, 4)),)), "from unit 0 on"),
+    "not from its unit": (Decision((begin(work=Work("b", 0, 1, 2, 4)),)), "do not run each unit of each row once"),
     "start after drop": (Decision((begin(),), (Drop(0, ""),)), "which is not waiting"),
 }
 
@@ -422,7 +422,7 @@ def test_a_paused_batch_is_resumed_once_and_not_without_its_queries() -> None:
     go_on = begin(queries=(), batch=0, work=Work("b", 0, 1, 2, 4))
     twice = Decision((go_on, structs.replace(go_on, share=TWO_LANES[1])))
     decisions += [twice, Decision((go_on,), (Drop(0, ""),)), Decision((go_on,))]
-    with pytest.raises(ProtocolViolationError, match="resumes batch 0, which is not paused"):
+    with pytest.raises(ProtocolViolationError, match="do not run each unit of each row once"):
         core.handle(LaunchEnded(0), 0)
     with pytest.raises(ProtocolViolationError, match="resumes batch 0, of which it drops every query"):
         core.handle(TimerFired(), 0)

@@ -39,7 +39,7 @@ def test_who_stays_gets_his_rows_whoever_left(rows: list[int], left: set[int], c
                 batches.discard(query)
         batch = batches.begin(launch(stay, sum(rows), at))
         assert batch.kept is kept
-    batches.finish(batch, kept)
+    batches.finish(launch((1,), 1), batch, kept)
     for query in stay:
         got = batches.take(query)
         assert got["x"].tolist() == rows_of(query, rows[query]).tolist()
@@ -56,7 +56,7 @@ def test_an_output_without_a_row_for_a_row_answers_nobody(wrong: Any) -> None:
         batches.put(query, {"x": rows_of(query, count)})
     batch = batches.begin(launch((0, 1), 3))
     with pytest.raises(RowsError, match=r"output 'odd' has shape .*, expected 3 rows: set max_batch = 1"):
-        batches.finish(batch, {"right": np.zeros((3, 2)), "odd": wrong})
+        batches.finish(launch((1,), 1), batch, {"right": np.zeros((3, 2)), "odd": wrong})
     for query in (0, 1):
         with pytest.raises(KeyError):
             batches.take(query)
@@ -68,7 +68,7 @@ def test_a_query_alone_gets_all_that_there_is() -> None:
     batch = batches.begin(launch((0,), 1))
     assert batch.gather() == {"x": [rows_of(0, 1)]}
     found = np.zeros((17, 4))
-    batches.finish(batch, {"found": found})
+    batches.finish(launch((1,), 1), batch, {"found": found})
     assert batches.take(0) == {"found": found}
 
 

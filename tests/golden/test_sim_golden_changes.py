@@ -2,7 +2,7 @@
 
 As in `test_sim_golden`, every decision is kept byte for byte: of applications, of policies and beliefs that change in
 the middle, of tenants that come, go and are suspended, of cautious policies, of groups that a fitted predictor is asked
-about, and of a plan file that is served.
+about, of a plan file that is served, and of strands: parts of batches, launches that wait, and ones that grow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -27,7 +29,7 @@ from cotenant.core.events import (
     TenantSuspended,
 )
 from cotenant.core.flow import StageGraph
-from cotenant.core.snapshot import DropRule
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.plan.file import read_plan
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
@@ -43,16 +45,18 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.plan_lanes import Cores, lay_out
 from cotenant.sim.applications import SimulatedApplication
 from cotenant.types import Outcome, Query, Tenant, priority_rank
-from cotenant.work import Share
+from cotenant.work import Machine, Share
 from golden_files import GOLDEN, agree
 from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
 from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
 from plan_samples import CPU, latencies
 from scenario import MS, ONE_LANE, TWO_LANES
+from strands import STRANDS, Branches, Growing, Halves, Pointers
 
 FOUR_LANES = tuple(Share((core,)) for core in range(4))
 SHARES = (Share((0,), "cuda:0"), Share((1, 2), "cuda:0"))
 """Of a GPU of three SMs."""
+TWO_DEVICES = Machine.of({"cpu": (0, 1), "cuda:0": range(3)})
 
 
 # --- applications -----------------------------------------------------------------------------------------------------
@@ -254,7 +258,36 @@ CHANGES: dict[str, Change] = {
         PLAN_TENANTS,
         range(4),
     ),
+    "strands-halves": Change(
+        Halves(TWO_LANES),
+        [
+            *at(60, QueryCancelled(4)),
+            *at(200, TenantSuspended("detect", "its worker died")),
+            *at(260, TenantResumed("detect")),
+        ],
+        queries=workload(1.1),
+        failure_rate=0.1,
+    ),
+    "strands-branches": Change(
+        Branches(TWO_DEVICES.devices),
+        at(300, TenantRemoved("detect", "the model was unloaded")),
+        queries=workload(0.8),
+        machine=TWO_DEVICES,
+        failure_rate=0.1,
+    ),
+    "strands-pointers": Change(
+        Pointers(TWO_LANES),
+        at(230, PolicyChanged(Edf(TWO_LANES))),  # while launches wait
+        queries=workload(1.2),
+        failure_rate=0.1,
+    ),
+    "strands-growing": Change(Growing(TWO_LANES), queries=workload(0.9), failure_rate=0.05),
 }
+
+
+def policy_of(name: str, options: dict[str, Any]) -> Policy:
+    """One of this repository, or of the tests."""
+    return msgspec.convert(options, STRANDS[name]) if name in STRANDS else rebuild_policy(name, options)
 
 
 @pytest.mark.parametrize("run", CHANGES)
@@ -267,7 +300,7 @@ def test_a_golden_trace_replays_to_itself(run: str) -> None:
     """What applications made of it is told in the trace, and is not made again: their stages are queries by then."""
     path = GOLDEN / f"{run}.jsonl"
     head, records = trace.read(path)
-    lines = [line for _, line in trace.replay(head, records, rebuild_policy, find_groups)]
+    lines = [line for _, line in trace.replay(head, records, policy_of, find_groups)]
     assert lines == path.read_bytes().splitlines()[1:]
 
 
@@ -277,7 +310,17 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
         assert f'"{event.__name__}"' in text
     for outcome in Outcome:
         assert f'"outcome":"{outcome.value}"' in text
-    for word in ("Plan", '"ahead":true', '"barrier":false', '"cautious":true', '"part_of"', '"device":"cuda:0"'):
+    for word in (
+        "Plan",
+        "Grow",
+        '"after"',
+        '"part":true',
+        '"ahead":true',
+        '"barrier":false',
+        '"cautious":true',
+        '"part_of"',
+        '"device":"cuda:0"',
+    ):
         assert word in text
 
 

@@ -39,6 +39,8 @@ class Change:
     cores: Sequence[int] = CORES
     applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
     failure_rate: float = 0.03
+    machine: Machine | None = None
+    """By default these cores of the policy's only device."""
 
     def world(self) -> World:
         """Latencies as believed at the start, with noise."""
@@ -112,7 +114,7 @@ def find_groups(key: str, quantile: float) -> Crowded:
 
 def record(change: Change) -> bytes:
     file = io.BytesIO()
-    machine = Machine.of({change.policy.lanes[0].device: change.cores})
+    machine = change.machine or Machine.of({change.policy.lanes[0].device: change.cores})
     head = trace.header(change.policy, change.predictor, change.tenants, machine, created="")
     log = trace.TraceWriter(file, head)
     engine = Engine(change.tenants, change.policy, change.predictor, machine)

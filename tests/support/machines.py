@@ -308,7 +308,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.seen["failed between cuts"] += event.error is not None and not whole
         self.seen["several went on at a cut"] += len(ended.queries) > 1 and ended.work.start > 0
         if event.error is None and ended.last:
-            self.tensors.finish(batch, {"y": batch.kept})
+            self.tensors.finish(ended, batch, {"y": batch.kept})
         elif event.error is None:
             self.tensors.pause(ended, batch, batch.kept)
             if ended.work.tenant in self.suspended:

@@ -114,6 +114,9 @@ class Beside:
         self._left[launch.id] = self._alone_ns(launch)
         self._slow.clear()
 
+    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+        """See World: here launches keep the share that they began with."""
+
     def next_ns(self) -> int | None:
         return self._next()[0] if self._running else None
 

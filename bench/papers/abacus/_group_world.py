@@ -9,7 +9,7 @@ from random import Random
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ProtocolViolationError
-from cotenant.work import Work
+from cotenant.work import Share, Work
 
 GroupLatency = Callable[[Group], float]
 """Latency of a group in ns, without noise."""
@@ -46,6 +46,9 @@ class GroupWorld:
         self._end_ns = None  # until all members are known
         self._members.append(member_of(launch))
         self._left.append(launch.id)
+
+    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+        """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:
         """See World."""

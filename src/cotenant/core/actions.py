@@ -10,12 +10,15 @@ from cotenant.types import Outcome
 from cotenant.work import Share, Work
 
 
-class Launch(Struct, frozen=True, gc=False):
+class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     """Run work of a batch in a share of a device, then hand back a LaunchEnded event with this id.
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
     `predicted_ns` is what the decision believed; `headroom_ns` is what was left of the most urgent query's time then.
-    Launches of one `group` start together. `ahead` says that it was chosen while the group before it was running.
+    Launches of one `group` are decided together. `ahead` says that it was chosen while the group before it was running.
+    `part` says that it is one of several launches of its batch that are decided together, each of which runs a part of
+    its rows or of its units; when all have ended it goes on with all its rows. `after` are launches that had to end
+    before this one could start. At the units in `stops`, in between, it can take in slots of a Grow.
     """
 
     id: int
@@ -28,6 +31,9 @@ class Launch(Struct, frozen=True, gc=False):
     headroom_ns: int
     group: int = 0
     ahead: bool = False
+    part: bool = False
+    after: tuple[int, ...] = ()
+    stops: tuple[int, ...] = ()
 
 
 class Respond(Struct, frozen=True, gc=False):
@@ -46,6 +52,17 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Grow:
+    """Let a launch under way go on in this larger share from its next stop on; hand back LaunchGrew there.
+
+    An executor that cannot, or a launch without a stop before it, leaves it at that: the slots are its own to its end.
+    """
+
+    launch: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
 class SetTimer:
     """Hand back a TimerFired event at this time. Replaces the timer set before."""
 
@@ -57,4 +74,4 @@ class Plan:
     """Hand back a PlanDue event as soon as the launches before this action are on their way."""
 
 
-Action = Launch | Respond | Release | SetTimer | Plan
+Action = Launch | Grow | Respond | Release | SetTimer | Plan

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from cotenant.core.actions import Action, Launch, Plan, Release, Respond
+from cotenant.core.actions import Action, Grow, Launch, Plan, Release, Respond
 from cotenant.core.admission import most_cores, refusal
 from cotenant.core.decisions import fault_of
 from cotenant.core.events import (
@@ -20,6 +20,7 @@ from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
+    LaunchGrew,
     PlanDue,
     PolicyChanged,
     PredictorChanged,
@@ -33,12 +34,13 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
+from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_batch_state, next_query_state
 from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live, TenantQueues
-from cotenant.core.snapshot import Policy, Running, Snapshot, Start
+from cotenant.core.snapshot import Policy, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import Outcome, Tenant
+from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
@@ -63,12 +65,10 @@ class Engine:
         self._queues = TenantQueues()
         self._live: dict[int, Live] = {}
         self._paused: list[Batch] = []
-        self._running: dict[int, Running] = {}
+        self._launches = Launches(machine.mask)
         self._batches: dict[int, Batch] = {}
-        self._free_mask = machine.mask
         self._machine = machine
         self._expiries = Expiries(policy.drop)
-        self._launch_count = 0
         self._batch_count = 0
         self._group_count = 0
         self._apart_count = 0
@@ -79,6 +79,7 @@ class Engine:
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             QueryArrived: self._on_arrival,
             LaunchEnded: self._on_launch_ended,
+            LaunchGrew: self._on_launch_grew,
             TimerFired: self._on_timer,
             QueryCancelled: self._on_cancel,
             QueryWithdrawn: self._on_cancel,
@@ -104,7 +105,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Launches under way."""
-        return len(self._running)
+        return len(self._launches.running)
 
     @property
     def tenants(self) -> tuple[Tenant, ...]:
@@ -114,7 +115,7 @@ class Engine:
     @property
     def launches(self) -> tuple[int, ...]:
         """The numbers of the launches under way."""
-        return tuple(self._running)
+        return tuple(self._launches.running)
 
     def waiting(self, tenant: str) -> int:
         """Queries of a tenant that wait for their first launch; 0 for an unknown one."""
@@ -123,9 +124,17 @@ class Engine:
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """What the policy sees now. Valid until the next event."""
-        queues = self._queues
+        queues, launches = self._queues, self._launches
         return Snapshot(
-            now_ns, queues.served, self._paused, self._running, self._free_mask, self.predictor, queues.weights_differ
+            now_ns,
+            queues.served,
+            self._paused,
+            launches.running,
+            launches.free_mask,
+            self.predictor,
+            queues.weights_differ,
+            launches.waiting,
+            launches.count,
         )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -137,8 +146,8 @@ class Engine:
             self._expire(now_ns, actions)
         if self._grouped:
             self._schedule_groups(event, now_ns, actions)
-        elif self._queues.waiting or self._paused:
-            free = self._free_mask
+        elif self._queues.waiting or self._paused or self._launches.growable:
+            free = self._launches.free_mask
             for mask in self._lane_masks:
                 if mask & free == mask:
                     self._decide(now_ns, actions)
@@ -170,40 +179,45 @@ class Engine:
         self._expiries.watch(live)
 
     def _on_launch_ended(self, event: LaunchEnded, now_ns: int, actions: list[Action]) -> None:
-        running = self._running.pop(event.launch, None)
-        if running is None:
-            raise ProtocolViolationError(f"launch {event.launch} ended, but it is not running")
-        launch = running.launch
-        self._free_mask |= launch.share.mask
+        launch = self._launches.end(event.launch).launch
         batch = self._batches[launch.batch]
-        batch.next_unit = launch.work.end
+        batch.open -= 1
         error = event.error
         is_lost = error is None and not launch.last and launch.work.tenant in self._queues.suspended
-        if is_lost:  # it ended just before its worker, and what it made went with that
-            self._return(batch)
-        elif error is not None and batch.is_merged:  # one of its queries may be at fault, the others are not
-            has_died = launch.work.tenant in self._queues.suspended  # and might die at each further try
-            self._return(batch, 1 if has_died else (len(batch.queries) + 1) // 2)
-        elif error is not None:
-            for query in batch.queries:
-                self._close(query.id, QueryStep.FAIL, Outcome.FAILED, error, actions)
-        elif launch.last:
-            for query in batch.queries:
-                if now_ns <= query.deadline_ns:
-                    self._close(query.id, _FINISH, _ANSWERED, "", actions)
-                else:
-                    over = (now_ns - query.deadline_ns) / 1e6
-                    self._close(query.id, _FINISH, Outcome.LATE, f"late by {over:.1f} ms", actions)
-        if launch.last or error is not None or is_lost or batch.state is _DOOMED:
-            self._step_batch(batch, _END_BATCH)
-            del self._batches[batch.id]
-            if error is not None or not launch.last:
-                actions.append(Release(batch.id))
-        else:
-            self._step_batch(batch, _PAUSE_BATCH)
-            self._paused.append(batch)
-            for query in batch.queries:
-                self._expiries.watch(self._live[query.id])
+        is_broken = is_lost or error is not None
+        if is_broken or not batch.open:  # else others of it are still to end
+            if is_lost:  # it ended just before its worker, and what it made went with that
+                self._return(batch)
+            elif error is not None and batch.is_merged:  # one of its queries may be at fault, the others are not
+                has_died = launch.work.tenant in self._queues.suspended  # and might die at each further try
+                self._return(batch, 1 if has_died else (len(batch.queries) + 1) // 2)
+            elif error is not None:
+                for query in batch.queries:
+                    self._close(query.id, QueryStep.FAIL, Outcome.FAILED, error, actions)
+            elif batch.until == batch.tenant.cuts[-1]:
+                for query in batch.queries:
+                    if now_ns <= query.deadline_ns:
+                        self._close(query.id, _FINISH, _ANSWERED, "", actions)
+                    else:
+                        over = (now_ns - query.deadline_ns) / 1e6
+                        self._close(query.id, _FINISH, Outcome.LATE, f"late by {over:.1f} ms", actions)
+            if is_broken:
+                batch.until = 0
+                self._give_up(batch, actions)
+            elif batch.until == batch.tenant.cuts[-1] or batch.state is _DOOMED:
+                self._forget(batch, actions, batch.until < batch.tenant.cuts[-1])
+            else:
+                batch.next_unit = batch.until
+                self._step_batch(batch, _PAUSE_BATCH)
+                self._paused.append(batch)
+                for query in batch.queries:
+                    self._expiries.watch(self._live[query.id])
+        if self._launches.waiting:
+            due = self._launches.due(event.launch)
+            actions += [self._launches.wake(each, self._batches[each.batch], now_ns) for each in due]
+
+    def _on_launch_grew(self, event: LaunchGrew, now_ns: int, actions: list[Action]) -> None:
+        self._launches.grew(event.launch)
 
     def _on_timer(self, event: TimerFired, now_ns: int, actions: list[Action]) -> None:
         self._expiries.timer_ns = None
@@ -244,6 +258,11 @@ class Engine:
         for batch in [batch for batch in self._paused if batch.tenant.name == event.tenant]:
             self._return(batch)
             self._abandon(batch, actions)
+        for number in self._launches.of_tenant(event.tenant):
+            batch = self._batches[number]
+            if batch.state is BatchState.RUNNING:
+                self._return(batch)
+                self._give_up(batch, actions)
 
     def _on_resumed(self, event: TenantResumed, now_ns: int, actions: list[Action]) -> None:
         self._queues.resume(event.tenant)
@@ -292,7 +311,25 @@ class Engine:
             if batch.state is _PAUSED:
                 self._abandon(batch, actions)
             elif batch.state is BatchState.RUNNING:
-                self._step_batch(batch, BatchStep.ABANDON)
+                self._give_up(batch, actions)
+
+    def _give_up(self, batch: Batch, actions: list[Action]) -> None:
+        """Nobody waits any more for a batch of which something has run: what of it waits never runs."""
+        if self._launches.waiting and (gone := self._launches.cancel(batch.id)):
+            batch.open -= gone
+            batch.until = 0  # it will not get there
+        if not batch.open:
+            self._forget(batch, actions)
+        elif batch.state is not _DOOMED:
+            batch.queries = []
+            self._step_batch(batch, BatchStep.ABANDON)
+
+    def _forget(self, batch: Batch, actions: list[Action], is_unfinished: bool = True) -> None:
+        """No launch of a batch is left, and none will come."""
+        self._step_batch(batch, _END_BATCH)
+        del self._batches[batch.id]
+        if is_unfinished:
+            actions.append(Release(batch.id))
 
     def _abandon(self, batch: Batch, actions: list[Action]) -> None:
         """Forget a paused batch that nobody waits for."""
@@ -332,9 +369,10 @@ class Engine:
         """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival."""
         if not (self._queues.waiting or self._paused):
             return
-        if not self._running:
+        launches = self._launches
+        if not (launches.running or launches.waiting):
             self._decide(now_ns, actions)
-            is_due = bool(self._running) and bool(self._queues.waiting or self._paused)
+            is_due = bool(launches.running) and bool(self._queues.waiting or self._paused)
         elif type(event) is PlanDue:
             self._decide(now_ns, actions)
             return
@@ -346,8 +384,8 @@ class Engine:
 
     def _decide(self, now_ns: int, actions: list[Action]) -> None:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
-        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._free_mask)
-        if decision.starts and self._running and self._grouped:
+        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches)
+        if decision.starts and self._grouped and (self._launches.running or self._launches.waiting):
             fault = "starts a group while another one runs"
         if fault is not None:
             raise ProtocolViolationError(f"policy {self.policy.name!r} {fault}")
@@ -356,33 +394,60 @@ class Engine:
             self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, drop.reason, actions)
         if decision.starts:
             self._group_count += 1
-            for start in decision.starts:
-                self._start(start, decision.ahead, now_ns, actions)
+            starts = decision.starts
+            whose = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []
+            begun: dict[tuple[Query, ...], Batch] = {}
+            for start in starts:
+                is_part = bool(whose) and whose.count((start.batch, start.queries)) > 1
+                self._start(start, begun, decision.ahead, is_part, now_ns, actions)
+        for growth in decision.grows:
+            self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
+            actions.append(Grow(growth.launch, growth.share))
 
-    def _start(self, start: Start, ahead: bool, now_ns: int, actions: list[Action]) -> None:
-        if start.batch is None:
-            batch = self._new_batch(start)
-        else:
+    def _start(
+        self,
+        start: Start,
+        begun: dict[tuple[Query, ...], Batch],
+        ahead: bool,
+        is_part: bool,
+        now_ns: int,
+        actions: list[Action],
+    ) -> None:
+        """Launch one start. `begun` has the batches that this decision has begun, and that have several."""
+        work, launches = start.work, self._launches
+        if start.batch is not None:
             batch = self._batches[start.batch]
-            self._paused.remove(batch)
-        work = start.work
-        self._step_batch(batch, _LAUNCH_BATCH)
+        elif not is_part or (known := begun.get(start.queries)) is None:
+            batch = self._new_batch(start)
+            if is_part:
+                begun[start.queries] = batch
+        else:
+            batch = known
+        if not batch.open:
+            if start.batch is not None:
+                self._paused.remove(batch)
+            self._step_batch(batch, _LAUNCH_BATCH)
+        cuts = batch.tenant.cuts
+        batch.open += 1
+        if work.end > batch.until:
+            batch.until = work.end
         launch = Launch(
-            self._launch_count,
+            launches.count,
             batch.id,
             batch.query_ids,
             work,
-            work.end == batch.tenant.cuts[-1],
+            work.end == cuts[-1],
             start.share,
             start.predicted_ns,
             batch.deadline_ns - now_ns - start.predicted_ns,
             self._group_count - 1,
             ahead,
+            is_part,
+            start.after,
+            tuple([cut for cut in cuts if work.start < cut < work.end]) if start.grows else (),
         )
-        self._launch_count += 1
-        self._free_mask &= ~start.share.mask
-        self._running[launch.id] = Running(launch, batch, now_ns)
-        actions.append(launch)
+        if launches.book(launch, batch, now_ns):
+            actions.append(launch)
 
     def _new_batch(self, start: Start) -> Batch:
         batch = Batch(self._batch_count, self._queues.served[start.work.tenant].tenant, start.queries)

@@ -26,6 +26,13 @@ class LaunchEnded(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchGrew:
+    """A launch goes on in the share of its Grow. Comes before its end, if at all."""
+
+    launch: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimerFired:
     """The time of the last SetTimer action has come."""
 
@@ -125,6 +132,7 @@ class PlanDue:
 Event = (
     QueryArrived
     | LaunchEnded
+    | LaunchGrew
     | TimerFired
     | QueryCancelled
     | TenantAdded

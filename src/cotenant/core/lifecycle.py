@@ -1,4 +1,4 @@
-"""The literal transition tables: what may happen to a query and to a batch, and where it leads.
+"""The literal transition tables: what may happen to a query, a batch and a strand, and where it leads.
 
 A pair that is not in a table is a bug in a driver, an executor or a policy, and raises ProtocolViolationError.
 """
@@ -38,6 +38,7 @@ class BatchState(IntEnum):
 
     NEW = auto()
     RUNNING = auto()
+    """Strands of it run, or wait for others."""
     PAUSED = auto()
     DOOMED = auto()
     """Still running, though nobody waits for it any more."""
@@ -51,6 +52,30 @@ class BatchStep(IntEnum):
     PAUSE = auto()
     END = auto()
     ABANDON = auto()
+
+
+class StrandState(IntEnum):
+    """Where a strand is: what one launch runs of a batch."""
+
+    NEW = auto()
+    WAITING = auto()
+    """It is decided and has its slots, and starts when the launches before it have ended."""
+    RUNNING = auto()
+    GROWING = auto()
+    """It runs, and has been given slots that it has not taken in yet."""
+    ENDED = auto()
+
+
+class StrandStep(IntEnum):
+    """What happens to a strand."""
+
+    LAUNCH = auto()
+    WAIT = auto()
+    CANCEL = auto()
+    """Nobody waits for its batch any more, or that cannot go on: it never runs."""
+    GROW = auto()
+    GREW = auto()
+    END = auto()
 
 
 QUERY_TRANSITIONS: dict[QueryState, dict[QueryStep, QueryState]] = {
@@ -91,6 +116,15 @@ BATCH_TRANSITIONS: dict[BatchState, dict[BatchStep, BatchState]] = {
 }
 
 
+STRAND_TRANSITIONS: dict[StrandState, dict[StrandStep, StrandState]] = {
+    StrandState.NEW: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.WAIT: StrandState.WAITING},
+    StrandState.WAITING: {StrandStep.LAUNCH: StrandState.RUNNING, StrandStep.CANCEL: StrandState.ENDED},
+    StrandState.RUNNING: {StrandStep.GROW: StrandState.GROWING, StrandStep.END: StrandState.ENDED},
+    StrandState.GROWING: {StrandStep.GREW: StrandState.RUNNING, StrandStep.END: StrandState.ENDED},
+    StrandState.ENDED: {},
+}
+
+
 def next_query_state(state: QueryState, step: QueryStep, query: int) -> QueryState:
     """Look the step up in the table. Raises ProtocolViolationError when it is not there."""
     try:
@@ -105,3 +139,11 @@ def next_batch_state(state: BatchState, step: BatchStep, batch: int) -> BatchSta
         return BATCH_TRANSITIONS[state][step]
     except KeyError:
         raise ProtocolViolationError(f"batch {batch}: {step.name} cannot happen while {state.name}") from None
+
+
+def next_strand_state(state: StrandState, step: StrandStep, launch: int) -> StrandState:
+    """Look the step up in the table. Raises ProtocolViolationError when it is not there."""
+    try:
+        return STRAND_TRANSITIONS[state][step]
+    except KeyError:
+        raise ProtocolViolationError(f"launch {launch}: {step.name} cannot happen while {state.name}") from None

@@ -142,6 +142,7 @@ class Batch:
 
     `queries` shrinks when one of them ends early; its rows stay in `items`, since they stay in the tensors.
     `query_ids` and `deadline_ns` (the earliest) follow `queries`: every segment's launch needs them.
+    `open` counts its launches that run or wait; they run it from `next_unit` on `until` there.
     """
 
     __slots__ = (
@@ -150,11 +151,13 @@ class Batch:
         "is_merged",
         "items",
         "next_unit",
+        "open",
         "queries",
         "query_ids",
         "shape",
         "state",
         "tenant",
+        "until",
     )
 
     def __init__(self, batch: int, tenant: Tenant, queries: Sequence[Query]) -> None:
@@ -170,7 +173,8 @@ class Batch:
             self.items = sum([query.items for query in queries])
             self._follow()
         self.shape = head.shape
-        self.next_unit = 0
+        self.next_unit = self.until = 0
+        self.open = 0
         self.state = _NEW
 
     def remove(self, query: Query) -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from cotenant.core.actions import Launch
+from cotenant.core.lifecycle import StrandState
 from cotenant.core.predictor import Group, Predictor
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
@@ -83,6 +84,7 @@ class Running(Struct, frozen=True, gc=False):
     launch: Launch
     batch: BatchView
     started_ns: int
+    state: StrandState = StrandState.RUNNING
 
 
 class Snapshot(Struct, frozen=True, gc=False):
@@ -99,16 +101,40 @@ class Snapshot(Struct, frozen=True, gc=False):
     predictor: Predictor
     weights_differ: bool = False
     """Whether the tenants, waiting or not, have different weights."""
+    waiting: Mapping[int, Launch] = {}
+    """Launches that are decided and wait for others, by their number."""
+    next_launch: int = 0
+    """The number that the first start of a decision gets; those after it count up."""
 
 
 class Start(Struct, frozen=True, gc=False):
-    """Launch work in a share: of a new batch made of `queries`, or of the paused batch `batch`."""
+    """Launch work in a share: of a new batch made of `queries`, or of the paused batch `batch`.
+
+    Several starts of one decision may be of one batch, which they name alike: each runs a part of its rows, of its
+    units or of both, and together they run each unit up to some cut, for each row, once. There the batch stops, when
+    the last of them has ended. Which of them needs the tensors of another one, the policy has to know.
+    `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
+    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes.
+    """
 
     work: Work
     queries: tuple[Query, ...]
     share: Share
     predicted_ns: int
     batch: int | None = None
+    after: tuple[int, ...] = ()
+    grows: bool = False
+
+
+class Growth(Struct, frozen=True, gc=False):
+    """Let a launch under way take in free slots of its device: it had a part of `share`.
+
+    `predicted_ns` is what it is believed to take now, from its start to its end.
+    """
+
+    launch: int
+    share: Share
+    predicted_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +146,7 @@ class Drop:
 
 
 class Decision(Struct, frozen=True, gc=False):
-    """What a policy wants now. Drops are carried out first. `memory` is handed to the next decision.
+    """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
     The starts of one decision begin together: they are a group. `ahead` says that they had been chosen while the
     group before them was running, so that the decision took no time now.
@@ -130,6 +156,7 @@ class Decision(Struct, frozen=True, gc=False):
     drops: tuple[Drop, ...] = ()
     memory: object = None
     ahead: bool = False
+    grows: tuple[Growth, ...] = ()
 
 
 class Policy(Protocol):
@@ -172,7 +199,8 @@ class Policy(Protocol):
         """Order of a query within its tenant's queue, smallest first; unique, as it ends with the query's id."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Decide. Called after an event while one of the lanes is free and something waits; see also `grouped`."""
+        """Decide. Called after an event while one of the lanes is free, and something waits or could grow; see also
+        `grouped`."""
 
 
 class GroupPolicy(Policy, Protocol):

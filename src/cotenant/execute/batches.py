@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
 from cotenant.core.actions import Launch
-from cotenant.execute.errors import ModelError
+from cotenant.execute.errors import ModelError, RowsError
+from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import Tensors
 
 Pieces = Mapping[str, Sequence[Any]]
@@ -30,10 +31,6 @@ class ModelGoneError(RuntimeError):
         super().__init__(f"model of {tenant!r} is not loaded any more")
 
 
-class RowsError(ValueError):
-    """Rows of a batch do not fit: it must fail, since nobody can tell whose they are."""
-
-
 class BatchTensors(Generic[Kept]):
     """Queries that go through a model as one, from its first launch on, in the order of their rows.
 
@@ -41,13 +38,16 @@ class BatchTensors(Generic[Kept]):
     below each other, and outputs dealt out, nowhere else.
     """
 
-    __slots__ = ("_inputs", "items", "kept", "queries", "rows")
+    __slots__ = ("_inputs", "items", "kept", "parts", "queries", "rows")
 
     def __init__(self, launch: Launch, inputs: list[Tensors]) -> None:
         self.queries = launch.queries
         self.items = launch.work.items
-        self.rows: tuple[int, ...] = (launch.work.items,)
+        if launch.part:
+            self.items = sum([len(next(iter(tensors.values()), ())) for tensors in inputs])
+        self.rows: tuple[int, ...] = (self.items,)
         self.kept: Kept | None = None
+        self.parts: Parts | None = None
         self._inputs = inputs
 
     def gather(self) -> Pieces:
@@ -82,10 +82,12 @@ class Batches(Generic[Kept]):
     """Inputs of queries until they end, their outputs until they are taken, and the batches between their launches.
 
     A batch in flight belongs to its launch: who `begin`s it has to `pause` or `finish` it, or drops it when it fails.
-    Thread-safe.
+    Thread-safe. With `has_parts` a batch may also run as several launches side by side; what is kept of it are tensors
+    by name then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_parts: bool = False) -> None:
+        self._has_parts = has_parts
         self._inputs: dict[int, Tensors] = {}
         self._outputs: dict[int, Tensors] = {}
         self._paused: dict[int, BatchTensors[Kept]] = {}
@@ -113,20 +115,54 @@ class Batches(Generic[Kept]):
     def begin(self, launch: Launch) -> BatchTensors[Kept]:
         """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
-        Raises ModelGoneError when nothing is kept of it, RowsError when the launch is not of its queries and rows.
+        Raises ModelGoneError when nothing is kept of it, RowsError when the launch is not of its queries and rows, or a
+        part of a batch where batches are run as one.
         """
+        if launch.part:
+            if not self._has_parts:
+                raise RowsError("batches are run as one here, not in parts")
+            with self._lock:
+                return self._begin_part(launch)
         if launch.work.start == 0:
             return BatchTensors(launch, [self._inputs[query] for query in launch.queries])
         with self._lock:
             batch = self._paused.get(launch.batch)
             if batch is None:
                 raise ModelGoneError(launch.work.tenant)
+            if batch.parts is not None:
+                batch.kept, batch.parts = cast(Kept, batch.parts.tensors()), None
             items = launch.work.items
             if items != batch.items or not set(launch.queries) <= set(batch.queries):
                 mine = f"{batch.items} rows of {batch.queries}"
                 raise RowsError(f"a launch is of {items} rows of queries {launch.queries}, its batch of {mine}")
             del self._paused[launch.batch]
         return batch
+
+    def _begin_part(self, launch: Launch) -> BatchTensors[Kept]:
+        """As `begin`, for one of several launches that share a batch: what it begins with is its own."""
+        batch = self._paused.get(launch.batch)
+        if batch is None:
+            batch = BatchTensors(launch, [self._inputs[query] for query in launch.queries])
+            inputs = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
+            batch.parts = Parts(batch.items, inputs, from_inputs=True)
+            self._paused[launch.batch] = batch
+        elif batch.parts is None:
+            batch.parts = Parts(batch.items, cast(Mapping[str, Any], batch.kept or {}), from_inputs=False)
+        made: BatchTensors[Kept] = BatchTensors(launch, [])
+        made.kept = cast(Kept, batch.parts.tensors(launch.work))
+        return made
+
+    def _end_part(self, launch: Launch, tensors: Mapping[str, Any]) -> None:
+        """One of several launches of a batch has ended; with the last one the outputs are there."""
+        with self._lock:
+            batch = self._paused.get(launch.batch)
+            if batch is None or batch.parts is None:
+                return  # nobody waits for it any more
+            outputs = batch.parts.add(launch.work, tensors, is_last=launch.last)
+            if outputs is not None:
+                del self._paused[launch.batch]
+        if outputs is not None:
+            self._keep(batch, outputs)
 
     def try_begin(self, launch: Launch) -> BatchTensors[Kept] | Exception:
         """As `begin`, with what it raises given back: for executors whose lanes tell of it when its turn comes."""
@@ -137,15 +173,24 @@ class Batches(Generic[Kept]):
 
     def pause(self, launch: Launch, batch: BatchTensors[Kept], kept: Kept) -> None:
         """A launch has ended at a cut: keep what is live there until the next one."""
+        if launch.part:
+            self._end_part(launch, cast(Mapping[str, Any], kept))
+            return
         batch.kept = kept
         with self._lock:
             self._paused[launch.batch] = batch
 
-    def finish(self, batch: BatchTensors[Kept], outputs: Tensors) -> None:
+    def finish(self, launch: Launch, batch: BatchTensors[Kept], outputs: Tensors) -> None:
         """Keep the outputs of the last launch until they are taken; those of queries that have ended nobody would take.
 
         Raises RowsError when they do not fit: then nobody gets anything.
         """
+        if launch.part:
+            self._end_part(launch, outputs)
+        else:
+            self._keep(batch, outputs)
+
+    def _keep(self, batch: BatchTensors[Kept], outputs: Tensors) -> None:
         answers = dict(batch.scatter(outputs))
         with self._lock:
             self._outputs.update({query: tensors for query, tensors in answers.items() if query in self._inputs})

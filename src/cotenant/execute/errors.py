@@ -19,3 +19,7 @@ class ModelError(CotenantError):
 
 class TensorError(CotenantError, ValueError):
     """A tensor handed to a model is missing, unknown, or of the wrong type or shape: names it and what was expected."""
+
+
+class RowsError(ValueError):
+    """Rows of a batch do not fit: it must fail, since nobody can tell whose they are."""

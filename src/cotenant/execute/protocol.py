@@ -10,6 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from cotenant.core.actions import Launch
+from cotenant.work import Share
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
@@ -30,6 +31,10 @@ OnEnd = Callable[[int, str | None, Timing], None]
 """Called once per launch with its number, the reason of a failure or None, and where the time went; from any thread."""
 
 
+OnGrew = Callable[[int], None]
+"""Called with the number of a launch that goes on in a larger share; from any thread."""
+
+
 class Executor(Protocol):
     """Runs launches and keeps the tensors of queries and batches. Every method is thread-safe and quick."""
 
@@ -44,6 +49,12 @@ class Executor(Protocol):
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """Run a launch; never blocks."""
+
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """Let a launch under way go on in this share from its next stop on, and say so there; never blocks.
+
+        One that has no stop left, has just ended, or runs where shares cannot grow, goes on as it was.
+        """
 
     def release(self, batch: int) -> None:
         """Forget the intermediate tensors of a batch."""

@@ -54,7 +54,10 @@ class Runner(Protocol):
         """Let go of what was made ready for other threads than these; runs under way end normally."""
 
     def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, Any]:
-        """Run units [start, end); the tensors are the engine's own, or numpy arrays."""
+        """Run units [start, end); the tensors are the engine's own, or numpy arrays.
+
+        Those that are live at `start` but not read by these units may be left out; what is returned lacks them then.
+        """
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
         """Median latency of each unit on these inputs in ns, one thread; at least 1 each.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
 
-from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.actions import Action, Grow, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import SURE_QUANTILE
@@ -281,6 +281,9 @@ class OnlineModel:
         started = [action for action in actions if isinstance(action, Launch)]
         if started:
             self._started(started, time_ns)
+        for action in actions:
+            if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on
+                self._launched.pop(action.launch, None)
         if isinstance(event, LaunchEnded):
             self._ended(event.launch, time_ns, event.error is not None)
         elif isinstance(event, QueryArrived) and actions and self._is_doubtful(event.query, actions):

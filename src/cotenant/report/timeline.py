@@ -25,6 +25,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     running: dict[int, tuple[int, dict[str, Any]]] = {}
     waiting: dict[str, int] = {}
     whole: dict[int, tuple[str, int]] = {}
+    grown: dict[int, dict[str, Any]] = {}
     zero: int | None = None
     launches = 0
     for record in records:
@@ -41,6 +42,10 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
             told = f"{record.event['outcome']} #{record.event['query']}"
             args = {key: record.event[key] for key in ("query", "outcome", "reason")}
             spans.append(Span(f"applications/{name}", told, start, now, args))
+        elif record.kind == "LaunchGrew" and record.event["launch"] in running:
+            start, launch = running[record.event["launch"]]
+            spans.append(_launch_span(launch, start, now, None))
+            running[launch["id"]] = now, {**launch, "share": grown.pop(launch["id"])}
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             launches += 1
@@ -49,9 +54,11 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
             if kind == "Launch":
                 running[action["id"]] = (now, action)
                 work = work_of(action)
-                if work.start == 0:
+                if work.is_first:
                     waiting[work.tenant] -= len(action["queries"])
                     begun.update(dict.fromkeys(action["queries"], now))
+            elif kind == "Grow":
+                grown[action["launch"]] = action["share"]
             elif kind == "Respond":
                 query = arrived.pop(action["query"])
                 first = begun.pop(action["query"], None)
@@ -78,9 +85,13 @@ def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None
         "predicted_ms": launch["predicted_ns"] / 1e6,
         "headroom_ms": launch["headroom_ns"] / 1e6,
     }
+    if launch.get("after"):
+        args["after"] = ", ".join(map(str, launch["after"]))
     if error:
         args["error"] = error
     rows = f" x{work.items}" if work.items > 1 else ""
+    if work.rows:
+        rows = " rows {} to {}".format(*work.rows)
     return Span(f"lanes/cores {cores}", f"{work.tenant}{rows}", start, end, args)
 
 

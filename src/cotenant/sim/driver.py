@@ -1,16 +1,17 @@
 """The simulator's driver: the engine against a world, in virtual time.
 
 It differs from the driver of the server in clock, ingress and executor alone. Events at the same instant are handled
-in a fixed order: ends of launches, then the timer, then arrivals.
+in a fixed order: launches that grow, ends of launches, then the timer, then arrivals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
 from typing import Protocol
 
-from cotenant.core.actions import Action, Launch, Plan, Respond, SetTimer
-from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
+from cotenant.core.actions import Action, Grow, Launch, Plan, Respond, SetTimer
+from cotenant.core.events import Event, LaunchEnded, LaunchGrew, PlanDue, QueryArrived, TimerFired
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query
@@ -65,11 +66,15 @@ def simulate(
     event: Event
     is_planning = False
     thinking_until = 0
+    growing: list[tuple[int, int]] = []
     start, next_ns, pop = world.start, world.next_ns, world.pop
     while True:
         if is_planning:
             is_planning, event = False, _PLAN
             thinking_until = max(thinking_until, now) + decision_ns
+        elif growing and growing[0][0] <= min(end, timer, arrival):
+            now, number = heappop(growing)
+            event = LaunchGrew(number)
         elif end <= timer and end <= arrival:
             if end == _NEVER:
                 break
@@ -98,6 +103,11 @@ def simulate(
                 timer = action.at_ns  # type: ignore[union-attr]
             elif kind is Plan:
                 is_planning = True
+            elif kind is Grow:
+                at = world.grow(action.launch, action.share, now)  # type: ignore[union-attr]
+                moved = True
+                if at is not None:
+                    heappush(growing, (at, action.launch))  # type: ignore[union-attr]
         if log is not None:
             log(now, event, actions)
         if moved:

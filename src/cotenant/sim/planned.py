@@ -242,6 +242,9 @@ class _PlanWorld:
         self._running[launch.id] = lane.device, (served.model, rows, lane.size)
         heappush(self._ends, (now_ns + took_ns, launch.id))
 
+    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+        """See World: here launches keep the share that they began with."""
+
     def next_ns(self) -> int | None:
         """See World."""
         return self._ends[0][0] if self._ends else None

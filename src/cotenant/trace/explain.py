@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.trace import Record, TraceError, work_of
+from cotenant.work import CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,13 @@ class LaunchStory:
     predicted_ns: int
     headroom_ns: int
     error: str | None = None
+    rows: tuple[int, ...] = ()
+    """Those of the batch that it ran, from the first to behind the last; empty for all."""
+    device: str = CPU
+    after: tuple[int, ...] = ()
+    """Launches that it had waited for."""
+    grown: tuple[tuple[int, int], ...] = ()
+    """When it took in more cores, and how many it had then."""
 
 
 @dataclass(slots=True)
@@ -96,8 +104,12 @@ class Explanation:
 
     @property
     def running_ns(self) -> int:
-        """Time in launches."""
-        return sum(launch.end_ns - launch.start_ns for launch in self.launches)
+        """Time in launches, of which several may run at once."""
+        total = until = 0
+        for launch in sorted(self.launches, key=lambda each: each.start_ns):
+            total += max(0, launch.end_ns - max(until, launch.start_ns))
+            until = max(until, launch.end_ns)
+        return total
 
     @property
     def waiting_ns(self) -> int:
@@ -131,9 +143,16 @@ class Explanation:
     def _launch_sentence(self, launch: LaunchStory) -> str:
         begun, took = launch.start_ns - self.arrival_ns, launch.end_ns - launch.start_ns
         cores = ",".join(map(str, launch.cores))
+        several = any(each.rows or each.after for each in self.launches)
+        number = f"launch {launch.number}, " if several else ""
+        rows = " of rows {} to {}".format(*launch.rows) if launch.rows else ""
+        device = "" if launch.device == CPU else f" of {launch.device}"
+        after = f" after launch {' and '.join(map(str, launch.after))}" if launch.after else ""
+        grown = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.grown)
         return (
-            f"+{_ms(begun)}: units {launch.units[0]} to {launch.units[1]} in a batch of {launch.queries} on cores "
-            f"{cores}: took {_ms(took)}, predicted {_ms(launch.predicted_ns)}, headroom {_ms(launch.headroom_ns)}"
+            f"+{_ms(begun)}: {number}units {launch.units[0]} to {launch.units[1]}{rows} in a batch of {launch.queries} "
+            f"on cores {cores}{device}{after}{grown}: took {_ms(took)}, predicted {_ms(launch.predicted_ns)}, "
+            f"headroom {_ms(launch.headroom_ns)}"
             + (f", failed: {launch.error}" if launch.error else "")
             + (", and it was run again apart from others" if launch.error and launch is not self.launches[-1] else "")
         )
@@ -145,7 +164,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     whole: ApplicationStory | None = None
     waiting: dict[str, set[int]] = {}
     tenant_of: dict[int, str] = {}
-    running: dict[int, tuple[int, dict[str, object]]] = {}
+    running: dict[int, tuple[int, dict[str, Any]]] = {}
+    grows: dict[int, int] = {}
     for record in records:
         now = record.time_ns
         if record.kind == "ApplicationArrived" and record.event["query"] == query:
@@ -166,6 +186,9 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
                 times = arrived["arrival_ns"], arrived["deadline_ns"]
                 whole.stages.append(StageStory(arrived["stage"], arrived["id"], arrived["tenant"], *times))
             waiting.setdefault(arrived["tenant"], set()).add(arrived["id"])
+        elif record.kind == "LaunchGrew" and record.event["launch"] in running:
+            launch = running[record.event["launch"]][1]
+            launch.setdefault("grown", []).append((now, grows[launch["id"]]))
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             if story is not None:
@@ -178,6 +201,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
                 work = work_of(action)
                 if work.start == 0:
                     waiting[work.tenant].difference_update(action["queries"])
+            elif kind == "Grow":
+                grows[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":
                 number = action["query"]
                 for each in whole.stages if whole is not None else ():
@@ -209,6 +234,10 @@ def _count(story: Explanation, launch: dict[str, Any], start: int, end: int, err
                 predicted_ns=launch["predicted_ns"],
                 headroom_ns=launch["headroom_ns"],
                 error=error,
+                rows=work.rows,
+                device=share["device"],
+                after=tuple(launch.get("after", ())),
+                grown=tuple(launch.get("grown", ())),
             )
         )
         return

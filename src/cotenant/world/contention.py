@@ -23,7 +23,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.errors import InvalidValueError
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.work import Work
+from cotenant.work import Share, Work
 
 FULL_SPEED = 1 << 32
 """Speeds are integers, in parts of this: work left is then exact however often rates change."""
@@ -199,6 +199,9 @@ class ContentionWorld:
         while len(self._steps) > 1 and self._steps[-1][0] > begin:
             self._steps.pop()
         self._steps = [(at, (*runs, run)) for at, runs in self._steps]
+
+    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+        """See World: here launches keep the share that they began with."""
 
     def next_ns(self) -> int | None:
         """See World."""

@@ -6,16 +6,18 @@ A world is not the predictor of the policy: it has its own table, and noise of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heappop, heappush
+from functools import partial
+from heapq import heapify, heappop, heappush
 from math import exp
 from random import Random
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
 from cotenant.execute.batches import Batches, BatchTensors, joined
-from cotenant.execute.protocol import OnEnd, Tensors, Timing
+from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
+from cotenant.work import Share, Work
 
 
 class World(Protocol):
@@ -24,6 +26,12 @@ class World(Protocol):
     def start(self, launch: Launch, now_ns: int) -> None:
         """A launch begins."""
 
+    def grow(self, launch: int, share: Share, now_ns: int) -> int | None:
+        """Let a launch go on in a larger share from its next stop on: when that is; None when it has none, or cannot.
+
+        See `core.actions.Grow`.
+        """
+
     def next_ns(self) -> int | None:
         """When the next launch ends if nothing else is started; None when nothing runs."""
 
@@ -31,8 +39,19 @@ class World(Protocol):
         """End that launch: its number, and the reason if it failed."""
 
 
+class _Flight(NamedTuple):
+    """What is left of a launch that can grow, from when it began."""
+
+    began_ns: int
+    work: Work
+    share: Share
+    stops: tuple[int, ...]
+    factor: float
+    end: tuple[int, int, str | None]
+
+
 class TableWorld:
-    """Launches take what a table says, times a log-normal factor, whatever runs beside them.
+    """Launches take what a table says, times a log-normal factor, whatever runs beside them. They can grow.
 
     `noise` is the standard deviation of the logarithm of that factor, `failure_rate` the share of launches that fail;
     both are drawn from one generator seeded by `seed`.
@@ -44,16 +63,40 @@ class TableWorld:
         self._failure_rate = failure_rate
         self._random = Random(seed)
         self._ends: list[tuple[int, int, str | None]] = []
+        self._flights: dict[int, _Flight] = {}
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
-        duration = self._table.latency_ns(launch.work, launch.share.size, launch.share.device)
-        if self._noise:
-            duration = int(duration * exp(self._random.gauss(0.0, self._noise))) or 1
+        factor = exp(self._random.gauss(0.0, self._noise)) if self._noise else 1.0
         error = None
         if self._failure_rate and self._random.random() < self._failure_rate:
             error = "injected fault"
-        heappush(self._ends, (now_ns + duration, launch.id, error))
+        end = (now_ns + self._takes_ns(launch.work, launch.share, factor), launch.id, error)
+        heappush(self._ends, end)
+        if launch.stops:
+            self._flights[launch.id] = _Flight(now_ns, launch.work, launch.share, launch.stops, factor, end)
+
+    def grow(self, launch: int, share: Share, now_ns: int) -> int | None:
+        """See World."""
+        flight = self._flights[launch]
+        for stop in flight.stops:
+            at = flight.began_ns + self._takes_ns(flight.work.until(stop), flight.share, flight.factor)
+            if at >= now_ns:
+                break
+        else:
+            return None
+        rest = flight.work.since(stop)
+        end = (at + self._takes_ns(rest, share, flight.factor), *flight.end[1:])
+        self._ends.remove(flight.end)
+        heapify(self._ends)
+        heappush(self._ends, end)
+        stops = tuple([each for each in flight.stops if each > stop])
+        self._flights[launch] = _Flight(at, rest, share, stops, flight.factor, end)
+        return at
+
+    def _takes_ns(self, work: Work, share: Share, factor: float) -> int:
+        duration = self._table.latency_ns(work, share.size, share.device)
+        return duration if factor == 1.0 else int(duration * factor) or 1
 
     def next_ns(self) -> int | None:
         """See World."""
@@ -62,6 +105,7 @@ class TableWorld:
     def pop(self) -> tuple[int, str | None]:
         """See World."""
         _, launch, error = heappop(self._ends)
+        self._flights.pop(launch, None)
         return launch, error
 
 
@@ -82,7 +126,7 @@ class SimulatedExecutor:
         self._world = world
         self._clock = clock
         self._lock = Lock()
-        self._batches: Batches[Tensors] = Batches()
+        self._batches: Batches[Tensors] = Batches(has_parts=True)
         self._running: dict[int, tuple[Launch, BatchTensors[Tensors], OnEnd]] = {}
         self.put = self._batches.put
         self.take = self._batches.take
@@ -97,11 +141,19 @@ class SimulatedExecutor:
         """See Executor."""
         with self._lock:
             batch = self._batches.begin(launch)
-            if launch.work.start == 0:
+            if launch.work.start == 0 and not launch.part:
                 batch.kept = {name: joined(pieces) for name, pieces in batch.gather().items()}
             self._running[launch.id] = launch, batch, on_end
             self._world.start(launch, self._clock.now_ns())
             self._wait_for_next()
+
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor."""
+        with self._lock:
+            at = self._world.grow(launch, share, self._clock.now_ns())
+            if at is not None:
+                self._clock.call_at(at, 0, partial(on_grew, launch))
+                self._wait_for_next()
 
     def release(self, batch: int) -> None:
         """See Executor."""
@@ -124,7 +176,7 @@ class SimulatedExecutor:
             number, error = self._world.pop()
             launch, batch, on_end = self._running.pop(number)
             if error is None and launch.last:
-                self._batches.finish(batch, batch.kept or {})
+                self._batches.finish(launch, batch, batch.kept or {})
             elif error is None:
                 self._batches.pause(launch, batch, batch.kept or {})
             self._wait_for_next()

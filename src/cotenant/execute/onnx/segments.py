@@ -170,7 +170,8 @@ class SegmentedModel:
     def run(self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1) -> dict[str, Value]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
-        `tensors` holds the model's inputs when `start == 0`, else at least those live at `start`. Tensors stay
+        `tensors` holds the model's inputs when `start == 0`, else those live at `start`; those that these units do not
+        read may be left out, as where others make them meanwhile, and are left out of what is returned. Tensors stay
         OrtValues between segments, a run of the whole may give arrays; `runner.to_numpy` turns results into arrays.
         Prepared ranges are used longest first, what they leave out is loaded now.
 
@@ -187,20 +188,20 @@ class SegmentedModel:
             return self._run_plain(plan[0], tensors)  # whole: arrays in, arrays out costs half of a binding
         try:
             names = tensors if start == 0 else self.dfg.live(start)
-            values = {name: _ort_value(tensors[name]) for name in names}
-        except KeyError as error:
-            raise TensorError(
-                f"model {self.name!r}: tensor {error.args[0]!r} is live before unit {start}: pass it"
-            ) from None
+            values = {name: _ort_value(tensors[name]) for name in names if name in tensors}
         except (RuntimeError, TypeError, ValueError) as error:
             raise TensorError(f"model {self.name!r}: a tensor is no numeric array or OrtValue ({error})") from error
+        if len(values) < len(names):
+            for name in self.dfg.segment_io(start, end)[0]:
+                if name not in values:
+                    raise TensorError(f"model {self.name!r}: tensor {name!r} is live before unit {start}: pass it")
         for segment in plan:
             if segment.session is not None:
                 self._run_segment(segment, values)
             for name in segment.dead:
                 values.pop(name, None)
         if end < self.unit_count:
-            return {name: values[name] for name in self.dfg.live(end)}
+            return {name: values[name] for name in self.dfg.live(end) if name in values}
         return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:

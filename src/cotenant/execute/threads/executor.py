@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, OnGrew, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
@@ -27,8 +27,10 @@ class OnnxRuntimeExecutor:
         self._lane_nice = lane_nice
         self._models: dict[str, Runner] = {}
         self._lanes: dict[Share, Lane] = {}
-        self._batches: Batches[Mapping[str, Any]] = Batches()
+        self._batches: Batches[Mapping[str, Any]] = Batches(has_parts=True)
         self._lock = threading.Lock()
+        self._grown: dict[int, tuple[Share, OnGrew]] = {}
+        """What launches under way are to take in at their next stop."""
         self.put = self._batches.put
         self.take = self._batches.take
         self.discard = self._batches.discard
@@ -85,6 +87,10 @@ class OnnxRuntimeExecutor:
             model = self._models.get(launch.work.tenant)
         lane.put(partial(self._run, launch, model, self._batches.try_begin(launch), on_end))
 
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor."""
+        self._grown[launch] = share, on_grew
+
     def release(self, batch: int) -> None:
         """See Executor."""
         self._batches.release(batch)
@@ -107,19 +113,25 @@ class OnnxRuntimeExecutor:
                 raise batch
             if model is None:
                 raise ModelGoneError(launch.work.tenant)
-            if launch.work.start == 0:
-                tensors: Mapping[str, Any] = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
-            else:
-                tensors = batch.kept or {}
+            tensors: Mapping[str, Any] = batch.kept or {}
+            if launch.work.start == 0 and not launch.part:
+                tensors = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
             gathered = ran = time.perf_counter_ns()
-            cores = launch.share.cores
-            tensors = model.run(launch.work.start, launch.work.end, tensors, cores if len(cores) > 1 else 1)
+            share, start = launch.share, launch.work.start
+            for end in (*launch.stops, launch.work.end):
+                tensors = model.run(start, end, tensors, share.cores if share.size > 1 else 1)
+                if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
+                    share, on_grew = more
+                    on_grew(launch.id)
+                start = end
             ran = time.perf_counter_ns()
             if launch.last:
-                self._batches.finish(batch, for_client(to_numpy(tensors)))
+                self._batches.finish(launch, batch, for_client(to_numpy(tensors)))
             else:
                 self._batches.pause(launch, batch, tensors)
         except Exception as caught:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
+        if launch.stops:
+            self._grown.pop(launch.id, None)
         on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))

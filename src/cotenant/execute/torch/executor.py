@@ -26,7 +26,7 @@ from cotenant.execute.gpu.range_graph import RangeGraph
 from cotenant.execute.gpu.residents import MIB, DeviceFullError, Resident, Residents, StreamModel
 from cotenant.execute.gpu.stream_threads import StreamThreads, Waiting
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, OnGrew, Sessions, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
@@ -153,6 +153,9 @@ class TorchExecutor:
             resident = None
         place[1].put(partial(self._submit, *place, _Flight(launch, on_end, batch), resident))
 
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor. What is on a stream stays as it was submitted."""
+
     def release(self, batch: int) -> None:
         """See Executor."""
         self._batches.release(batch)
@@ -265,7 +268,7 @@ class TorchExecutor:
         assert results is not None
         if launch.last:
             outputs = {name: array_of(value, lane.to_numpy) for name, value in results.items()}
-            self._batches.finish(batch, outputs)
+            self._batches.finish(launch, batch, outputs)
         else:
             self._batches.pause(launch, batch, results)
         began, filled, ran, done = flight.events

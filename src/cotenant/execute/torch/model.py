@@ -161,9 +161,9 @@ class TorchModel:
     def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, torch.Tensor]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
-        `tensors` holds the model's inputs when `start == 0`, else at least those live at `start`, as numpy arrays or
-        tensors of torch. Runs on the calling thread and its current stream and never waits for a device: on a GPU the
-        results are there when the stream has come so far. What is returned may share memory with what was given.
+        `tensors` holds the model's inputs when `start == 0`, else those live at `start`, as numpy arrays or tensors of
+        torch; those that these units do not read may be left out, and are left out of what is returned. Runs on the
+        calling thread and its current stream and never waits for a device: on a GPU the results are there when the stream has come so far. What is returned may share memory with what was given.
 
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
         ModelError when torch fails; the cause has torch's own error.
@@ -176,7 +176,7 @@ class TorchModel:
             use_threads(threads)
         try:
             with torch.inference_mode():
-                values = {name: self._tensor(tensors[name], segment.device) for name in names}
+                values = {name: self._tensor(tensors[name], segment.device) for name in names if name in tensors}
                 results = segment.function(*[values[name] for name in segment.inputs], *weights)
         except KeyError as error:
             text = f"model {self.name!r}: tensor {error.args[0]!r} is live before unit {start}: pass it"
@@ -188,7 +188,7 @@ class TorchModel:
             raise ModelError(self.path, place, "Check the shapes and values of its inputs") from error
         values.update(zip(segment.outputs, results, strict=True))
         wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
-        return {name: values[name] for name in wanted}
+        return {name: values[name] for name in wanted if name in values}
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
         """Median latency of each unit in ns, on one thread of the CPU or on the current stream, run one by one."""

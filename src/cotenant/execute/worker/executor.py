@@ -15,13 +15,13 @@ from types import MappingProxyType
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, ModelGoneError, reason_of
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, OnEnd, OnGrew, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.session_ladder import Wanted
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.keeper import Keeper
 from cotenant.execute.worker.limits import Limits
-from cotenant.work import CPU
+from cotenant.work import CPU, Share
 
 
 class ProcessExecutor:
@@ -132,6 +132,9 @@ class ProcessExecutor:
             problem = reason_of(error)
         if problem is not None:
             self._fail(partial(on_end, launch.id, problem, Timing()))
+
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor. A worker runs a launch as one: it goes on as it was."""
 
     def release(self, batch: int) -> None:
         """See Executor."""

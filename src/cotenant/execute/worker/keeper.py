@@ -251,7 +251,7 @@ class Keeper:
         began = time.perf_counter_ns()
         try:
             if error is None and launch.last:
-                self._batches.finish(pending.batch, link.outputs(message.outputs))
+                self._batches.finish(launch, pending.batch, link.outputs(message.outputs))
             elif error is None:
                 self._batches.pause(launch, pending.batch, self)
         except Exception as caught:

@@ -109,7 +109,7 @@ class Accounts:
         account = self.by_tenant[launch.work.tenant]
         self._running[launch.id] = launch, account
         account.headroom_ns = launch.headroom_ns
-        if launch.work.start == 0:
+        if launch.work.is_first:
             account.launches += 1
             for query in launch.queries:
                 account.queue.add(time_ns - self._open[query].arrival_ns)

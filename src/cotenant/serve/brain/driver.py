@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
-from cotenant.core.actions import Action, Launch, Plan, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Grow, Launch, Plan, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived, TimerFired
+from cotenant.core.events import Event, LaunchEnded, LaunchGrew, PlanDue, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.brain.clock import Clock
 from cotenant.types import ANSWERS, Query
@@ -127,6 +127,8 @@ class Driver:
             match action:
                 case Launch():
                     self._executor.start(action, self._launch_ended)
+                case Grow():
+                    self._executor.grow(action.launch, action.share, self._launch_grew)
                 case Respond():
                     answers.append(self._end(action))
                 case Release():
@@ -168,6 +170,9 @@ class Driver:
 
     def _launch_ended(self, launch: int, error: str | None, timing: Timing) -> None:
         self.post(LaunchEnded(launch, error), timing)
+
+    def _launch_grew(self, launch: int) -> None:
+        self.post(LaunchGrew(launch))
 
     def _timer_fired(self, version: int) -> None:
         with self._lock:

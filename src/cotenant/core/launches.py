@@ -1,0 +1,154 @@
+"""The launches of an engine: those under way, those that wait for others, and who holds which slots.
+
+A launch that waits for others has its slots from the decision on: those that were free then are its own at once, those
+that a launch before it holds pass on to it when that one ends. So what waits never finds its place taken, and two
+launches never hold one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import structs
+
+from cotenant.core.actions import Launch
+from cotenant.core.lifecycle import StrandState, StrandStep, next_strand_state
+from cotenant.core.queues import Batch
+from cotenant.core.snapshot import Running
+from cotenant.errors import ProtocolViolationError
+from cotenant.work import Share
+
+_NEW, _RUNNING, _WAITING = StrandState.NEW, StrandState.RUNNING, StrandState.WAITING
+_LAUNCH, _END = StrandStep.LAUNCH, StrandStep.END
+
+
+class Launches:
+    """See above. `free_mask` are the slots that nobody holds, `growable` the launches that could take in more of them.
+
+    `count` numbers launches: the next one gets it.
+    """
+
+    __slots__ = ("_needs", "_promised", "count", "free_mask", "growable", "running", "waiting")
+
+    def __init__(self, free_mask: int) -> None:
+        self.running: dict[int, Running] = {}
+        self.waiting: dict[int, Launch] = {}
+        self.free_mask = free_mask
+        self.count = 0
+        self.growable = 0
+        self._needs: dict[int, set[int]] = {}
+        """What each of those that wait still waits for."""
+        self._promised: dict[int, int] = {}
+        """The slots of a launch that pass on to others when it ends."""
+
+    def is_known(self, number: int) -> bool:
+        """Whether a launch is under way or waits."""
+        return number in self.running or number in self.waiting
+
+    def held_for(self, number: int) -> int:
+        """The slots of a launch that nobody gets yet when it ends."""
+        run = self.running.get(number)
+        launch = self.waiting[number] if run is None else run.launch
+        return launch.share.mask & ~self._promised.get(number, 0)
+
+    def book(self, launch: Launch, batch: Batch, now_ns: int) -> bool:
+        """Take the slots of a new launch. Says whether it starts now; else it waits."""
+        self.count += 1
+        mask, number = launch.share.mask, launch.id
+        rest = mask & ~self.free_mask
+        self.free_mask &= ~mask
+        needs = {other for other in launch.after if self.is_known(other)} if launch.after else None
+        if not needs:
+            self._start(launch, batch, now_ns, _NEW)
+            return True
+        for other in launch.after:
+            taken = rest & self.held_for(other) if other in needs else 0
+            if taken:
+                self._promised[other] = self._promised.get(other, 0) | taken
+                rest &= ~taken
+        next_strand_state(_NEW, StrandStep.WAIT, number)
+        self.waiting[number] = launch
+        self._needs[number] = needs
+        return False
+
+    def end(self, number: int) -> Running:
+        """A launch has ended: its slots are free, or go to those that they were promised to.
+
+        Raises ProtocolViolationError when it is not under way.
+        """
+        run = self.running.pop(number, None)
+        if run is None:
+            raise ProtocolViolationError(f"launch {number} ended, but it is not running")
+        next_strand_state(run.state, _END, number)
+        launch = run.launch
+        if launch.stops and run.state is _RUNNING:
+            self.growable -= 1
+        self.free_mask |= launch.share.mask & ~self._promised.pop(number, 0)
+        return run
+
+    def due(self, ended: int) -> list[Launch]:
+        """Those that waited for this launch alone, the oldest first; each is to be woken."""
+        made: list[Launch] = []
+        for number, needs in self._needs.items():
+            needs.discard(ended)
+            if not needs:
+                made.append(self.waiting[number])
+        return made
+
+    def wake(self, launch: Launch, batch: Batch, now_ns: int) -> Launch:
+        """Let a launch start that has waited; for the queries that are in its batch by now."""
+        del self.waiting[launch.id], self._needs[launch.id]
+        if launch.queries != batch.query_ids:
+            launch = structs.replace(launch, queries=batch.query_ids)
+        self._start(launch, batch, now_ns, _WAITING)
+        return launch
+
+    def cancel(self, batch: int) -> int:
+        """Nobody waits for a batch: forget those of its launches that wait, and say how many. Who waits for them waits
+        for what they waited for."""
+        gone = [launch for launch in self.waiting.values() if launch.batch == batch]
+        for launch in reversed(gone):
+            number = launch.id
+            next_strand_state(_WAITING, StrandStep.CANCEL, number)
+            del self.waiting[number]
+            needs = self._needs.pop(number)
+            for others in self._needs.values():
+                if number in others:
+                    others.remove(number)
+                    others |= needs
+            loose = launch.share.mask & ~self._promised.pop(number, 0)
+            for other in needs:
+                back = self._promised.get(other, 0) & loose
+                if back:
+                    self._promised[other] &= ~back
+                    loose &= ~back
+            self.free_mask |= loose
+        return len(gone)
+
+    def grow(self, number: int, share: Share, predicted_ns: int) -> None:
+        """A launch is to take in slots that are free."""
+        run = self.running[number]
+        self.free_mask &= ~share.mask
+        self.growable -= 1
+        self.running[number] = structs.replace(
+            run,
+            launch=structs.replace(run.launch, share=share, predicted_ns=predicted_ns),
+            state=next_strand_state(run.state, StrandStep.GROW, number),
+        )
+
+    def grew(self, number: int) -> None:
+        """It has them. Raises ProtocolViolationError when it was not asked to grow."""
+        run = self.running.get(number)
+        if run is None:
+            raise ProtocolViolationError(f"launch {number} grew, but it is not running")
+        self.running[number] = structs.replace(run, state=next_strand_state(run.state, StrandStep.GREW, number))
+        self.growable += 1
+
+    def of_tenant(self, tenant: str) -> Iterable[int]:
+        """The batches of a tenant that have launches that wait."""
+        return dict.fromkeys(launch.batch for launch in self.waiting.values() if launch.work.tenant == tenant)
+
+    def _start(self, launch: Launch, batch: Batch, now_ns: int, state: StrandState) -> None:
+        self.running[launch.id] = Running(launch, batch, now_ns, next_strand_state(state, _LAUNCH, launch.id))
+        if launch.stops:
+            self.growable += 1

@@ -1,0 +1,238 @@
+"""Strands on a real executor: parts of a batch, branches side by side, launches that wait, and ones that grow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from cotenant.core.actions import Action, Grow, Launch, Release, Respond
+from cotenant.core.engine import Engine
+from cotenant.core.events import Event, LaunchGrew, QueryCancelled
+from cotenant.core.snapshot import Policy
+from cotenant.execute.errors import RowsError
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.parts import Parts
+from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.serve.brain.clock import RealClock
+from cotenant.serve.brain.driver import Driver
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
+from strands import Branches, Growing, Halves, Pointers
+
+WAIT_S = 20.0
+TWO_LANES = (Share((0,)), Share((1,)))
+WIDTH = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedModel]:
+    """Two branches of the input, in four units each, that meet; then two more units."""
+    rng = np.random.default_rng(3)
+    names = [f"w{at}" for at in range(10)]
+    weights = [helper.make_tensor(n, TensorProto.FLOAT, (WIDTH, WIDTH), rng.normal(size=WIDTH**2)) for n in names]
+    nodes, last = [], {"l": "x", "r": "x"}
+    for side in "lr":
+        for step in range(4):
+            made = f"{side}{step}"
+            nodes.append(helper.make_node("MatMul", [last[side], names[4 * (side == "r") + step]], [made]))
+            last[side] = made
+    nodes += [
+        helper.make_node("Add", [last["l"], last["r"]], ["sum"]),
+        helper.make_node("MatMul", ["sum", "w8"], ["t"]),
+        helper.make_node("MatMul", ["t", "w9"], ["y"]),
+    ]
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ("rows", WIDTH)) for n in "xy"]
+    path = tmp_path_factory.mktemp("strands") / "wide.onnx"
+    graph = helper.make_graph(nodes, "wide", value[:1], value[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    with SegmentedModel.open(path, cache_dir=path.parent / "cache") as opened:
+        yield opened
+
+
+class Served:
+    """A driver with a real executor of threads, and what happened."""
+
+    def __init__(self, model: SegmentedModel, policy: Policy, cuts: tuple[int, ...], max_batch: int = 8) -> None:
+        self.model = model
+        self.tenant = Tenant("wide", 10**11, cuts=cuts, max_batch=max_batch)
+        table = LatencyTable((LatencyRow(0, 1, 1, 10**6),), (1.0,) * cuts[-1])
+        engine = Engine((self.tenant,), policy, TablePredictor({"wide": table}), Machine.cpu((0, 1)))
+        self.executor = OnnxRuntimeExecutor()
+        ranges = [(a, b) for a in cuts for b in cuts if a < b]
+        self.executor.add_model("wide", self.executor.load("wide", model, [(1, ranges), ((0, 1), ranges)]))
+        self.clock = RealClock()
+        self.events: list[Event] = []
+        self.actions: list[Action] = []
+        self.driver = Driver(engine, self.executor, self.clock, (self._watch,))
+
+    def _watch(self, now: int, event: Event, actions: list[Action], timing: Any) -> None:
+        self.events.append(event)
+        self.actions += actions
+
+    def ask(self, *inputs: Any) -> list[tuple[Respond, Any]]:
+        """Send all at once; the answers in their order."""
+        return self.send(*inputs)()
+
+    def send(self, *inputs: Any) -> Callable[[], list[tuple[Respond, Any]]]:
+        """Send all at once; what is given waits for the answers."""
+        answers: dict[int, tuple[Respond, Any]] = {}
+        all_there = threading.Event()
+
+        def done(respond: Respond, outputs: Any) -> None:
+            answers[respond.query] = respond, None if outputs is None else outputs["y"]
+            if len(answers) == len(inputs):
+                all_there.set()
+
+        for x in inputs:
+            self.driver.submit(
+                lambda number, now, rows=len(x): Query(number, "wide", now, now + 10**11, items=rows), {"x": x}, done
+            )
+
+        def wait() -> list[tuple[Respond, Any]]:
+            assert all_there.wait(WAIT_S)
+            assert self.driver.wait_idle(WAIT_S)
+            return [answers[number] for number in sorted(answers)]
+
+        return wait
+
+    def close(self) -> None:
+        self.executor.close()
+        self.clock.close()
+        assert self.executor.kept == 0
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [action for action in self.actions if isinstance(action, Launch)]
+
+
+def rows(count: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+
+
+def whole(model: SegmentedModel, x: Any) -> Any:
+    return np.asarray(model.run(0, model.unit_count, {"x": x})["y"])
+
+
+def same(got: Any, expected: Any) -> bool:
+    return bool(np.allclose(got, expected, rtol=1e-4, atol=1e-4))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_halves_of_the_rows_run_side_by_side_and_are_put_together(model: SegmentedModel, count: int) -> None:
+    served = Served(model, Halves(TWO_LANES), (0, 4, 8, model.unit_count))
+    x = rows(count)
+    [(respond, y)] = served.ask(x)
+    assert respond.outcome is Outcome.ANSWERED
+    assert same(y, whole(model, x))
+    parts = [launch for launch in served.launches if launch.work.rows]
+    assert [launch.work.rows for launch in parts] == ([] if count == 1 else [(0, count // 2), (count // 2, count)])
+    assert len({launch.share for launch in parts}) == len(parts)
+    served.close()
+
+
+def test_rows_of_several_queries_go_back_to_whom_they_belong(model: SegmentedModel) -> None:
+    served = Served(model, Halves(TWO_LANES), (0, 4, model.unit_count))
+    asked = [rows(count, count) for count in (1, 3, 2, 1, 4)]
+    for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
+        assert respond.outcome is Outcome.ANSWERED
+        assert same(y, whole(model, x))
+    assert any(len(launch.queries) > 1 and launch.part for launch in served.launches)
+    served.close()
+
+
+def test_branches_run_beside_each_other_and_meet(model: SegmentedModel) -> None:
+    """Neither branch has the tensors of the other one; who joins them has both."""
+    served = Served(model, Branches(TWO_LANES), (0, 4, 8, model.unit_count))
+    x = rows(3)
+    [(respond, y)] = served.ask(x)
+    assert respond.outcome is Outcome.ANSWERED
+    assert same(y, whole(model, x))
+    left, right, join = served.launches
+    assert (left.share, right.share) == TWO_LANES
+    assert join.after == (left.id, right.id)
+    served.close()
+
+
+def test_a_launch_waits_for_what_a_pointer_names(model: SegmentedModel) -> None:
+    served = Served(model, Pointers(TWO_LANES), (0, 4, 8, model.unit_count), max_batch=1)
+    asked = [rows(1, seed) for seed in range(12)]
+    for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
+        assert respond.outcome is Outcome.ANSWERED
+        assert same(y, whole(model, x))
+    started = [launch.id for launch in served.launches]
+    waited = [launch for launch in served.launches if launch.after]
+    assert waited
+    assert all(started.index(other) < started.index(launch.id) for launch in waited for other in launch.after)
+    served.close()
+
+
+class Slowed:
+    """A model each of whose runs waits until it may."""
+
+    def __init__(self, model: SegmentedModel) -> None:
+        self._model = model
+        self.may_run = threading.Semaphore(0)
+        self.threads: list[object] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def run(self, start: int, end: int, tensors: Any, threads: Any = 1) -> Any:
+        assert self.may_run.acquire(timeout=WAIT_S)
+        self.threads.append((start, end, threads))
+        return self._model.run(start, end, tensors, threads)
+
+
+def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(model: SegmentedModel) -> None:
+    served = Served(model, Growing(TWO_LANES), (0, 4, 8, model.unit_count))
+    slowed: Any = Slowed(model)
+    served.executor.add_model("wide", slowed)
+    x = rows(2)
+    answer = served.send(x)
+    served.driver.post(QueryCancelled(99))  # whatever happens: the policy is asked again, and nobody waits
+    for _ in range(3):
+        slowed.may_run.release()
+    [(respond, y)] = answer()
+    assert respond.outcome is Outcome.ANSWERED
+    assert same(y, whole(model, x))
+    [launch] = served.launches
+    [grow] = [action for action in served.actions if isinstance(action, Grow)]
+    assert (launch.share.cores, launch.stops) == ((0,), (4, 8))
+    assert (grow.launch, grow.share.cores) == (launch.id, (0, 1))
+    assert [event for event in served.events if isinstance(event, LaunchGrew)] == [LaunchGrew(launch.id)]
+    assert slowed.threads == [(0, 4, 1), (4, 8, (0, 1)), (8, model.unit_count, (0, 1))]
+    served.close()
+
+
+def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(model: SegmentedModel) -> None:
+    served = Served(model, Halves(TWO_LANES), (0, 4, model.unit_count))
+
+    class Broken(Slowed):
+        def run(self, start: int, end: int, tensors: Any, threads: Any = 1) -> Any:
+            if len(tensors["x"]) == 2 if "x" in tensors else False:
+                raise RuntimeError("it broke")
+            return self._model.run(start, end, tensors, threads)
+
+    broken: Any = Broken(model)
+    served.executor.add_model("wide", broken)
+    [(respond, _)] = served.ask(rows(3))  # of which one half is two rows
+    assert (respond.outcome, respond.reason) == (Outcome.FAILED, "it broke")
+    assert sum(isinstance(action, Release) for action in served.actions) == 1
+    served.close()
+
+
+def test_tensors_without_rows_cannot_be_taken_apart() -> None:
+    parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, from_inputs=True)
+    found = parts.tensors(Work("a", 0, 2, 1, 2, rows=(2, 4)))
+    assert (found["x"].shape, found["n"]) == ((2, 2), 3)
+    parts = Parts(4, {"x": np.zeros((3, 2))}, from_inputs=False)
+    with pytest.raises(RowsError, match=r"tensor 'x' has shape \(3, 2\), expected 4 rows"):
+        parts.tensors(Work("a", 0, 2, 1, 2, rows=(2, 4)))
