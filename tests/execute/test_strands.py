@@ -34,7 +34,7 @@ WIDTH = 8
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedModel]:
-    """Two branches of the input, in four units each, that meet; then two more units."""
+    """Two branches of the input that meet; then two more units. Which branch is first, onnxruntime says."""
     rng = np.random.default_rng(3)
     names = [f"w{at}" for at in range(10)]
     weights = [helper.make_tensor(n, TensorProto.FLOAT, (WIDTH, WIDTH), rng.normal(size=WIDTH**2)) for n in names]
@@ -150,7 +150,11 @@ def test_rows_of_several_queries_go_back_to_whom_they_belong(model: SegmentedMod
 
 def test_branches_run_beside_each_other_and_meet(model: SegmentedModel) -> None:
     """Neither branch has the tensors of the other one; who joins them has both."""
-    served = Served(model, Branches(TWO_LANES), (0, 4, 8, model.unit_count))
+    sides = [unit.outputs[0][0] for unit in model.dfg.units]
+    first, second = sides.index("l"), sides.index("r")
+    cuts = (0, max(first, second), sides.index("s"), model.unit_count)
+    assert set(sides[: cuts[1]]) | set(sides[cuts[1] : cuts[2]]) == {"l", "r"}
+    served = Served(model, Branches(TWO_LANES), cuts)
     x = rows(3)
     [(respond, y)] = served.ask(x)
     assert respond.outcome is Outcome.ANSWERED

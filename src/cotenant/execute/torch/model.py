@@ -163,7 +163,8 @@ class TorchModel:
 
         `tensors` holds the model's inputs when `start == 0`, else those live at `start`, as numpy arrays or tensors of
         torch; those that these units do not read may be left out, and are left out of what is returned. Runs on the
-        calling thread and its current stream and never waits for a device: on a GPU the results are there when the stream has come so far. What is returned may share memory with what was given.
+        calling thread and its current stream and never waits for a device: on a GPU the results are there when the
+        stream has come so far. What is returned may share memory with what was given.
 
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
         ModelError when torch fails; the cause has torch's own error.
