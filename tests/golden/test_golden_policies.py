@@ -24,7 +24,6 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.opening import open_version
-from cotenant.measure.place import CorePlace
 from cotenant.policies import POLICIES
 from cotenant.predict.groups.overlap_file import OverlapFileError
 from cotenant.predict.table import TablePredictor
@@ -163,8 +162,7 @@ class Made:
         self._run = run
         self._patch = monkeypatch
         self._engine: Engine | None = None
-        monkeypatch.setattr("cotenant.serve.server.make_executor", lambda section, partitions=(): ProcessExecutor())
-        monkeypatch.setattr("cotenant.serve.server.measuring_place", lambda *_: CorePlace())
+        monkeypatch.setattr("cotenant.serve.server.open_executor", lambda *_: ProcessExecutor())
         for setting in ("cotenant.log.log_to_stderr", "cotenant.execute.sched_slice.set_slice"):  # of the whole process
             monkeypatch.setattr(setting, lambda *_: None)
         monkeypatch.setattr("cotenant.serve.door.grpc_core.read_in_place", lambda *_: False)
