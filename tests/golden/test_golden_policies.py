@@ -145,7 +145,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_profile(profile_path(root), PROFILE)
     (tmp_path / "workload.toml").write_text(WORKLOAD, encoding="utf-8")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr("cotenant.execute.layout._ask_driver", lambda section, where: GRID)
+    monkeypatch.setattr("cotenant.execute.gpu.configured._ask_driver", lambda section, where: GRID)
     return root
 
 
