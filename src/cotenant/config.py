@@ -110,7 +110,8 @@ class DeviceSection(_Section, frozen=True):
     `kind` "cuda" runs models on the GPU number `index`. Its lanes are `shares`, in percent of its SMs (none: one lane
     of the whole GPU), and `sharing` says by what means: "green" contexts, plain "streams", or "mps".
 
-    `isolation` "process" gives every tenant a worker process, "thread" runs all models in the server.
+    `isolation` "process" gives every tenant a worker process, "thread" runs all models in the server; other packages
+    may have more: see `execute.registry`.
     """
 
     cores: tuple[Annotated[int, Meta(ge=0)], ...] = ()
@@ -119,7 +120,7 @@ class DeviceSection(_Section, frozen=True):
     index: Annotated[int, Meta(ge=0, le=1023)] = 0
     sharing: Literal["green", "streams", "mps"] = "green"
     shares: tuple[Annotated[float, Meta(gt=0, le=100)], ...] = ()
-    isolation: Literal["process", "thread"] = "process"
+    isolation: str = "process"
 
 
 class PolicySection(_Section, frozen=True):

@@ -60,7 +60,7 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_format_of_another_package_is_profiled_and_served(root: Path, isolation: str) -> None:
-    device = DeviceSection(cores=CORE, isolation=isolation)  # type: ignore[arg-type]
+    device = DeviceSection(cores=CORE, isolation=isolation)
     profile, errors = profile_repository(root, ServerConfig(device=device), QUICK, fresh=True, on_step=lambda *_: None)
     assert errors == {}
     assert min(point.p50_ns for point in profile.models["idle"].points) > 1_500_000

@@ -15,13 +15,14 @@ import torch
 
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError
-from cotenant.execute import layout as layout_module
+from cotenant.execute.gpu import configured
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.gpu.streams import CpuStreams
+from cotenant.execute.place import CorePlace, StreamPlace
+from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.contention import calibrate
 from cotenant.measure.groups import GroupEffort, measure_groups
-from cotenant.measure.place import CorePlace, StreamPlace, open_place
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.serve.server import Server
@@ -60,9 +61,8 @@ class Gpu(CpuStreams):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> type[Gpu]:
     """Two shares of four SMs each, in place of what the driver would say."""
     Gpu.opened = []
-    monkeypatch.setattr(layout_module, "_ask_driver", lambda *_: SmGrid(8, 4))
-    monkeypatch.setattr("cotenant.execute.gpu.configured.open_streams", Gpu)
-    monkeypatch.setattr("cotenant.serve.opener.executors.open_streams", Gpu)
+    monkeypatch.setattr(configured, "_ask_driver", lambda *_: SmGrid(8, 4))
+    monkeypatch.setattr(configured, "open_streams", Gpu)
     return Gpu
 
 
@@ -137,10 +137,10 @@ def test_what_is_measured_on_cores_alone_says_so(gpu: type[Gpu], root: Path) -> 
 
 
 def test_places(gpu: type[Gpu]) -> None:
-    cores = open_place(DeviceSection(), ())
+    cores = open_executor(DeviceSection()).place
     assert isinstance(cores, CorePlace)
     assert cores.threads((0,)) == 1
     assert cores.threads((0, 1)) == (0, 1)
-    streams = open_place(HALVES, ())
+    streams = open_executor(HALVES).place
     assert isinstance(streams, StreamPlace)
     assert streams.threads(tuple(range(8))) == 1

@@ -16,6 +16,7 @@ from bench.gpu._sm_probe import survey
 from cotenant.config import DeviceSection, load_server_config
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.gpu import cuda_driver, sm_groups
+from cotenant.execute.gpu.configured import sm_lanes
 from cotenant.execute.gpu.cuda_driver import GpuError, load_driver
 from cotenant.execute.gpu.sm_groups import ask_grid
 from cotenant.execute.gpu.sm_ladder import (
@@ -171,9 +172,9 @@ def test_partitions_name_a_device() -> None:
 
 def test_lanes_of_a_gpu() -> None:
     section = DeviceSection(kind="cuda", index=2, shares=(50.0, 25.0))
-    assert lanes_of(section, (0, 1), grid=H100) == (slots(0, 64, 2), slots(64, 96, 2))
-    assert lanes_of(DeviceSection(kind="cuda"), (0, 1), grid=H100) == (slots(0, 132),)
-    assert lanes_of(DeviceSection(kind="cuda", lanes="all"), (0,), grid=H100) == (slots(0, 132),)
+    assert sm_lanes(section, grid=H100) == (slots(0, 64, 2), slots(64, 96, 2))
+    assert sm_lanes(DeviceSection(kind="cuda"), grid=H100) == (slots(0, 132),)
+    assert sm_lanes(DeviceSection(kind="cuda", lanes="all"), grid=H100) == (slots(0, 132),)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +186,17 @@ def test_lanes_of_a_gpu() -> None:
         (DeviceSection(kind="cuda", lanes="all", shares=(50.0,)), "expected one of them"),
         (DeviceSection(kind="cuda", shares=(60.0, 60.0)), "100 % in all at most, not 120 %"),
         (DeviceSection(kind="cuda", shares=(2.0,)), "at least 7 %"),
-        (DeviceSection(kind="cuda", sharing="mps", isolation="thread"), "set isolation = 'process'"),
+        (
+            DeviceSection(kind="cuda", sharing="mps", isolation="thread"),
+            "thread with sharing green or streams, process with sharing mps",
+        ),
         (DeviceSection(kind="cuda", sharing="mps", shares=(25.0, 75.0)), "expected equal ones: sharing is 'mps'"),
     ],
 )
-def test_wrong_lanes_of_a_gpu(section: DeviceSection, text: str) -> None:
+def test_wrong_lanes_of_a_gpu(section: DeviceSection, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.execute.gpu.configured._ask_driver", lambda *_: H100)
     with pytest.raises(ConfigError) as caught:
-        lanes_of(section, (0, 1), "cotenant.toml", grid=H100)
+        lanes_of(section, (0, 1), "cotenant.toml")
     assert str(caught.value).startswith("cotenant.toml: ")
     assert text in str(caught.value)
 
@@ -219,7 +224,7 @@ def test_settings_of_a_gpu_are_read(tmp_path: Path) -> None:
     path.write_text("[device]\nkind = 'cuda'\nindex = 1\nsharing = 'mps'\nshares = [50, 50]\n", encoding="utf-8")
     section = load_server_config(path).device
     assert section == DeviceSection(kind="cuda", index=1, sharing="mps", shares=(50.0, 50.0))
-    assert lanes_of(section, (0,), grid=SmGrid(132)) == (slots(0, 66, 1), slots(66, 132, 1))
+    assert sm_lanes(section, grid=SmGrid(132)) == (slots(0, 66, 1), slots(66, 132, 1))
 
 
 def test_the_driver_is_asked_when_nobody_says_how_a_gpu_divides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,9 @@ from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.mps import MpsDaemon
 from cotenant.execute.gpu.mps_executor import MpsExecutor
+from cotenant.execute.registry import open_executor
 from cotenant.execute.runner import open_model
-from cotenant.execute.worker.limits import Limits
 from cotenant.execute.worker.place import place_of
-from cotenant.serve.opener.executors import make_executor
 from fake_mps import WAIT_S, told, write_control
 from repositories import scaled
 
@@ -87,7 +86,9 @@ def test_on_a_gpu_a_lane_has_a_stream_and_waits_for_it(monkeypatch: pytest.Monke
 def test_models_that_need_a_cpu_are_refused_on_a_gpu(control: Path, tmp_path: Path) -> None:
     path = tmp_path / "scaled.onnx"
     path.write_bytes(scaled(2.0).SerializeToString())
-    executor = MpsExecutor(MpsDaemon.start(str(control), WAIT_S), 0, 50.0, 0, Limits())
+    executor = MpsExecutor(
+        MpsDaemon.start(str(control), WAIT_S), DeviceSection(kind="cuda", sharing="mps", shares=(50.0, 50.0))
+    )
     try:
         model = open_model(path, cache_dir=tmp_path / "cache", name="a")
         with pytest.raises(ModelError, match=r"onnxruntime runs it on cpu alone\. Export it as \.pt2 for cuda:0"):
@@ -101,9 +102,9 @@ def test_a_server_starts_the_daemon_and_stops_it(control: Path, monkeypatch: pyt
     section = DeviceSection(kind="cuda", index=1, sharing="mps", shares=(40.0, 40.0))
     monkeypatch.setenv("PATH", str(control.parent.parent))
     with pytest.raises(ConfigError, match="sharing is 'mps', but there is no nvidia-cuda-mps-control in PATH"):
-        make_executor(section)
+        open_executor(section)
     monkeypatch.setenv("PATH", f"{control.parent}:/usr/bin:/bin")
-    executor = make_executor(section)
+    executor = open_executor(section)
     assert isinstance(executor, MpsExecutor)
     assert executor._device == "cuda:1"
     assert executor._environment("any")["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "40"

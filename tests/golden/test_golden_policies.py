@@ -24,7 +24,6 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.opening import open_version
-from cotenant.measure.place import CorePlace
 from cotenant.policies import POLICIES
 from cotenant.predict.groups.overlap_file import OverlapFileError
 from cotenant.predict.table import TablePredictor
@@ -146,7 +145,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_profile(profile_path(root), PROFILE)
     (tmp_path / "workload.toml").write_text(WORKLOAD, encoding="utf-8")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
-    monkeypatch.setattr("cotenant.execute.layout._ask_driver", lambda section, where: GRID)
+    monkeypatch.setattr("cotenant.execute.gpu.configured._ask_driver", lambda section, where: GRID)
     return root
 
 
@@ -163,8 +162,7 @@ class Made:
         self._run = run
         self._patch = monkeypatch
         self._engine: Engine | None = None
-        monkeypatch.setattr("cotenant.serve.server.make_executor", lambda section, partitions=(): ProcessExecutor())
-        monkeypatch.setattr("cotenant.serve.server.measuring_place", lambda *_: CorePlace())
+        monkeypatch.setattr("cotenant.serve.server.open_executor", lambda *_: ProcessExecutor())
         for setting in ("cotenant.log.log_to_stderr", "cotenant.execute.sched_slice.set_slice"):  # of the whole process
             monkeypatch.setattr(setting, lambda *_: None)
         monkeypatch.setattr("cotenant.serve.door.grpc_core.read_in_place", lambda *_: False)

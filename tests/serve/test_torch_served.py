@@ -46,7 +46,7 @@ def server(tmp_path: Path, archives: Path, monkeypatch: pytest.MonkeyPatch) -> I
     write(root, archives, "cnn", "cnn", max_batch=4, slo_ms=20_000)
     write(root, archives, "table", "picky", slo_ms=20_000)
     executor = TorchExecutor(CpuStreams())
-    monkeypatch.setattr(server_module, "make_executor", lambda *_: executor)
+    monkeypatch.setattr(server_module, "open_executor", lambda *_: executor)
     made = Server(root, ServerConfig(device=DeviceSection(isolation="thread")))
     made.start()
     yield made

@@ -80,7 +80,7 @@ def server(request: Any, root: Path) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "streams":
             executor = TorchExecutor(CpuStreams())
-            patch.setattr(server_module, "make_executor", lambda *_: executor)
+            patch.setattr(server_module, "open_executor", lambda *_: executor)
         made = Server(root, ServerConfig(device=DeviceSection(isolation=isolation)))
     made.start()
     yield made

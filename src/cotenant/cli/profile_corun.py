@@ -41,13 +41,13 @@ def divided(
     A GPU is divided by its driver in one way at a time: its split becomes the shares of the settings. Raises
     ConfigError for what the device cannot be divided into, and for co-runs on a GPU, before anything is measured.
     """
-    from cotenant.execute.layout import device_cores, lanes_of
+    from cotenant.execute.layout import cores_alone, device_cores, lanes_of
     from cotenant.measure.corun_measure import partitions_of
 
     splits = [parse_split(text) for text in texts]
+    if corun:
+        cores_alone(settings.device, "co-runs are measured", "--corun")
     if settings.device.kind != CPU:
-        if corun:
-            raise ConfigError("--corun: co-runs are measured on the CPU alone; for a GPU there is bench/gpu/run.sh")
         if len(splits) > 1:
             raise ConfigError("--partitions: a GPU is divided in one way at a time, expected the option once")
         if splits:

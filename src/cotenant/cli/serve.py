@@ -166,15 +166,12 @@ def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], 
 
 def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
     """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
-    from cotenant.errors import ConfigError
-    from cotenant.execute.layout import device_cores
+    from cotenant.execute.layout import cores_alone
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
 
     if settings.plan.file is None:
         return None
-    if settings.device.kind != "cpu":
-        raise ConfigError("[device]: kind is 'cuda', and plans are served on cores alone: set kind = 'cpu'")
-    place = Cores(device_cores(settings.device))
+    place = Cores(cores_alone(settings.device, "plans are served"))
     return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository)
 
 

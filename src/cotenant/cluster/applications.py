@@ -1,8 +1,8 @@
 """Applications in a cluster: the gateway hands tensors from stage to stage, and each stage goes where its model is.
 
-To the front-ends this is a backend like a server's; behind it the stages are queries of the forwarder, so that losing a
-node under one of them is what it is for any query. All of this runs on the gateway's event loop, but for what the
-front-ends decode and encode.
+To the front-ends this answers queries as a server does; behind it the stages are queries of the forwarder, so that
+losing a node under one of them is what it is for any query. All of this runs on the gateway's event loop, but for what
+the front-ends decode and encode.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from cotenant.repository.application_form import VERSION, ApplicationForm, form_
 from cotenant.types import Outcome
 from cotenant.wire.api import (
     Array,
-    IndexEntry,
     InferRequest,
     InferResult,
     ModelMetadata,
-    ModelStatistics,
     ServeError,
     Status,
     TensorSpec,
@@ -40,7 +38,7 @@ from cotenant.wire.api import (
 
 Done = Callable[[InferResult], None]
 _log = logging.getLogger("cotenant.cluster")
-_NO_STATISTICS = "the gateway keeps no statistics of applications: GET /v2/cotenant/cluster has their counts"
+NO_STATISTICS = "the gateway keeps no statistics of applications: GET /v2/cotenant/cluster has their counts"
 NOT_LOADED_HERE = "the plan of the cluster says what is loaded: change the tenants' file"
 
 
@@ -52,7 +50,7 @@ class _Model(NamedTuple):
 
 
 class Applications:
-    """The applications of the forwarder's table. Implements Backend for their names.
+    """The applications of the forwarder's table. Implements Infer for their names.
 
     `prepare` comes before every other call about an application, `admit` before a query.
     """
@@ -130,51 +128,27 @@ class Applications:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)
 
-    # --- Backend --------------------------------------------------------------------------------------------------
-
-    def live(self) -> bool:
-        """See Backend."""
-        return True
+    # --- Infer ----------------------------------------------------------------------------------------------------
 
     def ready(self) -> bool:
-        """See Backend."""
+        """See Infer."""
         return all(self.served.values())
 
     def model_ready(self, model: str, version: str) -> bool:
-        """See Backend."""
+        """See Infer."""
         self._form(model, version)
         return self._is_served(model)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        """See Backend."""
+        """See Infer."""
         return self._form(model, version).metadata
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
-        """See Backend."""
+        """See Infer."""
         return self._form(model, version).config()
 
-    def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
-        """See Backend."""
-        raise ServeError(Status.UNIMPLEMENTED, _NO_STATISTICS)
-
-    def index(self, ready_only: bool) -> Sequence[IndexEntry]:
-        """See Backend."""
-        return [
-            IndexEntry(name, VERSION, "READY") if up else IndexEntry(name, "", "UNAVAILABLE", "a stage has no node")
-            for name, up in sorted(self.served.items())
-            if up or not ready_only
-        ]
-
-    def load(self, model: str) -> None:
-        """See Backend."""
-        raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
-
-    def unload(self, model: str) -> None:
-        """See Backend."""
-        raise ServeError(Status.UNIMPLEMENTED, NOT_LOADED_HERE)
-
     def submit(self, request: InferRequest, done: Done) -> int:
-        """See Backend. What is refused here is counted."""
+        """See Infer. What is refused here is counted."""
         try:
             form = self._form(request.model, request.version)
             form.check(request)
@@ -186,19 +160,8 @@ class Applications:
         return number
 
     def cancel(self, query: int) -> None:
-        """See Backend."""
+        """See Infer."""
         self._loop.call_soon_threadsafe(self._withdraw, query)
-
-    def replied(self, result: InferResult) -> None:
-        """See Backend: nobody counts on it here."""
-
-    def metrics(self) -> bytes:
-        """See Backend."""
-        raise ServeError(Status.UNIMPLEMENTED, "the gateway has one page of metrics: GET /metrics")
-
-    def plan(self) -> Mapping[str, Any]:
-        """See Backend."""
-        raise ServeError(Status.NOT_FOUND, "the plan of a cluster is at GET /v2/cotenant/cluster")
 
     # --- one query ------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from cotenant.cluster.applications import NOT_LOADED_HERE, Applications
+from cotenant.cluster.applications import NO_STATISTICS, NOT_LOADED_HERE, Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
 from cotenant.cluster.links import GrpcReply, NodeLink
-from cotenant.serve.door.grpc_control import CONTROL
+from cotenant.serve.door.grpc_control import OF_MODEL
 from cotenant.serve.door.grpc_server import with_deadline
 from cotenant.serve.door.grpc_stream import encode_answer
 from cotenant.wire.api import ServeError, Status
@@ -30,7 +30,6 @@ _NAME, _ID = 1, 3
 """Fields of the requests: `name` or `model_name` is always the first one, `id` of ModelInferRequest the third."""
 _RESPONSE = 2
 """Field of ModelStreamInferResponse."""
-_OF_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics")
 _MAX_DETAIL_CHARS = 1000
 _INTERNAL = "internal error; the gateway's log has the details"
 Trailing = Sequence[tuple[str, str | bytes]]
@@ -58,7 +57,7 @@ class GrpcGateway:
         """For `grpc.aio.Server.add_generic_rpc_handlers`."""
         unary = grpc.unary_unary_rpc_method_handler
         methods = {"ModelInfer": unary(self._guarded(self._infer))}
-        for name in _OF_MODEL:
+        for name in (*OF_MODEL, "ModelStatistics"):
             methods[name] = unary(self._guarded(functools.partial(self._ask, name)))
         for name, call in self._own().items():
             methods[name] = unary(self._guarded(call))
@@ -81,8 +80,10 @@ class GrpcGateway:
     async def _ask(self, method: str, data: bytes, context: Any) -> bytes:
         name = _name(data)
         if name in self._applications:
+            if method not in OF_MODEL:
+                raise ServeError(Status.UNIMPLEMENTED, NO_STATISTICS)
             await self._applications.prepare(name)
-            answer: bytes = CONTROL[method](self._applications, _parsed(f"{method}Request", data)).SerializeToString()
+            answer: bytes = OF_MODEL[method](self._applications, _parsed(f"{method}Request", data)).SerializeToString()
             return answer
         reply = await self._forwarder.ask(name, self._call(method, data, context.time_remaining()))
         return self._passed(reply, context)

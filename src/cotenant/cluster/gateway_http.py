@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from cotenant.cluster.applications import NOT_LOADED_HERE, Applications
+from cotenant.cluster.applications import NO_STATISTICS, NOT_LOADED_HERE, Applications
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
 from cotenant.serve.door.http_app import HttpApp
+from cotenant.serve.door.http_control import OF_MODEL
 from cotenant.serve.door.http_routes import Endpoint, Router
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
@@ -27,7 +28,6 @@ _HOP = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host"}
     | {"content-length", "date", "server", "expect", SPENT_KEY}
 )
-_OF_MODEL = (Endpoint.MODEL, Endpoint.MODEL_READY, Endpoint.CONFIG)
 _log = logging.getLogger("cotenant.cluster")
 
 
@@ -58,7 +58,8 @@ class _Handlers:
     ) -> None:
         self._forwarder = forwarder
         self._applications = applications
-        self._front_end = HttpApp(applications, limits)
+        described = {endpoint: functools.partial(call, applications) for endpoint, call in OF_MODEL.items()}
+        self._front_end = HttpApp(applications, limits, described)
         self._status = status
         self._metrics = metrics
         self._router = Router()
@@ -91,7 +92,7 @@ class _Handlers:
         if request.method != route.method:
             return _error(405, f"method {request.method!r} is not allowed here, expected {route.method}")
         endpoint = route.endpoint
-        if route.model in self._applications and endpoint not in (Endpoint.LOAD, Endpoint.UNLOAD):
+        if route.model in self._applications and (endpoint is Endpoint.INFER or endpoint in OF_MODEL):
             prepare = self._applications.admit if endpoint is Endpoint.INFER else self._applications.prepare
             await prepare(route.model)
             return await _through(self._front_end, request, raw_path)
@@ -99,7 +100,9 @@ class _Handlers:
             body = await request.read()
             call = functools.partial(_exchange, request.method, raw_path, _kept(request.headers.items()), body)
             return _passed(await self._forwarder.infer(route.model, call))
-        if endpoint in _OF_MODEL or (endpoint is Endpoint.STATISTICS and route.model):
+        if route.model in self._applications and endpoint is Endpoint.STATISTICS:
+            raise ServeError(Status.UNIMPLEMENTED, NO_STATISTICS)
+        if endpoint in OF_MODEL or (endpoint is Endpoint.STATISTICS and route.model):
             call = functools.partial(_exchange, request.method, raw_path, _kept(request.headers.items()), b"")
             return _passed(await self._forwarder.ask(route.model, call))
         return self._own(endpoint)

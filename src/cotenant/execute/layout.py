@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from cotenant.config import DeviceSection
-from cotenant.errors import ConfigError, CotenantError, InvalidValueError
-from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
-from cotenant.work import Share
+from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.execute.registry import layout_of
+from cotenant.work import CPU, Machine, Share
 
 
 def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, ...]:
@@ -21,57 +22,45 @@ def device_cores(section: DeviceSection, where: str = "[device]") -> tuple[int, 
     return section.cores or available
 
 
-def lanes_of(
-    section: DeviceSection, cores: tuple[int, ...], where: str = "[device]", grid: SmGrid | None = None
-) -> tuple[Share, ...]:
-    """The partitions that the cores, or the SMs of the GPU, are divided into. Raises ConfigError.
-
-    `grid` says how the SMs of the GPU can be divided; left out, its driver is asked.
-    """
-    if section.kind == "cuda":
-        return _gpu_lanes(section, where, grid)
-    if section.shares:
-        raise ConfigError(f"{where}: shares divides a GPU; set kind = 'cuda', or name cores in lanes")
-    if section.lanes == "single":
-        return tuple(Share((core,)) for core in cores)
-    if section.lanes == "all":
-        return (Share(cores),)
-    if isinstance(section.lanes, str):
-        raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected 'single', 'all' or lists of core numbers")
-    try:
-        lanes = tuple(Share(tuple(lane)) for lane in section.lanes)
-    except InvalidValueError as error:
-        raise ConfigError(f"{where}: lanes: {error}") from None
-    used = [core for lane in lanes for core in lane.cores]
-    if not lanes or len(set(used)) != len(used) or not set(used) <= set(cores):
-        raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected disjoint lists of the cores {list(cores)}")
-    return lanes
+def cores_alone(section: DeviceSection, what: str, where: str = "[device]") -> tuple[int, ...]:
+    """The cores to use, for what runs nowhere else. Raises ConfigError for another device, and as `device_cores`."""
+    if section.kind != CPU:
+        raise ConfigError(f"{where}: kind is {section.kind!r}, and {what} on the CPU alone: set kind = 'cpu'")
+    return device_cores(section)
 
 
-def _gpu_lanes(section: DeviceSection, where: str, grid: SmGrid | None) -> tuple[Share, ...]:
-    if section.lanes not in ("single", "all"):
-        raise ConfigError(f"{where}: lanes is {section.lanes!r}: lists of cores divide a CPU, shares = [50, 50] a GPU")
-    if section.lanes == "all" and section.shares:
-        raise ConfigError(f"{where}: lanes is 'all' and shares is {list(section.shares)}, expected one of them")
-    if section.sharing == "mps" and section.isolation != "process":
-        raise ConfigError(f"{where}: sharing is 'mps', which divides a GPU among processes; set isolation = 'process'")
-    if section.sharing == "mps" and len(set(section.shares)) > 1:
-        text = "sharing is 'mps', where a worker has the same share in every lane"
-        raise ConfigError(f"{where}: shares is {list(section.shares)}, expected equal ones: {text}")
-    if grid is None:
-        grid = _ask_driver(section, where)
-    try:
+def lanes_of(section: DeviceSection, cores: tuple[int, ...], where: str = "[device]") -> tuple[Share, ...]:
+    """The partitions that the cores, or the SMs of the GPU, are divided into. Raises ConfigError."""
+    return layout_of(section, where).lanes(section, cores, where)
+
+
+class CoreLayout:
+    """The CPU, divided into its cores. Implements `Layout`."""
+
+    def lanes(self, section: DeviceSection, cores: tuple[int, ...], where: str) -> tuple[Share, ...]:
+        """See Layout."""
         if section.shares:
-            return shares_of(section.shares, grid, section.index, where)
-    except InvalidValueError as error:
-        raise ConfigError(str(error)) from None
-    return (whole(grid, section.index),)
+            raise ConfigError(f"{where}: shares divides a GPU; set kind = 'cuda', or name cores in lanes")
+        if section.lanes == "single":
+            return tuple(Share((core,)) for core in cores)
+        if section.lanes == "all":
+            return (Share(cores),)
+        if isinstance(section.lanes, str):
+            raise ConfigError(f"{where}: lanes is {section.lanes!r}, expected 'single', 'all' or lists of core numbers")
+        try:
+            lanes = tuple(Share(tuple(lane)) for lane in section.lanes)
+        except InvalidValueError as error:
+            raise ConfigError(f"{where}: lanes: {error}") from None
+        used = [core for lane in lanes for core in lane.cores]
+        if not lanes or len(set(used)) != len(used) or not set(used) <= set(cores):
+            raise ConfigError(
+                f"{where}: lanes is {section.lanes!r}, expected disjoint lists of the cores {list(cores)}"
+            )
+        return lanes
+
+    def machine(self, lanes: Sequence[Share], cores: tuple[int, ...]) -> Machine:
+        """See Layout: all cores, since lanes may be others some time."""
+        return Machine.cpu(cores)
 
 
-def _ask_driver(section: DeviceSection, where: str) -> SmGrid:
-    from cotenant.execute.gpu.sm_groups import ask_grid
-
-    try:
-        return ask_grid(section.index, section.sharing)
-    except CotenantError as error:
-        raise ConfigError(f"{where}: kind is 'cuda', but {error}") from None
+CORES = CoreLayout()

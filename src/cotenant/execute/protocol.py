@@ -1,16 +1,22 @@
-"""What every executor offers to a driver, and those of real models to a server."""
+"""What every executor offers to a driver, those of real models to a server, and how their devices are divided."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 from msgspec import Struct
 
+from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
-from cotenant.work import Share
+from cotenant.core.events import Event
+from cotenant.work import Machine, Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.place import Place
+    from cotenant.execute.runner import Runner
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
@@ -83,3 +89,55 @@ class WorkerStatus:
     start_ns: int = 0
     load_ns: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
+
+
+class ModelExecutor(Executor, Protocol):
+    """An executor of real models, as a server needs it. Nobody asks for its class: what it can do stands here."""
+
+    on_event: Callable[[Event], None]
+    """Is told what happens to tenants beside launches: they are suspended and resumed. Set before models are added."""
+
+    @property
+    def lanes_change(self) -> bool:
+        """Whether other lanes can be had while it serves."""
+
+    @property
+    def place(self) -> Place:
+        """Where its models are opened and measured, until `close`. Raises ConfigError where there is no such device."""
+
+    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+        """Load the sessions that launches of the tenant will need; waits. Raises ModelError.
+
+        `memory_bytes` bounds the resident memory of what runs the model, where that is a process of its own.
+        """
+
+    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+        """Load further sessions of a loaded model and run each once; waits. Raises ModelError."""
+
+    def keep(self, model: Loaded, sessions: Sessions) -> None:
+        """Let go of a model's other sessions."""
+
+    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+        """Launches of this tenant run this model from now on, and go first if `urgent`, where the device knows that."""
+
+    def announce(self, tenant: str) -> None:
+        """The core knows the tenant now: what happened to it before is told again."""
+
+    def remove_model(self, tenant: str) -> None:
+        """Forget the model of a tenant; launches under way end normally."""
+
+    def problem(self, tenant: str) -> str:
+        """Why the tenant cannot be served at the moment, or ""."""
+
+    def workers(self) -> list[WorkerStatus]:
+        """The worker processes of the tenants that are served."""
+
+
+class Layout(Protocol):
+    """How a kind of device is divided."""
+
+    def lanes(self, section: DeviceSection, cores: tuple[int, ...], where: str) -> tuple[Share, ...]:
+        """The lanes that a configuration asks for; `cores` are those of a CPU. Raises ConfigError."""
+
+    def machine(self, lanes: Sequence[Share], cores: tuple[int, ...]) -> Machine:
+        """The machine whose slots these lanes, and those that may follow them, have."""

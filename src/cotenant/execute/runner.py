@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -104,10 +104,7 @@ def open_model(
             f"{engine.package} runs it on {' and '.join(engine.devices)} alone",
             f"Export it as {' or '.join(others)} for {device}" if others else f"Nothing runs on {device}",
         )
-    module, _, attributes = engine.opener.partition(":")
-    opener: Any = importlib.import_module(module)
-    for attribute in attributes.split("."):
-        opener = getattr(opener, attribute)
+    opener = resolve_name(engine.opener)
     made: Runner = opener(path, cache_dir=cache_dir, name=name, device=device, content=content)
     return made
 

@@ -21,8 +21,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from cotenant.config import ServerConfig
-from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.errors import CotenantError
+from cotenant.execute.layout import cores_alone, lanes_of
 from cotenant.execute.threads.lanes import pin
 from cotenant.files import load, save
 from cotenant.graph.dfg import Dfg
@@ -38,7 +38,6 @@ from cotenant.measure.antagonist import (
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import Profile, ProfileError, load_profile
 from cotenant.repository import contention_path, find_versions, model_names, profile_path
-from cotenant.work import CPU
 from cotenant.world.contention import Contention, Phase, Traffic, max_min, phase_time_ns
 
 if TYPE_CHECKING:
@@ -211,9 +210,7 @@ def fit_contention(
 
 def contended_cores(root: Path, settings: ServerConfig) -> tuple[int, ...]:
     """The server's cores, on which contention is measured. Raises ConfigError for a GPU, CotenantError for one core."""
-    if settings.device.kind != CPU:
-        raise ConfigError(f"{root}: contention is measured on the CPU alone")
-    cores = device_cores(settings.device)
+    cores = cores_alone(settings.device, "contention is measured", str(root))
     if len(cores) < 2:
         raise CotenantError(f"contention needs two cores at least to be measured, there is {len(cores)}")
     return cores

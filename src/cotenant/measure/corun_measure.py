@@ -19,7 +19,7 @@ import numpy as np
 
 from cotenant.config import NS_PER_MS, DeviceSection, ServerConfig
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.layout import device_cores
+from cotenant.execute.layout import cores_alone, device_cores
 from cotenant.measure.antagonist import ARRAY_BYTES
 from cotenant.measure.campaign import Campaign, Journal, OnStep, leaving_out, stamp
 from cotenant.measure.corun_sampler import CoRunSampler, Launches, sides
@@ -39,7 +39,7 @@ from cotenant.profile.coruns import (
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import coruns_path
-from cotenant.work import CPU, Share
+from cotenant.work import Share
 
 Split = tuple[int, ...]
 RANDOM_EVERY = 5
@@ -93,9 +93,7 @@ def measure_coruns(
     Raises ConfigError for a device that is no CPU, for splits that it has not got or of one partition only, and when no
     model has a profile that holds here.
     """
-    if settings.device.kind != CPU:
-        raise ConfigError(f"{root}: co-runs are measured on the CPU alone; for a GPU there is bench/gpu/run.sh")
-    cores = device_cores(settings.device)
+    cores = cores_alone(settings.device, "co-runs are measured", str(root))
     for split in splits:
         _cut(cores, split)
     wanted = [split for split in splits if len(split) > 1]

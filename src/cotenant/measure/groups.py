@@ -17,7 +17,7 @@ from typing import Any
 from cotenant.config import ServerConfig
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.execute.layout import cores_alone, lanes_of
 from cotenant.execute.threads.lanes import Lane
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.group_sampler import sample_groups
@@ -32,7 +32,7 @@ from cotenant.profile.group_samples import GroupSample, SamplesError, SamplesHea
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import groups_path, overlap_path
 from cotenant.types import Tenant
-from cotenant.work import CPU, Share
+from cotenant.work import Share
 
 _PATIENCE_S = 60.0
 """How long members wait for each other before a run counts as failed."""
@@ -58,8 +58,7 @@ def measure_groups(
     What was measured before is kept as long as device and models are the same; a sweep that is interrupted goes on
     where it stopped. Raises ConfigError when no model of the repository has a profile that holds here.
     """
-    if settings.device.kind != CPU:
-        raise ConfigError(f"{root}: groups are measured on the CPU alone; for a GPU there is bench/gpu/run.sh")
+    cores = cores_alone(settings.device, "groups are measured", str(root))
     campaign = Campaign(groups_path(root), this_device(), fresh=fresh)
     samples: dict[Group, GroupSample] = {}
     with open_profiled(root, profile, campaign.errors) as opened:
@@ -67,7 +66,7 @@ def measure_groups(
         before = campaign.known(load_samples, lambda found: found[0].fingerprint)
         if before is not None:
             samples = {each.members: each for each in _still_valid(before[1], before[0].digests, digests)}
-        lanes = lanes_of(settings.device, device_cores(settings.device))
+        lanes = lanes_of(settings.device, cores)
         groups = _drawn(profile, opened, lanes, effort.count)
         until = time.monotonic() + effort.budget_s
         with _Bench(opened, profile, lanes) as bench:

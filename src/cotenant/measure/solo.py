@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from cotenant.execute.place import CorePlace, Place
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
-from cotenant.measure.place import CorePlace, Place
 from cotenant.profile.profile_file import ModelProfile, Point
 
 Progress = Callable[[str], None]

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from cotenant.config import ServerConfig
 from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.execute.place import Place
+from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
 from cotenant.measure.opening import OpenedModel, covers, open_all
-from cotenant.measure.place import Place, open_place
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device
@@ -39,8 +40,8 @@ def profile_repository(
     narrow = lanes_of(settings.device, device_cores(settings.device))
     lanes = make_policy(settings.policy.name, settings.policy.options, narrow).shares
     lanes = (*lanes, *partitions)
-    with closing(open_place(settings.device, lanes)) as place:
-        return _profile(root, place, lanes, effort, fresh=fresh, on_step=on_step)
+    with closing(open_executor(settings.device, lanes)) as executor:
+        return _profile(root, executor.place, lanes, effort, fresh=fresh, on_step=on_step)
 
 
 def _profile(

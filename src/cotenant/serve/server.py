@@ -17,9 +17,9 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import DrainStarted, PredictorChanged, QueryCancelled, TenantAdded, TenantRemoved
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
-from cotenant.execute.layout import device_cores, lanes_of
+from cotenant.execute.layout import device_cores
 from cotenant.execute.protocol import Loaded
-from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.layout_facts import fitted_groups
 from cotenant.measure.opening import open_version
 from cotenant.policies.registry import make_policy
@@ -46,11 +46,9 @@ from cotenant.serve.brain.reorganise import change, sessions_of
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application import ServedApplication
 from cotenant.serve.opener.applications import Applications
-from cotenant.serve.opener.executors import make_executor, measuring_place
 from cotenant.serve.opener.models import ServedModel, serve_model
 from cotenant.serve.opener.profiles import stored_or_measured
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
-from cotenant.work import Machine
 
 _log = logging.getLogger("cotenant.server")
 
@@ -68,9 +66,9 @@ class Server:
         self.root = root.resolve()
         self.settings = settings
         cores = device_cores(settings.device)
-        self.lanes = lanes_of(settings.device, cores) if plan is None else plan.lanes
-        is_gpu = settings.device.kind == "cuda"
-        self.machine = Machine.holding(self.lanes) if is_gpu else Machine.cpu(cores)
+        layout = layout_of(settings.device)
+        self.lanes = layout.lanes(settings.device, cores, "[device]") if plan is None else plan.lanes
+        self.machine = layout.machine(self.lanes, cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
         self.accounts = Accounts()
@@ -82,8 +80,7 @@ class Server:
         self._replying = threading.Lock()
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
-        self._executor = make_executor(settings.device, self.policy.shares)
-        self._place = measuring_place(self._executor, settings.device, self.policy.shares)
+        self._executor = open_executor(settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._loading = threading.Lock()
@@ -101,8 +98,7 @@ class Server:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
         self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
-        if isinstance(self._executor, ProcessExecutor):
-            self._executor.on_event = self._driver.post
+        self._executor.on_event = self._driver.post
         if self.policy.grouped:
             self._groups = fitted_groups(self.root)
         names = model_names(self.root)
@@ -138,7 +134,6 @@ class Server:
                 self._remove(name, "the server stopped")
             self._driver.wait_idle(drain_s)
         self._executor.close()
-        self._place.close()
         self.clock.close()
 
     @property
@@ -327,9 +322,9 @@ class Server:
         versions: dict[str, ServedModel] = {}
         with contextlib.ExitStack() as if_one_fails:
             for each in found:
-                opened = open_version(self.root, each, self._place.device)
+                opened = open_version(self.root, each, self._executor.place.device)
                 if_one_fails.callback(opened.runner.close)
-                profile = stored_or_measured(self.root, each, opened, self.policy.shares, self._place)
+                profile = stored_or_measured(self.root, each, opened, self.policy.shares, self._executor.place)
                 served = serve_model(opened, profile, names, preempt=self.policy.preempt)
                 served.loaded = self._load(served)
                 if_one_fails.callback(served.loaded.close)

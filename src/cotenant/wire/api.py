@@ -163,11 +163,8 @@ class IndexEntry:
     reason: str = ""
 
 
-class Backend(Protocol):
-    """The server as the front-ends see it. Every method is thread-safe and raises ServeError for refusals."""
-
-    def live(self) -> bool:
-        """Whether the process can answer at all."""
+class Describe(Protocol):
+    """What is served, as front-ends tell it. Every method of these protocols is thread-safe, and raises ServeError."""
 
     def ready(self) -> bool:
         """Whether queries are accepted: started, not draining."""
@@ -182,6 +179,26 @@ class Backend(Protocol):
         """The model's configuration in the keys of the model configuration extension (`name`, `platform`, `backend`,
         `max_batch_size`, `input`, `output`, `dynamic_batching`...)."""
 
+
+class Infer(Describe, Protocol):
+    """What answers queries of the models that it describes."""
+
+    def submit(self, request: InferRequest, done: Callable[[InferResult], None]) -> int:
+        """Take a query and return its number. `done` is called exactly once, from any thread, possibly before this
+        method returns, and must be quick. Raises ServeError, without calling `done`, when the request itself is wrong
+        (unknown model, missing or unknown input, wrong datatype or shape).
+        """
+
+    def cancel(self, query: int) -> None:
+        """Withdraw a query; one that has ended already is left alone."""
+
+
+class Control(Describe, Protocol):
+    """What has a repository, counts, and may run a plan."""
+
+    def live(self) -> bool:
+        """Whether the process can answer at all."""
+
     def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
         """Counters of one model, or of all when `model` is empty."""
 
@@ -194,23 +211,18 @@ class Backend(Protocol):
     def unload(self, model: str) -> None:
         """Stop serving a model; its queued queries fail with a reason."""
 
-    def submit(self, request: InferRequest, done: Callable[[InferResult], None]) -> int:
-        """Take a query and return its number. `done` is called exactly once, from any thread, possibly before this
-        method returns, and must be quick. Raises ServeError, without calling `done`, when the request itself is wrong
-        (unknown model, missing or unknown input, wrong datatype or shape).
-        """
-
-    def cancel(self, query: int) -> None:
-        """Withdraw a query; one that has ended already is left alone."""
-
-    def replied(self, result: InferResult) -> None:
-        """Its answer is ready to be written; queries that are not answered need not be told of."""
-
     def metrics(self) -> bytes:
         """The metrics page in Prometheus' text format."""
 
     def plan(self) -> Mapping[str, Any]:
         """The plan that runs, and the rates that come: plain values. NOT_FOUND where no plan is served."""
+
+
+class Backend(Infer, Control, Protocol):
+    """The server as its front-ends see it."""
+
+    def replied(self, result: InferResult) -> None:
+        """Its answer is ready to be written; queries that are not answered need not be told of."""
 
 
 DATATYPES: Mapping[str, np.dtype[Any]] = {

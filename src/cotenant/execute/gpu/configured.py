@@ -1,4 +1,4 @@
-"""A GPU as a configuration wants it: streams inside its shares."""
+"""A GPU as a configuration wants it: its shares, the streams inside them, and the executor of those."""
 
 from __future__ import annotations
 
@@ -6,13 +6,48 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cotenant.config import DeviceSection
-from cotenant.errors import ConfigError, CotenantError
+from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.gpu.cuda_driver import GpuError
-from cotenant.execute.layout import lanes_of
-from cotenant.work import Share
+from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
+from cotenant.execute.protocol import ModelExecutor
+from cotenant.work import Machine, Share
 
 if TYPE_CHECKING:
     from cotenant.execute.gpu.cuda_streams import CudaStreams
+
+
+class SmLayout:
+    """A GPU, divided into shares of its SMs, which its driver is asked about. Implements `Layout`."""
+
+    def lanes(self, section: DeviceSection, cores: tuple[int, ...], where: str) -> tuple[Share, ...]:
+        """See Layout."""
+        return sm_lanes(section, where)
+
+    def machine(self, lanes: Sequence[Share], cores: tuple[int, ...]) -> Machine:
+        """See Layout: the SMs of the lanes, which stay as they are."""
+        return Machine.holding(lanes)
+
+
+SMS = SmLayout()
+
+
+def sm_lanes(section: DeviceSection, where: str = "[device]", grid: SmGrid | None = None) -> tuple[Share, ...]:
+    """The shares of a GPU. `grid` says how its SMs can be divided, else its driver is asked. Raises ConfigError."""
+    if section.lanes not in ("single", "all"):
+        raise ConfigError(f"{where}: lanes is {section.lanes!r}: lists of cores divide a CPU, shares = [50, 50] a GPU")
+    if section.lanes == "all" and section.shares:
+        raise ConfigError(f"{where}: lanes is 'all' and shares is {list(section.shares)}, expected one of them")
+    if section.sharing == "mps" and len(set(section.shares)) > 1:
+        text = "sharing is 'mps', where a worker has the same share in every lane"
+        raise ConfigError(f"{where}: shares is {list(section.shares)}, expected equal ones: {text}")
+    if grid is None:
+        grid = _ask_driver(section, where)
+    try:
+        if section.shares:
+            return shares_of(section.shares, grid, section.index, where)
+    except InvalidValueError as error:
+        raise ConfigError(str(error)) from None
+    return (whole(grid, section.index),)
 
 
 def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> CudaStreams:
@@ -29,8 +64,25 @@ def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> Cu
     except GpuError as error:
         raise ConfigError(f"[device]: kind is 'cuda', but {error}") from None
     try:
-        shares.split(partitions or lanes_of(section, (), grid=shares.grid))
+        shares.split(partitions or sm_lanes(section, grid=shares.grid))
     except CotenantError as error:
         shares.close()
         raise ConfigError(f"[device]: cuda:{section.index} cannot be divided: {error}") from None
     return CudaStreams(section.index, shares)
+
+
+def open_executor(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
+    """Streams of the GPU in this process; what waits for a device has no need to be nice. Raises ConfigError."""
+    streams = open_streams(section, partitions)
+    from cotenant.execute.torch.executor import TorchExecutor
+
+    return TorchExecutor(streams)
+
+
+def _ask_driver(section: DeviceSection, where: str) -> SmGrid:
+    from cotenant.execute.gpu.sm_groups import ask_grid
+
+    try:
+        return ask_grid(section.index, section.sharing)
+    except CotenantError as error:
+        raise ConfigError(f"{where}: kind is 'cuda', but {error}") from None

@@ -2,81 +2,64 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
+from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
-from cotenant.execute.protocol import Loaded, OnEnd, OnGrew, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.base import BaseExecutor
+from cotenant.execute.batches import BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
+from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
 from cotenant.work import Share
 
 
-class OnnxRuntimeExecutor:
+class OnnxRuntimeExecutor(BaseExecutor[Mapping[str, Any]]):
     """Runs launches on pinned lanes. Tensors of a batch stay here between its segments.
 
-    A launch that raises fails alone, with the reason; the lane goes on.
+    A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts, and launches grow.
     """
 
+    has_parts = True
+
     def __init__(self, lane_nice: int = 0) -> None:
+        super().__init__()
         self._lane_nice = lane_nice
         self._models: dict[str, Runner] = {}
         self._lanes: dict[Share, Lane] = {}
-        self._batches: Batches[Mapping[str, Any]] = Batches(has_parts=True)
-        self._lock = threading.Lock()
         self._grown: dict[int, tuple[Share, OnGrew]] = {}
         """What launches under way are to take in at their next stop."""
-        self.put = self._batches.put
-        self.take = self._batches.take
-        self.discard = self._batches.discard
-
-    @property
-    def kept(self) -> int:
-        """How many queries and batches tensors are kept of."""
-        return len(self._batches)
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
-        """Load the sessions that launches of the tenant will need. Raises ModelError. Memory is not limited here."""
+        """See ModelExecutor. Memory is not limited here."""
         for threads, ranges in sessions:
             model.prepare(ranges, threads)
         return model
 
     def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
-        """Load further sessions of a loaded model and run each once. Raises ModelError."""
+        """See ModelExecutor."""
         runner = cast(Runner, model)
         for threads, ranges in sessions:
             runner.prepare(ranges, threads)
             warm_up(runner, ranges, threads, shapes)
 
     def keep(self, model: Loaded, sessions: Sessions) -> None:
-        """Let go of a model's other sessions."""
+        """See ModelExecutor."""
         cast(Runner, model).keep([threads for threads, _ in sessions])
 
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
-        """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
+        """See ModelExecutor. Cores know no urgency: the policy's order is all."""
         with self._lock:
             self._models[tenant] = cast(Runner, model)  # what `load` gave
 
-    def announce(self, tenant: str) -> None:
-        """The core knows the tenant now. Threads do not die: there is nothing to say."""
-
     def remove_model(self, tenant: str) -> None:
-        """Forget the model of a tenant; launches under way end normally."""
+        """See ModelExecutor."""
         with self._lock:
             self._models.pop(tenant, None)
-
-    def problem(self, tenant: str) -> str:
-        """Why the tenant cannot be served at the moment: never, here."""
-        return ""
-
-    def workers(self) -> list[WorkerStatus]:
-        """There are no processes of tenants."""
-        return []
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
@@ -135,3 +118,8 @@ class OnnxRuntimeExecutor:
         if launch.stops:
             self._grown.pop(launch.id, None)
         on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
+
+
+def open_threads(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
+    """Threads of this process, on whatever cores launches name."""
+    return OnnxRuntimeExecutor(lane_nice)

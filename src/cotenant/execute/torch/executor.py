@@ -7,7 +7,6 @@ second thread, which sleeps until the event and then tells the core. See docs/to
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,14 +18,16 @@ import torch
 
 from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
-from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, reason_of
+from cotenant.execute.base import BaseExecutor
+from cotenant.execute.batches import BatchTensors, ModelGoneError, reason_of
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.gpu.graph_pool import GraphCounts, GraphKey, GraphPool
 from cotenant.execute.gpu.range_graph import RangeGraph
 from cotenant.execute.gpu.residents import MIB, DeviceFullError, Resident, Residents, StreamModel
 from cotenant.execute.gpu.stream_threads import StreamThreads, Waiting
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
-from cotenant.execute.protocol import Loaded, OnEnd, OnGrew, Sessions, Timing, WorkerStatus
+from cotenant.execute.place import Place, StreamPlace
+from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
@@ -63,7 +64,7 @@ class _Flight:
         del self.batch, self.graph, self.results
 
 
-class TorchExecutor:
+class TorchExecutor(BaseExecutor[Named]):
     """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
 
     At most `graphs` captured ranges are kept, where the device has graphs. A launch that raises fails alone, with the
@@ -71,23 +72,21 @@ class TorchExecutor:
     and the launch is tried again; then it fails alone.
     """
 
+    lanes_change = False
+
     def __init__(self, device: StreamDevice, *, graphs: int = 64) -> None:
+        super().__init__()
         self.device = device
         self._graphs: GraphPool[RangeGraph] = GraphPool(graphs if device.has_graphs else 0)
         self._residents = Residents(device, lambda number: bool(self._graphs.drop(number)))
         self._models: dict[str, Resident] = {}
         self._lanes: dict[Share, tuple[StreamLane, StreamThreads]] = {}
-        self._batches: Batches[Named] = Batches()
         self._lost = ""
-        self._lock = threading.Lock()
-        self.put = self._batches.put
-        self.take = self._batches.take
-        self.discard = self._batches.discard
 
     @property
-    def kept(self) -> int:
-        """How many queries and batches tensors are kept of."""
-        return len(self._batches)
+    def place(self) -> Place:
+        """See ModelExecutor."""
+        return StreamPlace(self.device)
 
     @property
     def graph_counts(self) -> GraphCounts:
@@ -95,7 +94,7 @@ class TorchExecutor:
         return self._graphs.counts
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
-        """Take the weights to the device and make the ranges ready. Raises ModelError. Memory is not limited here."""
+        """See ModelExecutor: the weights go to the device. Memory is not limited here."""
         if not hasattr(model, "move"):
             raise ModelError(
                 model.path, f"{self.device.name} runs torch models alone", "Export it with torch.export to model.pt2"
@@ -103,7 +102,7 @@ class TorchExecutor:
         resident = self._residents.add(cast(StreamModel, model))
         try:
             self._residents.with_room(resident, partial(self._residents.bring, resident), lambda: "the weights")
-            model.prepare([each for _, ranges in sessions for each in ranges])
+            self.prepare(resident, sessions, {})
         except DeviceFullError as error:
             self._residents.leave(resident)
             raise ModelError(model.path, str(error), "Serve fewer models from this device, or a smaller one") from None
@@ -112,30 +111,30 @@ class TorchExecutor:
             raise
         return resident
 
+    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+        """See ModelExecutor. Nothing is run: what a stream needs is made at its first launch."""
+        cast(Resident, model).model.prepare([each for _, ranges in sessions for each in ranges])
+
+    def keep(self, model: Loaded, sessions: Sessions) -> None:
+        """See ModelExecutor: nothing was loaded for some lanes alone."""
+
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
-        """Launches of this tenant run this model from now on, on the lanes' urgent streams if so said."""
+        """See ModelExecutor: urgent launches run on the lanes' urgent streams."""
         resident = model if isinstance(model, Resident) else self._residents.add(cast(StreamModel, model))
         resident.urgent = urgent
         with self._lock:
             self._models[tenant] = resident
 
-    def announce(self, tenant: str) -> None:
-        """The core knows the tenant now: there is nothing to say."""
-
     def remove_model(self, tenant: str) -> None:
-        """Forget the model of a tenant; launches under way end normally."""
+        """See ModelExecutor."""
         with self._lock:
             resident = self._models.pop(tenant, None)
         if resident is not None:
             self._graphs.drop(resident.number)
 
     def problem(self, tenant: str) -> str:
-        """Why the tenant cannot be served at the moment, or "": a device that is lost serves nobody."""
+        """See ModelExecutor: a device that is lost serves nobody."""
         return self._lost
-
-    def workers(self) -> list[WorkerStatus]:
-        """There are no processes of tenants."""
-        return []
 
     def forget_graphs(self) -> None:
         """Drop all captured ranges: before the device is divided anew, since each is bound to its stream's share."""
@@ -152,9 +151,6 @@ class TorchExecutor:
         if resident is not None and not resident.begin():
             resident = None
         place[1].put(partial(self._submit, *place, _Flight(launch, on_end, batch), resident))
-
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
-        """See Executor. What is on a stream stays as it was submitted."""
 
     def release(self, batch: int) -> None:
         """See Executor."""

@@ -7,15 +7,17 @@ reason, its queue waits for the next worker, and other tenants notice nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
-from cotenant.execute.batches import Batches, ModelGoneError, reason_of
-from cotenant.execute.protocol import Loaded, OnEnd, OnGrew, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.base import BaseExecutor
+from cotenant.execute.batches import ModelGoneError, reason_of
+from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.session_ladder import Wanted
 from cotenant.execute.worker.channel import Open
@@ -24,11 +26,11 @@ from cotenant.execute.worker.limits import Limits
 from cotenant.work import CPU, Share
 
 
-class ProcessExecutor:
+class ProcessExecutor(BaseExecutor[Keeper]):
     """Runs launches in worker processes. Intermediate tensors stay there, inputs and outputs cross in shared memory.
 
-    `on_event` is told when a tenant is suspended and resumed; set it before models are added. It is called, like the
-    ends of launches, from threads of this executor that hold no lock which other methods need.
+    Of a paused batch it keeps the keeper whose worker has its tensors. `on_event` is called, like the ends of launches,
+    from threads of this executor that hold no lock which other methods need.
 
     `environment` gives, by tenant, what its workers have in their environment beside the server's: which share of a GPU
     they get from MPS, for example. `device` is what they open models on.
@@ -41,26 +43,15 @@ class ProcessExecutor:
         environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
         device: str = CPU,
     ) -> None:
+        super().__init__()
         self._device = device
         self._lane_nice = lane_nice
         self._environment = environment
         self._limits = limits
-        self.on_event: Callable[[Event], None] = lambda _: None
         self._keepers: dict[str, Keeper] = {}
         self._all: list[Keeper] = []
         """Those that have not ended, also of models that were removed."""
         self._late: list[threading.Thread] = []
-        self._batches: Batches[Keeper] = Batches()
-        """Of a paused batch the keeper whose worker has its tensors."""
-        self._lock = threading.Lock()
-        self.put = self._batches.put
-        self.take = self._batches.take
-        self.discard = self._batches.discard
-
-    @property
-    def kept(self) -> int:
-        """How many queries and batches tensors are kept of."""
-        return len(self._batches)
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """Start a worker for the tenant and wait until it has loaded the model with these sessions.
@@ -81,40 +72,40 @@ class ProcessExecutor:
         return keeper
 
     def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
-        """Have the worker of a loaded model load further sessions and run each once; waits. Raises ModelError."""
+        """See ModelExecutor: the worker does."""
         assert isinstance(model, Keeper)
         model.prepare(_plain(sessions), {name: tuple(dims) for name, dims in shapes.items()})
 
     def keep(self, model: Loaded, sessions: Sessions) -> None:
-        """Have the worker let go of the model's other sessions."""
+        """See ModelExecutor: the worker does."""
         assert isinstance(model, Keeper)
         model.keep(_plain(sessions))
 
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
-        """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
+        """See ModelExecutor. Cores know no urgency: the policy's order is all."""
         assert isinstance(model, Keeper)
         with self._lock:
             self._keepers[tenant] = model
 
     def announce(self, tenant: str) -> None:
-        """The core knows the tenant now: what happened to its worker before is told again."""
+        """See ModelExecutor."""
         with self._lock:
             keeper = self._keepers[tenant]
         keeper.announce()
 
     def remove_model(self, tenant: str) -> None:
-        """Forget the model of a tenant; launches under way end normally."""
+        """See ModelExecutor."""
         with self._lock:
             self._keepers.pop(tenant, None)
 
     def problem(self, tenant: str) -> str:
-        """Why the tenant cannot be served at the moment, or ""."""
+        """See ModelExecutor."""
         with self._lock:
             keeper = self._keepers.get(tenant)
         return keeper.problem if keeper else ""
 
     def workers(self) -> list[WorkerStatus]:
-        """The workers of the tenants that are served."""
+        """See ModelExecutor."""
         with self._lock:
             keepers = list(self._keepers.values())
         return [keeper.status for keeper in keepers]
@@ -132,9 +123,6 @@ class ProcessExecutor:
             problem = reason_of(error)
         if problem is not None:
             self._fail(partial(on_end, launch.id, problem, Timing()))
-
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
-        """See Executor. A worker runs a launch as one: it goes on as it was."""
 
     def release(self, batch: int) -> None:
         """See Executor."""
@@ -171,3 +159,8 @@ class ProcessExecutor:
 def _plain(sessions: Sessions) -> Wanted:
     """As it crosses to a worker."""
     return tuple((threads, tuple(ranges)) for threads, ranges in sessions)
+
+
+def open_workers(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
+    """Worker processes on the cores of this machine."""
+    return ProcessExecutor(lane_nice)

@@ -85,7 +85,7 @@ class Flows:
         return len(self._runs)
 
     def submit(self, application: ServedApplication, request: InferRequest, done: Done) -> int:
-        """See Backend. Raises ServeError for a request that is wrong in itself."""
+        """See Infer. Raises ServeError for a request that is wrong in itself."""
         if self._refuses:
             raise ServeError(Status.UNAVAILABLE, "the server is shutting down")
         items = application.check(request)

@@ -5,22 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError
-from cotenant.execute.protocol import Sessions
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
-from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.protocol import ModelExecutor, Sessions
 from cotenant.predict.online import OnlineModel
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.opener.models import ServedModel
 from cotenant.work import Share
-
-if TYPE_CHECKING:
-    from cotenant.execute.torch.executor import TorchExecutor
 
 _LEAVE_S = 60.0
 """How long launches of the old policy are waited for before its sessions go; else they stay till the next time."""
@@ -37,7 +31,7 @@ def sessions_of(served: ServedModel, partitions: Sequence[Share]) -> Sessions:
 
 def change(
     driver: Driver,
-    executor: OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor,
+    executor: ModelExecutor,
     beliefs: OnlineModel,
     models: Sequence[ServedModel],
     old: Policy,
@@ -49,8 +43,8 @@ def change(
     back when what was under way has ended. Raises ConfigError for a device whose lanes are fixed and for policies of
     which one alone launches groups, ModelError when a model cannot be made ready; then everything stays as it was.
     """
-    if not isinstance(executor, OnnxRuntimeExecutor | ProcessExecutor):
-        raise ConfigError("lanes of a GPU cannot be changed while it is served: serve it without a plan")
+    if not executor.lanes_change:
+        raise ConfigError(f"lanes of {new.shares[0].device} cannot be changed while it serves: serve it without a plan")
     if old.grouped != new.grouped:
         raise ConfigError(f"policy {old.name!r} cannot be changed to {new.name!r}: one of them alone launches groups")
     for served in models:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from cotenant.wire.api import Backend, Duration, ModelStatistics
+from cotenant.wire.api import Control, Describe, Duration, ModelStatistics
 
 NO_OVERRIDES = (
     "parameters of a load request ('config', 'file:...') are not supported: change the files of the model repository "
@@ -17,19 +17,19 @@ _DURATIONS = (
 )
 
 
-def model_metadata(backend: Backend, model: str, version: str) -> dict[str, Any]:
+def model_metadata(backend: Describe, model: str, version: str) -> dict[str, Any]:
     """The metadata of one model."""
     found = asdict(backend.metadata(model, version))
     del found["max_batch_size"]  # which is told in the configuration
     return found
 
 
-def model_index(backend: Backend, ready_only: bool) -> list[dict[str, Any]]:
+def model_index(backend: Control, ready_only: bool) -> list[dict[str, Any]]:
     """The lines of the repository index."""
     return [asdict(entry) for entry in backend.index(ready_only)]
 
 
-def model_statistics(backend: Backend, model: str, version: str) -> list[dict[str, Any]]:
+def model_statistics(backend: Control, model: str, version: str) -> list[dict[str, Any]]:
     """The counters of one model, or of all when `model` is empty."""
     return [_statistics(entry) for entry in backend.statistics(model, version)]
 

@@ -8,32 +8,32 @@ from typing import Any
 from google.protobuf import json_format
 
 from cotenant.serve.door.control import NO_OVERRIDES, model_index, model_metadata, model_statistics
-from cotenant.wire.api import Backend, ServeError, Status
+from cotenant.wire.api import Control, Describe, ServeError, Status
 from cotenant.wire.codec import shown
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, SERVER_METADATA, SERVICE
 
 
-def _server_live(backend: Backend, message: Any) -> Any:
+def _server_live(backend: Control, message: Any) -> Any:
     return MESSAGES["ServerLiveResponse"](live=backend.live())
 
 
-def _server_ready(backend: Backend, message: Any) -> Any:
+def _server_ready(backend: Control, message: Any) -> Any:
     return MESSAGES["ServerReadyResponse"](ready=backend.ready())
 
 
-def _model_ready(backend: Backend, message: Any) -> Any:
+def _model_ready(backend: Describe, message: Any) -> Any:
     return MESSAGES["ModelReadyResponse"](ready=backend.model_ready(message.name, message.version))
 
 
-def _server_metadata(backend: Backend, message: Any) -> Any:
+def _server_metadata(backend: Control, message: Any) -> Any:
     return MESSAGES["ServerMetadataResponse"](**SERVER_METADATA)
 
 
-def _model_metadata(backend: Backend, message: Any) -> Any:
+def _model_metadata(backend: Describe, message: Any) -> Any:
     return MESSAGES["ModelMetadataResponse"](**model_metadata(backend, message.name, message.version))
 
 
-def _model_config(backend: Backend, message: Any) -> Any:
+def _model_config(backend: Describe, message: Any) -> Any:
     config = dict(backend.config(message.name, message.version))
     response = MESSAGES["ModelConfigResponse"]()
     # The HTTP form may hold keys that clients of gRPC have no field for.
@@ -41,7 +41,7 @@ def _model_config(backend: Backend, message: Any) -> Any:
     return response
 
 
-def _model_statistics(backend: Backend, message: Any) -> Any:
+def _model_statistics(backend: Control, message: Any) -> Any:
     entries = model_statistics(backend, message.name, message.version)
     return MESSAGES["ModelStatisticsResponse"](model_stats=entries)
 
@@ -53,12 +53,12 @@ def _check_repository(name: str) -> None:
         )
 
 
-def _index(backend: Backend, message: Any) -> Any:
+def _index(backend: Control, message: Any) -> Any:
     _check_repository(message.repository_name)
     return MESSAGES["RepositoryIndexResponse"](models=model_index(backend, message.ready))
 
 
-def _load(backend: Backend, message: Any) -> Any:
+def _load(backend: Control, message: Any) -> Any:
     _check_repository(message.repository_name)
     if message.parameters:
         raise ServeError(Status.UNIMPLEMENTED, NO_OVERRIDES)
@@ -66,13 +66,13 @@ def _load(backend: Backend, message: Any) -> Any:
     return MESSAGES["RepositoryModelLoadResponse"]()
 
 
-def _unload(backend: Backend, message: Any) -> Any:
+def _unload(backend: Control, message: Any) -> Any:
     _check_repository(message.repository_name)
     backend.unload(message.model_name)
     return MESSAGES["RepositoryModelUnloadResponse"]()
 
 
-def health(backend: Backend, message: Any) -> Any:
+def health(backend: Control, message: Any) -> Any:
     """Answer the standard health check: SERVING while queries are accepted. NOT_FOUND for a service not served."""
     if message.service not in ("", SERVICE, HEALTH_SERVICE):
         raise ServeError(Status.NOT_FOUND, f"service {shown(message.service)} is not served here, only {SERVICE}")
@@ -80,13 +80,17 @@ def health(backend: Backend, message: Any) -> Any:
     return response(status=response.SERVING if backend.live() and backend.ready() else response.NOT_SERVING)
 
 
-CONTROL: dict[str, Callable[[Backend, Any], Any]] = {
-    "ServerLive": _server_live,
-    "ServerReady": _server_ready,
+OF_MODEL: dict[str, Callable[[Describe, Any], Any]] = {
     "ModelReady": _model_ready,
-    "ServerMetadata": _server_metadata,
     "ModelMetadata": _model_metadata,
     "ModelConfig": _model_config,
+}
+"""The methods that describe a model."""
+CONTROL: dict[str, Callable[[Control, Any], Any]] = {
+    **OF_MODEL,
+    "ServerLive": _server_live,
+    "ServerReady": _server_ready,
+    "ServerMetadata": _server_metadata,
     "ModelStatistics": _model_statistics,
     "RepositoryIndex": _index,
     "RepositoryModelLoad": _load,

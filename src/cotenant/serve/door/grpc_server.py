@@ -23,7 +23,7 @@ from cotenant.serve.door.grpc_stream import Stream, encode_answer
 from cotenant.serve.door.grpc_threads import CallThreads, Slots
 from cotenant.types import Outcome
 from cotenant.wire import codec_grpc
-from cotenant.wire.api import Backend, InferResult, ServeError, Status
+from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status
 from cotenant.wire.codec import Limits, WireRequest, less_spent
 from cotenant.wire.ending import Ending
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE, SPENT_KEY
@@ -164,7 +164,7 @@ class GrpcServer:
 
         return handle
 
-    def _control(self, call: Callable[[Backend, Any], Any], message: Any, context: Any) -> Any:
+    def _control(self, call: Callable[[Control, Any], Any], message: Any, context: Any) -> Any:
         return call(self._backend, message)
 
     def _infer(self, message: Any, context: Any) -> Any:
@@ -178,7 +178,7 @@ class GrpcServer:
                 wire = less_spent(wire, str(dict(context.invocation_metadata()).get(SPENT_KEY, "")))
             result = self._wait(wire, context)
             try:
-                return encode_answer(self._backend, wire, result)
+                return encode_answer(self._backend, wire, result, self._backend.replied)
             except ServeError:
                 # Answers carry these as parameters; trailing metadata for each would cost much more.
                 context.set_trailing_metadata(((QUERY_KEY, str(result.query)),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_grpc
-from cotenant.wire.api import Backend, InferResult, ServeError, Status, not_answered
+from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
 from cotenant.wire.codec import Limits, WireRequest, bad, size_bytes
 from cotenant.wire.ending import FAILURE
 from cotenant.wire.oip import MESSAGES
@@ -26,11 +26,13 @@ _FIRST_IN_FLIGHT = 16
 """Requests of a stream that are taken before its first answer tells how large they are."""
 
 
-def encode_answer(backend: Backend, wire: WireRequest, result: InferResult) -> Any:
-    """Make the response message of a query; raises ServeError when it was not answered."""
+def encode_answer(
+    backend: Infer, wire: WireRequest, result: InferResult, replied: Callable[[InferResult], None] = lambda _: None
+) -> Any:
+    """Make the response message of a query, and tell `replied`. Raises ServeError when it was not answered."""
     if result.outcome not in ANSWERS:
         raise not_answered(result, ready=backend.ready())
-    backend.replied(result)
+    replied(result)
     try:
         batched = False
         if wire.wants_classes:
@@ -215,7 +217,7 @@ class Stream:
             id_ = item.wire.request.id
             try:
                 response = _ModelStreamInferResponse(
-                    infer_response=encode_answer(self._backend, item.wire, item.result)
+                    infer_response=encode_answer(self._backend, item.wire, item.result, self._backend.replied)
                 )
                 if item.final_flag:
                     response.infer_response.parameters["triton_final_response"].bool_param = True

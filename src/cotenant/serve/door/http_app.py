@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +18,7 @@ from cotenant.serve.door.http_routes import Endpoint, Route, Router
 from cotenant.serve.door.http_waiting import Receive, Waiting
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
-from cotenant.wire.api import Backend, InferResult, ServeError, Status, not_answered
+from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
 from cotenant.wire.codec import Limits, WireRequest, less_spent, shown, size_bytes
 from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import QUERY_KEY, SPENT_KEY
@@ -55,15 +55,27 @@ class _DisconnectedError(Exception):
 
 def http_app(backend: Backend, limits: Limits) -> HttpApp:
     """Make the ASGI application that serves `backend` to clients of the Open Inference Protocol v2."""
-    return HttpApp(backend, limits)
+    control = {endpoint: functools.partial(call, backend) for endpoint, call in CONTROL.items()}
+    return HttpApp(backend, limits, control, backend.replied)
 
 
 class HttpApp:
-    """An ASGI application with two small pools of threads, which `close` lets go."""
+    """An ASGI application with two small pools of threads, which `close` lets go.
 
-    def __init__(self, backend: Backend, limits: Limits) -> None:
+    `control` answers every other endpoint that it is asked for; `replied` is told of answers that are to be written.
+    """
+
+    def __init__(
+        self,
+        backend: Infer,
+        limits: Limits,
+        control: Mapping[Endpoint, Callable[[Route, bytes], Answer]],
+        replied: Callable[[InferResult], None] = lambda _: None,
+    ) -> None:
         self._backend = backend
         self._limits = limits
+        self._calls = control
+        self._replied = replied
         self._router = Router()
         self._waiting: Waiting | None = None
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
@@ -115,7 +127,7 @@ class HttpApp:
 
     async def _control(self, route: Route, headers: Headers, receive: Receive) -> Answer:
         if route.endpoint in _PROMPT:
-            return CONTROL[route.endpoint](self._backend, route, b"")
+            return self._calls[route.endpoint](route, b"")
         body = b""
         if route.method == "POST":
             for name, value in headers:
@@ -123,7 +135,7 @@ class HttpApp:
                     self._check_length(value)
             body = await self._read(receive)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._control_threads, CONTROL[route.endpoint], self._backend, route, body)
+        return await loop.run_in_executor(self._control_threads, self._calls[route.endpoint], route, body)
 
     def _check_length(self, value: bytes) -> None:
         if not value.isdigit() or len(value) > 18 or int(value) > self._limits.max_body_bytes:
@@ -187,7 +199,7 @@ class HttpApp:
         if result.outcome not in ANSWERS:
             end = not_answered(result, ready=self._backend.ready())
             return error_answer(end.status.value[0], end.message), [number, *_told(end.ending)]
-        self._backend.replied(result)
+        self._replied(result)
         try:
             batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
             if _writing_ns(wire, result, accept) >= _OFF_LOOP_NS:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.errors import CotenantError
+from cotenant.execute.place import Place
 from cotenant.measure.campaign import Journal
 from cotenant.measure.opening import OpenedModel, covers, is_of
-from cotenant.measure.place import Place
 from cotenant.measure.solo import QUICK, measure_model
 from cotenant.profile.profile_file import ModelProfile, load_profile
 from cotenant.repository import ModelVersion, profile_path

@@ -1,13 +1,12 @@
-"""Where models are measured: on cores of this machine, or on the streams of a GPU's shares."""
+"""Where models are opened and measured: on cores of this machine, or on the streams of a GPU's shares."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from cotenant.config import DeviceSection
 from cotenant.execute.threads.lanes import pin
 from cotenant.execute.threads.names import Threads
 from cotenant.work import CPU, Share
@@ -35,9 +34,6 @@ class Place(Protocol):
     def threads(self, cores: Cores) -> Threads:
         """What a runner is told of the partition."""
 
-    def close(self) -> None:
-        """Let go of the device."""
-
 
 class CorePlace:
     """Cores of this machine: the calling thread sits on the first, a runner's pool on the others."""
@@ -58,9 +54,6 @@ class CorePlace:
     def threads(self, cores: Cores) -> Threads:
         """See Place."""
         return cores if len(cores) > 1 else 1
-
-    def close(self) -> None:
-        """See Place."""
 
 
 class StreamPlace:
@@ -87,16 +80,3 @@ class StreamPlace:
     def threads(self, cores: Cores) -> Threads:
         """See Place: kernels need none."""
         return 1
-
-    def close(self) -> None:
-        """See Place."""
-        self._streams.close()
-
-
-def open_place(section: DeviceSection, partitions: Sequence[Share]) -> Place:
-    """The device of a configuration, a GPU divided into the partitions. Raises ConfigError when there is none."""
-    if section.kind == "cuda":
-        from cotenant.execute.gpu.configured import open_streams
-
-        return StreamPlace(open_streams(section, partitions))
-    return CorePlace()
