@@ -32,7 +32,7 @@ from application_samples import (
     write_models,
     x_of,
 )
-from cotenant.cluster.applications import Applications
+from cotenant.cluster.application_backend import ApplicationBackend
 from cotenant.cluster.forward import BrokenError, Forwarder, NotRunError
 from cotenant.cluster.gateway import Gateway
 from cotenant.cluster.head import models_of, planned_applications, read_spec
@@ -280,7 +280,7 @@ class Rig:
         self.nodes = {f"n{at}": FakeNode(f"n{at}", script) for at, script in enumerate(scripts or ([],))}
         self.now_ns = 0
         self.forwarder = Forwarder(lambda node, _: self.nodes[node], lambda: self.now_ns)
-        self.applications = Applications(self.forwarder, lambda: self.now_ns)
+        self.applications = ApplicationBackend(self.forwarder, lambda: self.now_ns)
         models = dict.fromkeys(stage.model for stage in planned.spec.stages)
         addresses = dict.fromkeys(self.nodes, Address("fake", 1, 1))
         self.forwarder.set_table(Table(1, tuple(route(each, *self.nodes) for each in models), addresses, (planned,)))

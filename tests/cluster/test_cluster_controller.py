@@ -132,7 +132,7 @@ class Rig:
 
     def rates(self, **rates: float) -> None:
         """Let ten seconds pass with queries at these rates."""
-        self.controller._account.close_window(self.now_ns)
+        self.controller._monitor.close_window(self.now_ns)
         for tenant, rate in rates.items():
             known = self.world.counts.get(tenant, Counts())
             added = round(10 * rate)
@@ -140,7 +140,7 @@ class Rig:
         for _ in range(10):
             self.now_ns += S
             self.controller.watch_once()
-        self.controller._account.close_window(self.now_ns)
+        self.controller._monitor.close_window(self.now_ns)
 
 
 def test_the_first_plan_is_made_before_queries_are_sent() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cotenant.plan.rounds import Book
 from cotenant.plan.search.columns import Column, Shelf
-from cotenant.plan.search.local_search import Effort, Search
+from cotenant.plan.search.local_search import Search, SearchBudget
 from cotenant.plan.search.opt_guide import guided
 from cotenant.plan.search.opt_master import priced
 from cotenant.plan.search.opt_pool import Pool, rebatched
@@ -102,7 +102,9 @@ def test_another_seed_starts_elsewhere() -> None:
     guide = guided({"gpu": shelf}, rates, 1 / rates, solver=False)
     starts = []
     for seed in (0, 0, 1, 2, 3):
-        search = Search({"gpu": shelf}, ["gpu"], rates, 1 / rates, Effort(1), most_slots=3, seed=seed, guide=guide)
+        search = Search(
+            {"gpu": shelf}, ["gpu"], rates, 1 / rates, SearchBudget(1), most_slots=3, seed=seed, guide=guide
+        )
         assert not search.run([None])
         starts.append(search.fillings[0])
     assert starts[0] == starts[1]
@@ -139,7 +141,7 @@ def test_what_a_search_says_is_served_is_served(loads: list[Load], seed: int) ->
     shelf, rates = shelf_of(loads)
     worth = np.array([1 / max(max(shelf.best[size][n] for size in FINE.sizes), 1e-9) for n in range(len(loads))])
     guide = guided({"gpu": shelf}, rates, worth, solver=False)
-    search = Search({"gpu": shelf}, ["gpu"] * 3, rates, worth, Effort(60), most_slots=3, seed=seed, guide=guide)
+    search = Search({"gpu": shelf}, ["gpu"] * 3, rates, worth, SearchBudget(60), most_slots=3, seed=seed, guide=guide)
     is_served = search.run([None] * 3)
     total = sum((np.array(f.served) for f in search.fillings if f is not None), np.zeros(len(rates)))
     assert is_served == bool((total >= rates * (1 - 1e-9)).all())

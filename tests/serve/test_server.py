@@ -219,11 +219,11 @@ def test_requests_that_do_not_fit_are_refused_before_they_count(
     server: Server, model: str, inputs: dict[str, Any], sentence: str
 ) -> None:
     """Rows that differ between inputs would shift the rows of everyone else in the batch."""
-    arrived = server.accounts.by_tenant[model].arrived
+    arrived = server.counters.by_tenant[model].arrived
     with pytest.raises(ServeError, match=sentence) as caught:
         server.submit(InferRequest(model, inputs), lambda _: pytest.fail("done was called"))
     assert caught.value.status is Status.INVALID_ARGUMENT
-    assert server.accounts.by_tenant[model].arrived == arrived
+    assert server.counters.by_tenant[model].arrived == arrived
 
 
 def test_a_model_that_raises_fails_its_query_alone(client: Client, server: Server) -> None:
@@ -246,11 +246,11 @@ def test_a_model_that_raises_fails_its_query_alone(client: Client, server: Serve
 def test_text_that_is_none_is_refused_before_it_is_merged(
     client: Client, server: Server, items: list[bytes], at: int
 ) -> None:
-    arrived = server.accounts.by_tenant["words"].arrived
+    arrived = server.counters.by_tenant["words"].arrived
     with pytest.raises(ServeError, match=f"input 'words' has .* as element {at}, expected UTF-8 text") as caught:
         client.submit("words", {"words": np.array(items, np.object_)})
     assert caught.value.status is Status.INVALID_ARGUMENT
-    assert server.accounts.by_tenant["words"].arrived == arrived
+    assert server.counters.by_tenant["words"].arrived == arrived
     texts = ["\u20ac\0".encode(), b"\0", b""]
     assert client.ask("words", {"words": np.array(texts, np.object_)}).outcome is Outcome.ANSWERED
 
@@ -311,7 +311,7 @@ def test_merge_keys_differ_whatever_threads_ask_at_once(server: Server) -> None:
     assert len(set(found[0].values())) == len(lengths)
 
 
-# --- accounts ---------------------------------------------------------------------------------------------------------
+# --- counters ---------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.papers.gpulet._csv_rows import csv_rows
 from bench.papers.gpulet._interference_csv import read_constants, read_utilisation
 from bench.papers.gpulet._linear import LinearInterference
-from cotenant.plan.file import Known
+from cotenant.plan.file import KnownTenant
 from cotenant.plan.sources import Tables
 from cotenant.plan.types import NS_PER_MS, PlanError
 from cotenant.predict.interference.factors import Interference
@@ -130,7 +130,7 @@ def csv_tables(
         for points in latencies.get(name, {}).values():
             for batch in [batch for batch in points if batch > each.max_batch]:
                 del points[batch]
-    known = {name: Known(name, each.slo_ns) for name, each in facts.items()}
+    known = {name: KnownTenant(name, each.slo_ns) for name, each in facts.items()}
     notes = [f"latencies: {path.name}, as they are; no tails"]
     notes.append(f"memory: {models.name}" if models else "memory: not considered, as there is no file of models")
     interference: Interference | None = None

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Any
 
-from cotenant.cluster.account import Account
 from cotenant.cluster.control import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
 from cotenant.cluster.detector import Detector
+from cotenant.cluster.load_monitor import LoadMonitor
 from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
 from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import (
@@ -25,7 +25,7 @@ from cotenant.cluster.types import (
     Part,
 )
 from cotenant.errors import CotenantError
-from cotenant.plan.follow import Follower, Held, Reason, Step, asked_loads
+from cotenant.plan.follow import Held, PlanFollower, Reason, Step, asked_loads
 from cotenant.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
@@ -56,7 +56,7 @@ class Controller:
         self._lock = threading.RLock()
         self._state = ClusterState()
         self._detector = Detector(self._settings.detector)
-        self._account = Account(work.loads, work.models, self._settings.follow.tracking)
+        self._monitor = LoadMonitor(work.loads, work.models, self._settings.follow.tracking)
         self._pending: dict[str, Future[NodeReport]] = {}
         self._join_after: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(32, "cotenant-cluster")
@@ -145,7 +145,7 @@ class Controller:
         for node in report.suspects:
             self._detector.suspect(node, self._now_ns())
         with self._lock:
-            self._account.look(report, self._state.reports)
+            self._monitor.look(report, self._state.reports)
 
     def _cut_lost(self) -> None:
         """Take the nodes that count as lost out of the table, and have the plan made anew."""
@@ -188,7 +188,7 @@ class Controller:
                 return
             try:
                 with self._lock:
-                    self._account.close_window(self._now_ns())
+                    self._monitor.close_window(self._now_ns())
                 self.plan_once()
                 self.join_nodes()
             except Exception:
@@ -223,9 +223,9 @@ class Controller:
         with self._lock:
             nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
             held, lost = self._state.held, self._state.lost
-            loads = asked_loads(work.loads, self._account.asked(), settings.floor)
+            loads = asked_loads(work.loads, self._monitor.asked(), settings.floor)
         inventory = [work.kinds[node.device] for node in nodes]
-        step = Follower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
+        step = PlanFollower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
         if step.held is not None and step.reason is Reason.KEEP:
             self._state.held = step.held
             self._repair()
@@ -369,7 +369,7 @@ class Controller:
         from cotenant.cluster.status import status_of
 
         with self._lock:
-            return status_of(self._work.loads, self._state, self._account, self._work.planner.name)
+            return status_of(self._work.loads, self._state, self._monitor, self._work.planner.name)
 
     def _publish(self) -> None:
         import msgspec

@@ -38,7 +38,7 @@ class BrokenError(Exception):
     """The query was sent and nothing tells how it ended: it may have run."""
 
 
-class Reply(Protocol):
+class NodeReply(Protocol):
     """An answer of a node, passed on as it is."""
 
     @property
@@ -54,7 +54,7 @@ class Link(Protocol):
         """Close them; queries under way break."""
 
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=NodeReply)
 L = TypeVar("L", bound=Link)
 Attempt = Callable[[L, int], Awaitable[R]]
 """Sends a query over a link. The nanoseconds are those that have passed of its time-out: 0 for the first attempt."""
@@ -77,7 +77,7 @@ class Forwarder:
         self._name = uuid.uuid4().hex
         self._table = Table(0, (), {})
         self.applications: Mapping[str, Planned] = {}
-        """Those of the table, by name. They are none of its models: `Applications` asks for their stages here."""
+        """Those of the table, by name. They are none of its models: `ApplicationBackend` asks for their stages here."""
         self._targets: dict[str, _Target] = {}
         self._links: dict[str, tuple[Address, Any]] = {}
         self._paused: dict[str, int] = {}

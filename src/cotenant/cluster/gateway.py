@@ -96,7 +96,7 @@ class Gateway:
         import grpc
         from aiohttp import web
 
-        from cotenant.cluster.applications import Applications
+        from cotenant.cluster.application_backend import ApplicationBackend
         from cotenant.cluster.gateway_grpc import GrpcGateway
         from cotenant.cluster.gateway_http import http_app
         from cotenant.cluster.links import NodeLink
@@ -109,7 +109,7 @@ class Gateway:
         if table is not None:
             forwarder.set_table(table)
         limits = Limits(max_body_bytes=self._max_body_bytes)
-        self._applications = applications = Applications(forwarder)
+        self._applications = applications = ApplicationBackend(forwarder)
         try:
             bound = listen(host, http_port, "gateway, HTTP")
         except CotenantError as error:

@@ -128,7 +128,7 @@ def compare(
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class PlanFollower:
     """Seeks plans with this planner, on devices that are taken in their order. All its methods raise what it raises."""
 
     planner: Planner

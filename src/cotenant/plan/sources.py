@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from cotenant.plan.application import Stage
-from cotenant.plan.file import Known, KnownApplication
+from cotenant.plan.file import KnownApplication, KnownTenant
 from cotenant.plan.tables import Latencies, TableCosts, latencies_of
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference.factors import Interference
@@ -47,7 +47,7 @@ class Tables:
     digest: str
     tails: Latencies | None = None
     interference: Interference | None = None
-    known: Mapping[str, Known] = field(default_factory=dict)
+    known: Mapping[str, KnownTenant] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     applications: Mapping[str, KnownApplication] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
     latencies, tails = _latencies(profile, quantile), _latencies(profile, TAIL)
     notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
     memory = dict.fromkeys(profile.models, 0)
-    known: dict[str, Known] = {}
+    known: dict[str, KnownTenant] = {}
     interference = None
     content = path.read_bytes() + quantile.encode()
     if root is None:
@@ -157,7 +157,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
                     continue
                 latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
                 memory[name] = repository_memory_bytes(found)
-                known[name] = Known(name, round(found.config.tenant.slo_ms * NS_PER_MS))
+                known[name] = KnownTenant(name, round(found.config.tenant.slo_ms * NS_PER_MS))
         notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
         from cotenant.measure.corun_interference import corun_interference
         from cotenant.repository import coruns_path

@@ -59,7 +59,7 @@ class ApplicationForm:
         return VERSION
 
     @property
-    def account(self) -> str:
+    def counted_as(self) -> str:
         """Under what name its queries are counted."""
         return self.spec.name
 

@@ -34,8 +34,8 @@ from cotenant.repository import (
     model_names,
     within,
 )
-from cotenant.serve.brain.accounts import Accounts
 from cotenant.serve.brain.clock import Clock, RealClock
+from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver, Observer
 from cotenant.serve.brain.flows import Flows
 from cotenant.serve.brain.groups import foresee, knowing
@@ -45,10 +45,10 @@ from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.brain.reorganise import change, sessions_of
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application import ServedApplication
-from cotenant.serve.opener.applications import Applications
 from cotenant.serve.opener.executors import make_executor, measuring_place
 from cotenant.serve.opener.models import ServedModel, serve_model
 from cotenant.serve.opener.profiles import stored_or_measured
+from cotenant.serve.opener.served_applications import ServedApplications
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 from cotenant.work import Machine
 
@@ -73,7 +73,7 @@ class Server:
         self.machine = Machine.holding(self.lanes) if is_gpu else Machine.cpu(cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
-        self.accounts = Accounts()
+        self.counters = Counters()
         self.beliefs = OnlineModel(
             max(share.size for share in self.policy.shares),
             grouped=self.policy.grouped,
@@ -90,17 +90,17 @@ class Server:
         self._is_ready = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
-        self._page = MetricsPage(self.accounts.by_tenant, self._waiting, self._executor.workers, self._figures)
+        self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor.workers, self._figures)
         self._driver: Driver | None = None
-        self._flows = Flows(lambda: self.driver, self.clock, self.accounts, self.beliefs, self._stage_model)
-        self._applications = Applications(self.root, self._stage_model, self._owners, self.accounts, self._flows)
+        self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
+        self._applications = ServedApplications(self.root, self._stage_model, self._owners, self.counters, self._flows)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.beliefs, *extra))
         if isinstance(self._executor, ProcessExecutor):
             self._executor.on_event = self._driver.post
         if self.policy.grouped:
@@ -369,7 +369,7 @@ class Server:
         """Start to count and to predict for tenants; between two events, since observers write there too."""
         for served in new:
             name = served.tenant.name
-            self.accounts.add(name, served.tenant.slo_ns)
+            self.counters.add(name, served.tenant.slo_ns)
             self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
             if self._groups is not None:
                 self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))
@@ -396,4 +396,4 @@ class Server:
         return self._driver.read(look) if self._driver is not None else {}
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
-        return statistics_of(served.metadata.name, served.version, self.accounts.by_tenant.get(served.account))
+        return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))

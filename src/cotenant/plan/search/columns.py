@@ -43,11 +43,11 @@ class Filling(NamedTuple):
     served: tuple[float, ...]
 
 
-class Node(NamedTuple):
+class SplitTree(NamedTuple):
     """Splits by what they begin with: a size, and what may follow it."""
 
     size: int
-    children: tuple[Node, ...]
+    children: tuple[SplitTree, ...]
 
 
 class Grid(NamedTuple):
@@ -297,14 +297,15 @@ def _less(split: tuple[int, ...], size: int) -> tuple[int, ...]:
     return split[:at] + split[at + 1 :]
 
 
-def _tree(splits: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+def _tree(splits: Sequence[tuple[int, ...]]) -> tuple[SplitTree, ...]:
     """Splits with their largest sizes first, those with a common beginning together."""
     ordered = sorted(dict.fromkeys(tuple(sorted(split, reverse=True)) for split in splits), reverse=True)
     return _nodes([split for split in ordered if split])
 
 
-def _nodes(splits: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+def _nodes(splits: Sequence[tuple[int, ...]]) -> tuple[SplitTree, ...]:
     first = dict.fromkeys(split[0] for split in splits)
     return tuple(
-        Node(size, _nodes([split[1:] for split in splits if split[0] == size and len(split) > 1])) for size in first
+        SplitTree(size, _nodes([split[1:] for split in splits if split[0] == size and len(split) > 1]))
+        for size in first
     )

@@ -7,7 +7,7 @@ rows alone the search leaves a little of many loads, for which there is no room 
 
 Columns come from a pool where there is one (`opt_pool`); beside each other their batches are chosen again for the
 slowdowns that they really have. Where little is missing, every column is tried with other batches and with one slot
-more. Deterministic: its effort is counted in fillings, not in seconds, and its generator is seeded.
+more. Deterministic: its budget is counted in fillings, not in seconds, and its generator is seeded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cotenant.plan.search.columns import Column, Filling, Floats, Node, Shelf
+from cotenant.plan.search.columns import Column, Filling, Floats, Shelf, SplitTree
 from cotenant.plan.search.opt_pool import Guide, rebatched
 from cotenant.plan.types import NS_PER_S
 
@@ -41,7 +41,7 @@ _COLUMNS, _DEVICES = (1, 2, 3, 4), (1, 2)
 _MARGIN = 1e-7
 
 
-class Effort:
+class SearchBudget:
     """How many fillings a search may still make. Shared by all searches of one plan."""
 
     __slots__ = ("left",)
@@ -62,7 +62,7 @@ class Search:
         kinds: Sequence[str],
         rates: Floats,
         worth: Floats,
-        effort: Effort,
+        budget: SearchBudget,
         *,
         most_slots: int,
         seed: int = 0,
@@ -72,7 +72,7 @@ class Search:
         self.kinds = tuple(kinds)
         self.rates = rates
         self.worth = worth
-        self.effort = effort
+        self.budget = budget
         self.most_slots = most_slots
         self.random = np.random.default_rng(seed)
         self.is_restart = seed != 0  # another seed is another start
@@ -104,7 +104,7 @@ class Search:
         best = float(lost @ self.worth)
         self.fillings = list(now)
         is_first = True
-        while best > 0 and self.effort.left > 0:
+        while best > 0 and self.budget.left > 0:
             empty = [number for number, filling in enumerate(now) if filling is None]
             if not is_first and self.pools and self.random.random() < _SWAPS:
                 then = self._swapped(now, weights)
@@ -115,7 +115,7 @@ class Search:
                 spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if is_noisy else 1.0
                 for number in turn:
                     then[number] = self.fill(self.kinds[number], self.missing(then), weights * spread)
-                    if self.effort.left <= 0:
+                    if self.budget.left <= 0:
                         break
             is_first = False
             lost_then = self.missing(then)
@@ -152,7 +152,7 @@ class Search:
         places = [(d, c) for d, filling in enumerate(now) if filling is not None for c in range(len(filling.columns))]
         if not places:
             return then
-        self.effort.left -= 1
+        self.budget.left -= 1
         count = min(len(places), int(self.random.choice(_COLUMNS)))
         turn = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
         made: dict[int, list[Column | None]] = {}
@@ -203,12 +203,12 @@ class Search:
         best = list(now)
         lost = float(self.missing(best) @ weights)
         is_better = True
-        while is_better and lost > 0 and self.effort.left > 0:
+        while is_better and lost > 0 and self.budget.left > 0:
             is_better = False
             for device, filling in enumerate(best):
                 if filling is None:
                     continue
-                self.effort.left -= 1
+                self.budget.left -= 1
                 shelf = self.shelves[self.kinds[device]]
                 rest: list[Filling | None] = [*best[:device], None, *best[device + 1 :]]
                 wanted = self.missing(rest)
@@ -243,7 +243,7 @@ class Search:
 
     def fill(self, kind: str, wanted: Floats, prices: Floats) -> Filling | None:
         """A filling that serves much of what is wanted; None where nothing can be served."""
-        self.effort.left -= 1
+        self.budget.left -= 1
         shelf = self.shelves[kind]
         leaves: list[tuple[float, list[Column]]] = []
         self._grow(shelf, shelf.tree, [], 0.0, wanted, prices, float(shelf.kind.memory_bytes), leaves)
@@ -260,7 +260,7 @@ class Search:
     def _grow(
         self,
         shelf: Shelf,
-        nodes: Sequence[Node],
+        nodes: Sequence[SplitTree],
         columns: list[Column],
         value: float,
         wanted: Floats,

@@ -20,7 +20,7 @@ from cotenant.plan.draft import Draft, impossible_alone
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import Book, book_of
 from cotenant.plan.search.columns import Column, Filling, Floats, Shelf, device_plan
-from cotenant.plan.search.local_search import Effort, Search, kept
+from cotenant.plan.search.local_search import Search, SearchBudget, kept
 from cotenant.plan.search.opt_bound import Bound
 from cotenant.plan.search.opt_exact import all_fillings, cover, has_solver
 from cotenant.plan.search.opt_guide import guided, proven
@@ -158,7 +158,7 @@ class _Solving:
         self.bound = Bound(self.shelves, self.rates)
         self.worth = self._worth()
         self.guide: Guide | None = None
-        self.effort = Effort(max(1, round(how.time_limit_s * FILLINGS_PER_S)))
+        self.budget = SearchBudget(max(1, round(how.time_limit_s * FILLINGS_PER_S)))
 
     def solve(self) -> Found:
         least = self.bound.least(self.inventory)
@@ -182,7 +182,7 @@ class _Solving:
             best, search = self._on_all()
             if best is None:
                 return Found(self._infeasible(search), np.inf, least, False)
-        self.effort = Effort(round(self.how.saving_s * FILLINGS_PER_S))
+        self.budget = SearchBudget(round(self.how.saving_s * FILLINGS_PER_S))
         likely = 0.0 if self.guide is None else self.guide.least
         best = self._reduced(best, max(least, likely))
         if self.price(best.kinds) > least * (1 + 1e-9) and self._is_provable():
@@ -269,7 +269,7 @@ class _Solving:
             kinds,
             self.rates,
             self.worth if self.guide is None else self.guide.rows,
-            self.effort,
+            self.budget,
             most_slots=self.how.most_slots,
             seed=seed,
             guide=self.guide,
@@ -302,10 +302,10 @@ class _Solving:
         """The search with every device there is, where no start serves everything."""
         best = self._search(self.inventory, self.how.seed)
         lost = np.inf
-        part = max(1, self.effort.left // _RESTARTS)
+        part = max(1, self.budget.left // _RESTARTS)
         for turn in range(0 if self.bound.is_too_little(self.inventory) else _RESTARTS):
             search = self._search(self.inventory, self.how.seed + turn)
-            search.effort = Effort(part)
+            search.budget = SearchBudget(part)
             is_found = search.run([None] * len(self.inventory))
             state = self._accepted(self.inventory, search.fillings) if is_found else None
             if state is not None:
@@ -316,13 +316,13 @@ class _Solving:
         return None, best
 
     def _reduced(self, best: State, least: float) -> State:
-        """Cheaper devices as long as the effort lasts and the bound allows for them, down to the price `least`."""
+        """Cheaper devices as long as the budget lasts and the bound allows for them, down to the price `least`."""
         is_better = True
-        while is_better and self.effort.left > 0 and self.price(best.kinds) > least * (1 + 1e-9):
+        while is_better and self.budget.left > 0 and self.price(best.kinds) > least * (1 + 1e-9):
             is_better = False
             for kinds in cheaper(best.kinds, self.inventory, self.types):
                 is_hopeful = self.price(kinds) >= least * (1 - 1e-9) and not self.bound.is_too_little(kinds)
-                if self.effort.left > 0 and is_hopeful:
+                if self.budget.left > 0 and is_hopeful:
                     state = self._tried(kinds, best)
                     if state is not None and self.score(state) < self.score(best):
                         best, is_better = state, True
@@ -330,13 +330,13 @@ class _Solving:
         return best
 
     def _tried(self, kinds: tuple[str, ...], best: State) -> State | None:
-        """A state on these devices: from what the best one has, then from nothing, in turn while the effort lasts."""
-        total = self.effort.left
+        """A state on these devices: from what the best one has, then from nothing, in turn while the budget lasts."""
+        total = self.budget.left
         spent, turn = 0, 0
         while spent < total:
-            part = Effort(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
+            part = SearchBudget(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
             search = self._search(kinds, self.how.seed + turn)
-            search.effort = part
+            search.budget = part
             start = (
                 kept(kinds, best.kinds, best.fillings, self.rates, self.worth) if turn % 2 == 0 else [None] * len(kinds)
             )
@@ -344,7 +344,7 @@ class _Solving:
             is_found = search.run(start)
             used = max(1, asked - part.left)
             spent += used
-            self.effort.left -= used
+            self.budget.left -= used
             state = self._accepted(kinds, search.fillings) if is_found else None
             if state is not None:
                 return state
@@ -377,7 +377,7 @@ class _Solving:
     def _infeasible(self, search: Search | None) -> Infeasible:
         if search is None or not any(search.fillings):
             search = self._search(self.inventory, self.how.seed)
-            search.effort = Effort(_SLICE)
+            search.budget = SearchBudget(_SLICE)
             search.run([None] * len(self.inventory))
         is_too_little = self.bound.is_too_little(self.inventory)
         return refusal(self.loads, search, self.devices, self.book, is_too_little, self._would_do)
@@ -390,6 +390,6 @@ class _Solving:
         }
         shelves = {name: Shelf(self.book, self.loads, kind, interference=interference) for name, kind in kinds.items()}
         guide = guided(shelves, self.rates, self.worth, solver=False)
-        slots, effort = self.how.most_slots, Effort(_SLICE)
-        search = Search(shelves, self.inventory, self.rates, self.worth, effort, most_slots=slots, guide=guide)
+        slots, budget = self.how.most_slots, SearchBudget(_SLICE)
+        search = Search(shelves, self.inventory, self.rates, self.worth, budget, most_slots=slots, guide=guide)
         return search.run([None] * len(self.inventory))

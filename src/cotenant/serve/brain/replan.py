@@ -20,7 +20,7 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
-from cotenant.plan.follow import Follower, FollowSettings, Held, Reason, asked_loads, compare
+from cotenant.plan.follow import FollowSettings, Held, PlanFollower, Reason, asked_loads, compare
 from cotenant.plan.planners import make_planner
 from cotenant.plan.sources import Grounds, costs_of_repository
 from cotenant.plan.tracking import Tracker, TrackingSettings
@@ -133,7 +133,7 @@ class Replanner:
         """See PlanView."""
         with self._changed:
             served, breaks = self._served, self._breaks
-        return plan_status(served.plan, served.lanes, self.figures(), self._server.accounts.by_tenant, breaks)
+        return plan_status(served.plan, served.lanes, self.figures(), self._server.counters.by_tenant, breaks)
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Replanner:
             return
         grounds = self._costs(self._server.root, (served.device,))
         planner = self._planners(self._section.planner, self._section.headroom)
-        step = Follower(planner, grounds.devices, grounds.costs, settings).seek(loads, self._held, reason)
+        step = PlanFollower(planner, grounds.devices, grounds.costs, settings).seek(loads, self._held, reason)
         detail = step.breaks.detail if step.breaks else ""
         if step.held is None:
             raise PlanError(f"no share of the rates that come fits this machine: {detail}")

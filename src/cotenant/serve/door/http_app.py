@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, Answer, error_answer
-from cotenant.serve.door.http_routes import Endpoint, Route, Router
-from cotenant.serve.door.http_waiting import Receive, Waiting
+from cotenant.serve.door.http_pending import PendingReplies, Receive
+from cotenant.serve.door.http_routes import Endpoint, HttpRoute, Router
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, InferResult, ServeError, Status, not_answered
@@ -65,7 +65,7 @@ class HttpApp:
         self._backend = backend
         self._limits = limits
         self._router = Router()
-        self._waiting: Waiting | None = None
+        self._pending: PendingReplies | None = None
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = ThreadPoolExecutor(_CODEC_THREADS, "cotenant-http-codec")
 
@@ -113,7 +113,7 @@ class HttpApp:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": pieces[-1]})
 
-    async def _control(self, route: Route, headers: Headers, receive: Receive) -> Answer:
+    async def _control(self, route: HttpRoute, headers: Headers, receive: Receive) -> Answer:
         if route.endpoint in _PROMPT:
             return CONTROL[route.endpoint](self._backend, route, b"")
         body = b""
@@ -150,7 +150,7 @@ class HttpApp:
             raise ServeError(Status.TOO_LARGE, f"the body has more than {self._limits.max_body_bytes} bytes, the limit")
         return body if len(chunks) == 1 else b"".join(chunks)
 
-    async def _infer(self, route: Route, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
+    async def _infer(self, route: HttpRoute, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
         header_length: int | None = None
         content_encoding = accept = b""
         spent_us = ""
@@ -181,7 +181,7 @@ class HttpApp:
             wires.append(less_spent(wire, spent_us) if spent_us else wire)
             return self._backend.submit(wires[0].request, done)
 
-        result = await self._waiting_on(loop).result(submit, receive, self._codec_threads if is_long else None)
+        result = await self._pending_of(loop).result(submit, receive, self._codec_threads if is_long else None)
         wire = wires[0]
         number = (_QUERY_HEADER, b"%d" % result.query)
         if result.outcome not in ANSWERS:
@@ -199,7 +199,7 @@ class HttpApp:
             return error_answer(error.status.value[0], error.message), [number, *_told(FAILURE)]
         return answer, [number, *_told(Ending(result.outcome)), *described]
 
-    def _decode(self, route: Route, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
+    def _decode(self, route: HttpRoute, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
         if encoding:
             body = codec_http.decompress(encoding, body, self._limits)
         if header_length == 0:
@@ -207,10 +207,10 @@ class HttpApp:
             return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
         return codec_http.decode_request(route.model, route.version, body, header_length, self._limits)
 
-    def _waiting_on(self, loop: asyncio.AbstractEventLoop) -> Waiting:
-        if self._waiting is None or self._waiting.loop is not loop:
-            self._waiting = Waiting(loop, self._backend.cancel)
-        return self._waiting
+    def _pending_of(self, loop: asyncio.AbstractEventLoop) -> PendingReplies:
+        if self._pending is None or self._pending.loop is not loop:
+            self._pending = PendingReplies(loop, self._backend.cancel)
+        return self._pending
 
 
 @functools.cache

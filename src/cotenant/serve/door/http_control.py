@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cotenant.serve.door.control import NO_OVERRIDES, model_index, model_metadata, model_statistics
-from cotenant.serve.door.http_routes import Endpoint, Route
+from cotenant.serve.door.http_routes import Endpoint, HttpRoute
 from cotenant.wire.api import Backend, ServeError, Status
 from cotenant.wire.codec_http import parse_json
 from cotenant.wire.oip import SERVER_METADATA
@@ -52,46 +52,46 @@ def error_answer(status: int, message: str) -> Answer:
     return json_answer(status, {"error": message or "the request failed without a reason"})
 
 
-def _server(backend: Backend, route: Route, body: bytes) -> Answer:
+def _server(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, SERVER_METADATA)
 
 
-def _live(backend: Backend, route: Route, body: bytes) -> Answer:
+def _live(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     live = backend.live()
     return json_answer(200, {"live": True}) if live else error_answer(503, "the server is not live")
 
 
-def _ready(backend: Backend, route: Route, body: bytes) -> Answer:
+def _ready(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     ready = backend.ready()
     return json_answer(200, {"ready": True}) if ready else error_answer(503, "the server is not ready")
 
 
-def _model_ready(backend: Backend, route: Route, body: bytes) -> Answer:
+def _model_ready(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     if backend.model_ready(route.model, route.version):
         return json_answer(200, {"name": route.model, "ready": True})
     return error_answer(503, f"model {route.model!r} is not ready")
 
 
-def _model(backend: Backend, route: Route, body: bytes) -> Answer:
+def _model(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, model_metadata(backend, route.model, route.version))
 
 
-def _config(backend: Backend, route: Route, body: bytes) -> Answer:
+def _config(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, dict(backend.config(route.model, route.version)))
 
 
-def _statistics(backend: Backend, route: Route, body: bytes) -> Answer:
+def _statistics(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     uncounted: dict[str, Any] = {"batch_stats": [], "memory_usage": [], "response_stats": {}}
     entries = model_statistics(backend, route.model, route.version)
     return json_answer(200, {"model_stats": [entry | uncounted for entry in entries]})
 
 
-def _index(backend: Backend, route: Route, body: bytes) -> Answer:
+def _index(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     wanted = parse_json("request JSON", _decode_index, body) if body.strip() else _IndexBody()
     return json_answer(200, model_index(backend, wanted.ready))
 
 
-def _load(backend: Backend, route: Route, body: bytes) -> Answer:
+def _load(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     wanted = parse_json("request JSON", _decode_load, body) if body.strip() else _LoadBody()
     if wanted.parameters:
         raise ServeError(Status.UNIMPLEMENTED, NO_OVERRIDES)
@@ -99,22 +99,22 @@ def _load(backend: Backend, route: Route, body: bytes) -> Answer:
     return json_answer(200, {})
 
 
-def _unload(backend: Backend, route: Route, body: bytes) -> Answer:
+def _unload(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     if body.strip():
         parse_json("request JSON", _decode_load, body)
     backend.unload(route.model)
     return json_answer(200, {})
 
 
-def _metrics(backend: Backend, route: Route, body: bytes) -> Answer:
+def _metrics(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     return Answer(200, METRICS_TYPE, backend.metrics())
 
 
-def _plan(backend: Backend, route: Route, body: bytes) -> Answer:
+def _plan(backend: Backend, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, dict(backend.plan()))
 
 
-CONTROL: dict[Endpoint, Callable[[Backend, Route, bytes], Answer]] = {
+CONTROL: dict[Endpoint, Callable[[Backend, HttpRoute, bytes], Answer]] = {
     Endpoint.SERVER: _server,
     Endpoint.LIVE: _live,
     Endpoint.READY: _ready,

@@ -51,7 +51,7 @@ class _Model(NamedTuple):
     shapes: Sequence[Mapping[str, Sequence[int]]]
 
 
-class Applications:
+class ApplicationBackend:
     """The applications of the forwarder's table. Implements Backend for their names.
 
     `prepare` comes before every other call about an application, `admit` before a query.

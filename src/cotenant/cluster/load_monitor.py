@@ -10,7 +10,7 @@ from cotenant.plan.tracking import TrackedRate, Tracker, TrackingSettings
 from cotenant.plan.types import Load
 
 
-class Account:
+class LoadMonitor:
     """Counts of the gateway and of the nodes, put together.
 
     The gateway sees every query but not its rows, which nodes count: rows a query are taken from the nodes, and the
