@@ -20,7 +20,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application, Stage, stage_loads
 from cotenant.plan.arrivals import poisson_rate, with_poisson_headroom
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
     CoRunner,

@@ -11,11 +11,20 @@ import pytest
 from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.controller import Controller
 from cotenant.cluster.detector import DetectorSettings
-from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeLostError, NodeReport, Table
+from cotenant.cluster.types import (
+    Address,
+    ClusterError,
+    Counts,
+    GatewayReport,
+    Node,
+    NodeLostError,
+    NodeReport,
+    RoutingTable,
+)
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.follow import FollowSettings
 from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackingSettings
 from cotenant.plan.types import DeviceType, Load
 
@@ -48,7 +57,7 @@ class World:
         """What the server of each node really runs."""
         self.loaded: dict[str, set[str]] = {}
         self.reports: dict[str, NodeReport] = {}
-        self.table = Table(0, (), {})
+        self.table = RoutingTable(0, (), {})
         self.counts: dict[str, Counts] = {}
         self.under_way: list[dict[tuple[str, str], int]] = []
         self.suspects: tuple[str, ...] = ()
@@ -93,7 +102,7 @@ class World:
             raise self.after[node, method]
         return Address(node, 1, 2) if method == "prepare" else None
 
-    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
         self.table = table
         routes = " ".join(f"{route.tenant}>{'+'.join(node for node, _ in route.shares)}" for route in table.routes)
         self.log.append(f"table {routes}" + (f" without {','.join(lost)}" if lost else ""))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import FollowSettings, Held, PlanFollower, Reason, asked_loads, compare
+from cotenant.plan.follow import FollowSettings, PlanFollower, Reason, RunningPlan, asked_loads, compare
 from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackingSettings
 from cotenant.plan.types import DeviceType, Load
 
@@ -21,7 +21,7 @@ def loads(**rates: float) -> tuple[Load, ...]:
     return tuple(Load(name, name, rate, 200 * MS) for name, rate in rates.items())
 
 
-def first(devices: int = 3, **rates: float) -> Held:
+def first(devices: int = 3, **rates: float) -> RunningPlan:
     step = PlanFollower(PLANNER, [CORE] * devices, COSTS, FOLLOW).next_step(loads(**rates), None)
     assert step.reason is Reason.FIRST
     assert step.held is not None

@@ -21,7 +21,7 @@ from cotenant.plan.search.opt_ceiling import ceiling
 from cotenant.plan.search.opt_guide import proven
 from cotenant.plan.search.opt_pool import Pool
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import NS_PER_S, DeviceType, Load, Plan
 from oracles import Few, brute_force
 from plan_samples import CPU, FINE, GIB, GPU, THREE_CORES, TWO_WAYS, costs, load, some_devices, some_loads, tiny

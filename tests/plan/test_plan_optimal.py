@@ -21,7 +21,7 @@ from cotenant.plan.search.columns import Column, Shelf
 from cotenant.plan.search.opt_bound import Bound
 from cotenant.plan.search.opt_moves import aligned, moved
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,

@@ -20,7 +20,7 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import Book, Demand, book_of
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,

@@ -13,7 +13,7 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import Book
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import DEVICES, LATENCY, Infeasible, Load, Plan, Planner
 from plan_samples import GPU, MS, costs, load, some_loads
 

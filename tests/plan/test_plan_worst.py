@@ -14,7 +14,7 @@ from bench.papers.gpulet._linear import LinearConstants, LinearInterference, Uti
 from cotenant.plan.assess import assess
 from cotenant.plan.check import ROUND, SLO, check_plan, worst_factor
 from cotenant.plan.rounds import Book
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.predict.interference.factors import Interference, Margin, PressureInterference, Scores, Surface
 from cotenant.work import Work

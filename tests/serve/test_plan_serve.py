@@ -25,8 +25,8 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.session_ladder import SessionLadder
 from cotenant.execute.worker.channel import Open, Prepare
 from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.sources import Grounds
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.sources import CostBasis
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackedRate
 from cotenant.plan.types import Costs, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.policies.ordered.edf import Edf
@@ -254,9 +254,9 @@ class Following:
 
     name = "told"
 
-    def costs(self, root: Path, devices: Sequence[DeviceType]) -> Grounds:
+    def costs(self, root: Path, devices: Sequence[DeviceType]) -> CostBasis:
         known = TableCosts({"cpu": {"a": {1: {1: MS, 4: MS}}, "b": {1: {1: MS, 4: MS}}}}, {"a": 1, "b": 1})
-        return Grounds(tuple(devices), known, None, "")
+        return CostBasis(tuple(devices), known, None, "")
 
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None

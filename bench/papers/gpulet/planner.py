@@ -28,7 +28,7 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.planners import is_blind
 from cotenant.plan.rounds import Book
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import CoRunner, Costs, Load, Plan, Planner
 from cotenant.work import Work
 

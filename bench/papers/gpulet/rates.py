@@ -33,7 +33,7 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.planners import is_blind
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
     DevicePlan,

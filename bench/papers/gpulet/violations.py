@@ -36,7 +36,7 @@ from bench.papers.gpulet._simulate import simulate_plan
 from bench.papers.gpulet._workloads import Workload, read_specloads
 from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import NS_PER_S, CoRunner, Costs, Infeasible, Load, Plan
 from cotenant.predict.interference.factors import Interference
 from cotenant.predict.interference.interference_fit import fit_pressure

@@ -13,7 +13,7 @@ from typing import Any
 from cotenant.cluster.control import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
 from cotenant.cluster.detector import Detector
 from cotenant.cluster.load_monitor import LoadMonitor
-from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
+from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
 from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import (
     Address,
@@ -21,11 +21,11 @@ from cotenant.cluster.types import (
     GatewayReport,
     Node,
     NodeLostError,
+    NodePlan,
     NodeReport,
-    Part,
 )
 from cotenant.errors import CotenantError
-from cotenant.plan.follow import Held, PlanFollower, Reason, Step, asked_loads
+from cotenant.plan.follow import PlanFollower, Reason, RunningPlan, Step, asked_loads
 from cotenant.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
@@ -145,7 +145,7 @@ class Controller:
         for node in report.suspects:
             self._detector.suspect(node, self._now_ns())
         with self._lock:
-            self._monitor.look(report, self._state.reports)
+            self._monitor.observe(report, self._state.reports)
 
     def _cut_lost(self) -> None:
         """Take the nodes that count as lost out of the table, and have the plan made anew."""
@@ -238,7 +238,7 @@ class Controller:
             self._run(step, step.held, loads, nodes)
         self._publish()
 
-    def _run(self, step: Step, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
+    def _run(self, step: Step, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
         began_ns = self._now_ns()
         try:
             self._change(held, loads, nodes)
@@ -265,7 +265,7 @@ class Controller:
             self._state.changes = (*self._state.changes, change)[-_CHANGES_KEPT:]
         self._repair()
 
-    def _change(self, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
+    def _change(self, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
         """Make before break: load everywhere, then send by the new table, then let go.
 
         What fails before the table is switched leaves no node with a part of the new plan, as far as nodes answer.
@@ -274,7 +274,7 @@ class Controller:
         with self._lock:
             old, runs = dict(self._state.parts), self._state.running()
         placed = assign(held.plan, nodes, {node: part.plan for node, part in runs.items()})
-        new = parts_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
+        new = node_plans_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
         early = {node: part for node, part in new.items() if gains(part, runs.get(node))}
         try:
             addresses: dict[str, Address] = self._all("prepare", new)
@@ -290,7 +290,7 @@ class Controller:
                 raise NodeLostError(f"node {gone[0]!r} is gone")
             state = self._state
             version = state.table.version + 1
-            state.table = table_of(version, new, loads, work.models, addresses, work.applications)
+            state.table = routing_table_of(version, new, loads, work.models, addresses, work.applications)
             self._gateway.set_table(state.table)
             state.parts, state.addresses, state.held, state.lost = new, addresses, held, False
             left = {node: part for node, part in old.items() if node in state.members}
@@ -307,14 +307,14 @@ class Controller:
             _log.warning("node %r does not run its part of the plan: bringing it there", node)
         self._bring(astray)
 
-    def _bring(self, parts: Mapping[str, Part | None]) -> None:
+    def _bring(self, parts: Mapping[str, NodePlan | None]) -> None:
         """Let nodes run these parts alone, whatever they have taken of others; None stops the server."""
         served = {node: part for node, part in parts.items() if part is not None}
         self._all("apply", served, careful=False)
         self._all("release", served, careful=False)
         self._all("pause", {node: None for node, part in parts.items() if part is None}, careful=False)
 
-    def _all(self, method: str, parts: Mapping[str, Part | None], *, careful: bool = True) -> dict[str, Any]:
+    def _all(self, method: str, parts: Mapping[str, NodePlan | None], *, careful: bool = True) -> dict[str, Any]:
         """Call a method of several agents at once. Raises an error where `careful`, that of a lost node first."""
         calls = {
             node: self._pool.submit(
@@ -377,6 +377,6 @@ class Controller:
         self._gateway.set_status(msgspec.json.encode(self.status()))
 
 
-def _let_go(old: Part, new: Part | None) -> tuple[str, ...]:
+def _let_go(old: NodePlan, new: NodePlan | None) -> tuple[str, ...]:
     """The models that a node stops serving."""
     return tuple(model for model in old.models if new is None or model not in new.models)

@@ -45,7 +45,7 @@ class LoadMonitor:
         """Rows a second of each tenant that a plan should serve; nothing before the first window has ended."""
         return self._tracker.asked()
 
-    def look(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
+    def observe(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
         """Take what gateway and nodes have counted so far."""
         if report.gateway != self._gateway:
             self._gateway = report.gateway

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cotenant.cluster.types import Address, Counts, Node, NodeReport, Part, Planned, Table
+from cotenant.cluster.types import Address, Counts, Node, NodePlan, NodeReport, PlannedApplication, RoutingTable
 from cotenant.plan.file import plan_tables
 from cotenant.plan.types import Load
 
@@ -36,7 +36,7 @@ def status_of(loads: Sequence[Load], state: ClusterState, monitor: LoadMonitor, 
     }
 
 
-def _node(node: Node, part: Part | None, report: NodeReport | None, address: Address | None) -> dict[str, Any]:
+def _node(node: Node, part: NodePlan | None, report: NodeReport | None, address: Address | None) -> dict[str, Any]:
     return {
         "node": node.name,
         "device": node.device,
@@ -50,7 +50,7 @@ def _node(node: Node, part: Part | None, report: NodeReport | None, address: Add
     }
 
 
-def _application(planned: Planned, table: Table, monitor: LoadMonitor) -> dict[str, Any]:
+def _application(planned: PlannedApplication, table: RoutingTable, monitor: LoadMonitor) -> dict[str, Any]:
     spec = planned.spec
     nodes = {route.model: [node for node, _ in route.shares] for route in table.routes}
     return {
@@ -69,7 +69,7 @@ def _application(planned: Planned, table: Table, monitor: LoadMonitor) -> dict[s
     }
 
 
-def _tenant(load: Load, served: float, table: Table, monitor: LoadMonitor) -> dict[str, Any]:
+def _tenant(load: Load, served: float, table: RoutingTable, monitor: LoadMonitor) -> dict[str, Any]:
     rate = monitor.rates.get(load.tenant)
     return {
         "tenant": load.tenant,

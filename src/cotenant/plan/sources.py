@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cotenant.plan.application import Stage
 from cotenant.plan.file import KnownApplication, KnownTenant
-from cotenant.plan.tables import Latencies, TableCosts, latencies_of
+from cotenant.plan.table_costs import Latencies, TableCosts, latencies_of
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference.factors import Interference
 from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
@@ -36,7 +36,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class ProfileCosts:
     """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
     `tails` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or models, with an SLO.
@@ -53,7 +53,7 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
+class CostBasis:
     """What a plan for these devices rests on. `devices` are those asked for, without splits that were not measured.
 
     `tail` has latencies at the quantile TAIL, or is None. `fingerprint` changes with the profiles.
@@ -66,11 +66,11 @@ class Grounds:
     notes: tuple[str, ...] = ()
 
 
-READERS: dict[str, Callable[[Path], Tables]] = {}
+READERS: dict[str, Callable[[Path], ProfileCosts]] = {}
 """Readers of files that are no profiles, by their ending. None here: a package that has other tables adds its own."""
 
 
-def read_tables(path: Path, quantile: str = QUANTILE) -> Tables:
+def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
     """Read a profile: a repository's directory, a profile file, or what one of READERS reads.
 
     Raises PlanError, or what a file that cannot be used raises.
@@ -86,13 +86,15 @@ def read_tables(path: Path, quantile: str = QUANTILE) -> Tables:
     return _repository_tables(root, path, quantile)
 
 
-def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> Grounds:
-    """What plans for devices of a profiled repository rest on. Raises what `read_tables` and `grounds_of` raise."""
-    tables = read_tables(root, quantile)
-    return grounds_of({"": tables}, devices, tables.latencies)
+def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> CostBasis:
+    """What plans for devices of a profiled repository rest on. Raises as `read_profile_costs` and `cost_basis_of`."""
+    tables = read_profile_costs(root, quantile)
+    return cost_basis_of({"": tables}, devices, tables.latencies)
 
 
-def grounds_of(tables: Mapping[str, Tables], devices: Sequence[DeviceType], models: Iterable[str]) -> Grounds:
+def cost_basis_of(
+    tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str]
+) -> CostBasis:
     """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
 
     A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores;
@@ -122,7 +124,7 @@ def grounds_of(tables: Mapping[str, Tables], devices: Sequence[DeviceType], mode
     tail = TableCosts(tails, memory, interference) if tails and len(tails) == len(latencies) else None
     digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
     used = tuple(kinds[device.name] for device in devices)
-    return Grounds(used, TableCosts(latencies, memory, interference), tail, digest, tuple(notes))
+    return CostBasis(used, TableCosts(latencies, memory, interference), tail, digest, tuple(notes))
 
 
 def repository_memory_bytes(version: ModelVersion) -> int:
@@ -137,7 +139,7 @@ def repository_memory_bytes(version: ModelVersion) -> int:
     return WORKER_BYTES + COPIES * files
 
 
-def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
+def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileCosts:
     profile = load_profile(path)
     latencies, tails = _latencies(profile, quantile), _latencies(profile, TAIL)
     notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
@@ -170,7 +172,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
         else "interference: not measured; partitions are believed not to touch each other"
     )
     digest = sha256(content).hexdigest()
-    return Tables(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root))
+    return ProfileCosts(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root))
 
 
 def _applications(root: Path | None) -> dict[str, KnownApplication]:
