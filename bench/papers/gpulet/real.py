@@ -40,7 +40,7 @@ from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.planners import make_planner
-from cotenant.plan.rounds import Book, Demand
+from cotenant.plan.rounds import Demand, RoundCache
 from cotenant.plan.sources import CostBasis, costs_of_repository
 from cotenant.plan.types import (
     NS_PER_S,
@@ -207,17 +207,17 @@ def _ours(loads: Sequence[Load], basis: CostBasis) -> Plan:
 
 def _equal(loads: Sequence[Load], basis: CostBasis, device: DeviceType) -> Plan:
     """Partitions of one core, tenants dealt out in their order; where no round holds, batches within half the SLO."""
-    book = Book(basis.costs)
+    cache = RoundCache(basis.costs)
     parts = []
     for core in range(device.whole):
         mine = loads[core :: device.whole]
-        fitted = book.fit(
+        fitted = cache.fit(
             tuple(Demand(load.model, load.slo_ns, load.rate_per_s) for load in mine), 1, basis.devices[0].name
         )
         if fitted is not None:
             duty_ns, batches = fitted.duty_ns, list(fitted.batches)
         else:
-            batches = [max(1, book.best_batch(load.model, load.slo_ns, 1, basis.devices[0].name)) for load in mine]
+            batches = [max(1, cache.best_batch(load.model, load.slo_ns, 1, basis.devices[0].name)) for load in mine]
             duty_ns = sum(
                 basis.costs.latency_ns(Work(load.model, 0, batch), 1, basis.devices[0].name)
                 for load, batch in zip(mine, batches, strict=True)
