@@ -238,8 +238,8 @@ def _writing_ns(wire: WireRequest, result: InferResult, accept: bytes) -> int:
     """Return roughly how long an answer takes to be written, in nanoseconds. Raw tensors are views and take none."""
     total = 0
     for name, array in result.outputs.items():
-        wish = next((wish for wish in wire.wishes if wish.name == name), None)
-        is_binary, classes = (wish.binary, wish.classes) if wish else (wire.binary_default, 0)
+        output = next((output for output in wire.requested if output.name == name), None)
+        is_binary, classes = (output.binary, output.classes) if output else (wire.binary_default, 0)
         if classes:
             rows = array.shape[0] if array.ndim else 1
             total += _SCAN_NS * array.size + _ITEM_NS * min(array.size, classes * rows)
