@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench._registry import BenchError
-from cotenant.serve.process import RunningServer, running
+from cotenant.serve.server_process import RunningServer, running
 from cotenant.zoo import build
 
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"

@@ -43,7 +43,7 @@ from cotenant.plan.follow import largest_fit
 from cotenant.plan.planners import make_planner
 from cotenant.plan.sources import cost_basis_of, read_profile_costs
 from cotenant.plan.types import DeviceType, Load
-from cotenant.serve.process import running
+from cotenant.serve.server_process import running
 from cotenant.types import Outcome
 from cotenant.workload import for_capacity
 

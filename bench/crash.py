@@ -30,7 +30,7 @@ from bench._registry import BenchError
 from bench._server import cache_folder, rss_mb, serving, worker_pid
 from bench._tenants import SAMPLES, WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
-from cotenant.serve.process import RunningServer
+from cotenant.serve.server_process import RunningServer
 from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import for_capacity
 from cotenant.zoo import build_repository

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._server import awake, serving, tiny_repository
-from cotenant.serve.process import RunningServer
+from cotenant.serve.server_process import RunningServer
 
 MODEL = "tiny"
 ROUNDS, QUICK_ROUNDS = 15, 5

@@ -40,7 +40,7 @@ from cotenant.cluster.links import GrpcReply, HttpReply
 from cotenant.cluster.types import Address, Counts, PlannedApplication, Route, RoutingTable
 from cotenant.config import ServerConfig
 from cotenant.plan.types import Load, PlanError
-from cotenant.repository.applications import read_application
+from cotenant.repository.application_spec import read_application
 from cotenant.serve.server import Server
 from cotenant.types import Cause, Outcome
 from cotenant.wire.api import InferRequest, InferResult, ServeError

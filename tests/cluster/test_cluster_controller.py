@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.controller import Controller
 from cotenant.cluster.detector import DetectorSettings
+from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.types import (
     Address,
     ClusterError,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cotenant.cluster import controller, ray_fleet
-from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.head import Head, HeadSettings
+from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.node_server import STOP_MARGIN_S
 from cotenant.cluster.ray_fleet import RayGateway
 from cotenant.cluster.types import Address, ClusterError, GatewayReport, RoutingTable

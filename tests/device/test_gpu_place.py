@@ -19,7 +19,7 @@ from cotenant.execute import layout as layout_module
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.measure.contention import calibrate
+from cotenant.measure.contention_profile import calibrate
 from cotenant.measure.groups import GroupEffort, measure_groups
 from cotenant.measure.place import CorePlace, StreamPlace, open_place
 from cotenant.measure.solo import Effort

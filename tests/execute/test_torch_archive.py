@@ -20,7 +20,7 @@ from torch import nn
 
 from cotenant.execute.errors import ModelError
 from cotenant.execute.runner import to_numpy
-from cotenant.execute.torch.check import UnsafeArchiveError, check_expression, check_name, check_target
+from cotenant.execute.torch.archive_check import UnsafeArchiveError, check_expression, check_name, check_target
 from cotenant.execute.torch.model import TorchModel
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.model import _open

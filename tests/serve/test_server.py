@@ -32,8 +32,8 @@ from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
 from cotenant.serve import server as server_module
-from cotenant.serve.opener import models as models_module
 from cotenant.serve.opener import profiles as profiles_module
+from cotenant.serve.opener import served_models as models_module
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status

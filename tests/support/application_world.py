@@ -16,13 +16,13 @@ from cotenant.core.snapshot import DropRule
 from cotenant.execute.protocol import Timing
 from cotenant.policies import POLICIES
 from cotenant.predict.online import OnlineModel
-from cotenant.repository.applications import ApplicationSpec, Source, StageSpec
+from cotenant.repository.application_spec import ApplicationSpec, Source, StageSpec
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.brain.flows import Flows
-from cotenant.serve.opener.application import ServedApplication, fit
-from cotenant.serve.opener.models import QueryForm
+from cotenant.serve.opener.served_application import ServedApplication, fit
+from cotenant.serve.opener.served_models import QueryForm
 from cotenant.trace import TraceWriter, header
 from cotenant.types import Outcome, StageQuery, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec

@@ -36,10 +36,10 @@ from bench._tenants import Contender, Inputs, ours, prepare, sample_all, warm_up
 from bench.papers.gpulet._simulate import simulate_plan
 from cotenant.config import NS_PER_MS, load_model_config
 from cotenant.load import run_load_process
-from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.planners import make_planner
+from cotenant.plan.poisson_headroom import with_poisson_headroom
 from cotenant.plan.rounds import Demand, RoundCache
 from cotenant.plan.sources import CostBasis, costs_of_repository
 from cotenant.plan.types import (

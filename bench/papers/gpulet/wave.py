@@ -30,8 +30,8 @@ from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
 from bench.papers.gpulet._wave_page import Line, write_wave
 from bench.papers.gpulet._workloads import read_specloads
-from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.elastic import Elastic
+from cotenant.plan.poisson_headroom import with_poisson_headroom
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
 from cotenant.plan.search.optimal import Optimal
 from cotenant.plan.tracking import RateVerdict, Tracker, TrackingSettings, compare_rates

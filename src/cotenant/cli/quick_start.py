@@ -13,7 +13,7 @@ from pathlib import Path
 from cotenant.errors import CotenantError
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import STATE_FOLDER
-from cotenant.serve.process import RunningServer, running
+from cotenant.serve.server_process import RunningServer, running
 from cotenant.workload import Poisson, TenantLoad, Workload, for_capacity, with_rates
 
 PICTURE_LINES = ("Planned, promised and enforced", "Total: 1,234.56 EUR", "98 % answered in time")

@@ -114,7 +114,7 @@ def simulate(
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
     if world is WorldKind.CONTENTION:
-        from cotenant.measure.contention import load_contention
+        from cotenant.measure.contention_profile import load_contention
         from cotenant.repository import contention_path
 
         contention = load_contention(contention_path(repository)).contention()

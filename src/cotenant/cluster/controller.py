@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Any
 
-from cotenant.cluster.control import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
 from cotenant.cluster.detector import Detector
+from cotenant.cluster.interfaces import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
 from cotenant.cluster.load_monitor import LoadMonitor
 from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
 from cotenant.cluster.state import ClusterState

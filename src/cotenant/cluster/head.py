@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import structs
 
-from cotenant.cluster.control import ClusterSpec, ControllerSettings
+from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.types import Address, ClusterError, PlannedApplication
 from cotenant.config import load_server_config
 from cotenant.plan.types import DeviceType, Load, PlanError
 from cotenant.repository import SERVER_FILE, readable_versions
-from cotenant.repository.applications import readable_applications
+from cotenant.repository.application_spec import readable_applications
 
 _log = logging.getLogger("cotenant.cluster")
 

@@ -28,7 +28,7 @@ from cotenant.files import toml_text, write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.types import NS_PER_MS, DevicePlan, PartitionPlan, Plan, Slot
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
-from cotenant.serve.process import StartError, await_ready, spawn, stop_process
+from cotenant.serve.server_process import StartError, await_ready, spawn, stop_process
 
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cotenant.cluster.control import Change
+from cotenant.cluster.interfaces import Change
 from cotenant.cluster.types import Address, Node, NodePlan, NodeReport, RoutingTable
 from cotenant.plan.follow import RunningPlan
 from cotenant.plan.types import DevicePlan

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field
 
 from cotenant.errors import CotenantError
 from cotenant.plan.types import DevicePlan, DeviceType, Load
-from cotenant.repository.applications import ApplicationSpec
+from cotenant.repository.application_spec import ApplicationSpec
 from cotenant.types import Outcome
 
 

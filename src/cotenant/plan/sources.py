@@ -22,7 +22,7 @@ from cotenant.repository import (
     profile_path,
     readable_versions,
 )
-from cotenant.repository.applications import readable_applications
+from cotenant.repository.application_spec import readable_applications
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""

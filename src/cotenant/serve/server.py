@@ -44,11 +44,11 @@ from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.brain.reorganise import change, sessions_of
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.opener.application import ServedApplication
+from cotenant.serve.opener.application_registry import ApplicationRegistry
 from cotenant.serve.opener.executors import make_executor, measuring_place
-from cotenant.serve.opener.models import ServedModel, serve_model
 from cotenant.serve.opener.profiles import stored_or_measured
-from cotenant.serve.opener.served_applications import ServedApplications
+from cotenant.serve.opener.served_application import ServedApplication
+from cotenant.serve.opener.served_models import ServedModel, serve_model
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 from cotenant.work import Machine
 
@@ -93,7 +93,7 @@ class Server:
         self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor.workers, self._figures)
         self._driver: Driver | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
-        self._applications = ServedApplications(self.root, self._stage_model, self._owners, self.counters, self._flows)
+        self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
 
     # --- life -----------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from cotenant.execute.threads.names import Threads
 from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold
-from cotenant.execute.torch.inputs import InputCheck
+from cotenant.execute.torch.input_check import InputCheck
 from cotenant.execute.torch.segment import Segment, TorchCutter
 from cotenant.execute.torch.threads import use_threads
 from cotenant.graph.cuts import suggest_cuts

@@ -144,18 +144,13 @@ class _Solving:
     """One question under way."""
 
     def __init__(
-        self,
-        how: Optimal,
-        loads: Sequence[Load],
-        devices: Sequence[DeviceType],
-        cache: RoundCache,
-        running: Plan | None,
+        self, how: Optimal, loads: Sequence[Load], devices: Sequence[DeviceType], cache: RoundCache, old: Plan | None
     ) -> None:
         self.how = how
         self.loads = tuple(loads)
         self.devices = tuple(devices)
         self.cache = cache
-        self.running = running
+        self.running = old
         self.types = {device.name: device for device in devices}
         self.inventory = tuple(device.name for device in devices)
         self.rates = np.array([load.rate_per_s for load in loads])
@@ -213,10 +208,8 @@ class _Solving:
         return cost if self.running is None else cost + self.how.move_cost * len(moved(self._plan(state), self.running))
 
     def _worth(self) -> Floats:
-        most = np.max(
-            [np.max([r * s.kind.whole / z for z, r in s.best.items()], axis=0) for s in self.generators.values()],
-            axis=0,
-        )
+        shares = [[r * each.kind.whole / z for z, r in each.best.items()] for each in self.generators.values()]
+        most = np.max([np.max(each, axis=0) for each in shares], axis=0)
         found: Floats = 1 / most
         return found
 

@@ -22,8 +22,8 @@ from cotenant.repository.application_form import result_of
 from cotenant.serve.brain.clock import Clock
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver
-from cotenant.serve.opener.application import FindModel, ServedApplication
-from cotenant.serve.opener.models import QueryForm
+from cotenant.serve.opener.served_application import FindModel, ServedApplication
+from cotenant.serve.opener.served_models import QueryForm
 from cotenant.types import Outcome, StageQuery, priority_rank
 from cotenant.wire.api import InferRequest, InferResult, ServeError, Status
 

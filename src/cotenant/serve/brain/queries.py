@@ -8,7 +8,7 @@ from cotenant.core.actions import Respond
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.brain.clock import Clock
 from cotenant.serve.brain.counters import Sum, TenantCounters
-from cotenant.serve.opener.models import QueryForm, ServedModel
+from cotenant.serve.opener.served_models import QueryForm, ServedModel
 from cotenant.types import Query, priority_rank
 from cotenant.wire.api import Duration, InferResult, ModelStatistics, unanswered
 

@@ -16,7 +16,7 @@ from cotenant.execute.threads.executor import OnnxRuntimeExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.predict.online import OnlineModel
 from cotenant.serve.brain.driver import Driver
-from cotenant.serve.opener.models import ServedModel
+from cotenant.serve.opener.served_models import ServedModel
 from cotenant.work import Share
 
 if TYPE_CHECKING:

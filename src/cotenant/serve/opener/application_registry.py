@@ -10,16 +10,16 @@ from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.repository import within
 from cotenant.repository.application_form import VERSION
-from cotenant.repository.applications import ApplicationSpec, read_application
+from cotenant.repository.application_spec import ApplicationSpec, read_application
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.flows import Flows
-from cotenant.serve.opener.application import FindModel, ServedApplication, fit
+from cotenant.serve.opener.served_application import FindModel, ServedApplication, fit
 from cotenant.wire.api import IndexEntry, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
 
 
-class ServedApplications:
+class ApplicationRegistry:
     """Follows the models: an application is served while all its models are. `owners` gives models by tenant.
 
     Everything but `find` is called under the server's lock of loading.
