@@ -17,8 +17,8 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.mps import MpsDaemon
 from cotenant.execute.gpu.mps_executor import MpsExecutor
 from cotenant.execute.runner import open_model
-from cotenant.execute.worker.limits import Limits
-from cotenant.execute.worker.place import place_of
+from cotenant.execute.worker.lane_place import place_of
+from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.serve.opener.executors import make_executor
 from fake_mps import WAIT_S, told, write_control
 from repositories import scaled
@@ -87,7 +87,7 @@ def test_on_a_gpu_a_lane_has_a_stream_and_waits_for_it(monkeypatch: pytest.Monke
 def test_models_that_need_a_cpu_are_refused_on_a_gpu(control: Path, tmp_path: Path) -> None:
     path = tmp_path / "scaled.onnx"
     path.write_bytes(scaled(2.0).SerializeToString())
-    executor = MpsExecutor(MpsDaemon.start(str(control), WAIT_S), 0, 50.0, 0, Limits())
+    executor = MpsExecutor(MpsDaemon.start(str(control), WAIT_S), 0, 50.0, 0, WorkerLimits())
     try:
         model = open_model(path, cache_dir=tmp_path / "cache", name="a")
         with pytest.raises(ModelError, match=r"onnxruntime runs it on cpu alone\. Export it as \.pt2 for cuda:0"):

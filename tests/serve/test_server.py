@@ -527,7 +527,7 @@ def test_draining_answers_what_is_inside(tmp_path: Path, isolation: Any) -> None
 def threads_of(server: Server) -> Sequence[threading.Thread]:
     executor = server._executor
     if isinstance(executor, ProcessExecutor):
-        own = [keeper._thread for keeper in executor._all]
+        own = [supervisor._thread for supervisor in executor._all]
     else:
         own = [lane._thread for lane in executor._lanes.values()]
     return [*own, server.clock._thread]  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cotenant.execute.gpu.mps import MpsDaemon
 from cotenant.execute.gpu.sm_ladder import device_name
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 
 
 class MpsExecutor(ProcessExecutor):
@@ -15,7 +15,7 @@ class MpsExecutor(ProcessExecutor):
     """
 
     def __init__(
-        self, daemon: MpsDaemon, index: int, percentage: float, lane_nice: int, limits: Limits = Limits()
+        self, daemon: MpsDaemon, index: int, percentage: float, lane_nice: int, limits: WorkerLimits = WorkerLimits()
     ) -> None:
         super().__init__(lane_nice, limits, lambda _: daemon.environment(percentage), device_name(index))
         self._daemon = daemon

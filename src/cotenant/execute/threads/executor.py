@@ -17,7 +17,7 @@ from cotenant.execute.warm import warm_up
 from cotenant.work import Share
 
 
-class OnnxRuntimeExecutor:
+class ThreadExecutor:
     """Runs launches on pinned lanes. Tensors of a batch stay here between its segments.
 
     A launch that raises fails alone, with the reason; the lane goes on.

@@ -17,10 +17,10 @@ from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, ModelGoneError, reason_of
 from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
-from cotenant.execute.session_ladder import Wanted
+from cotenant.execute.sessions import Wanted
 from cotenant.execute.worker.channel import Open
-from cotenant.execute.worker.keeper import Keeper
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
+from cotenant.execute.worker.supervisor import WorkerSupervisor
 from cotenant.work import CPU
 
 
@@ -37,7 +37,7 @@ class ProcessExecutor:
     def __init__(
         self,
         lane_nice: int = 0,
-        limits: Limits = Limits(),
+        limits: WorkerLimits = WorkerLimits(),
         environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
         device: str = CPU,
     ) -> None:
@@ -46,12 +46,12 @@ class ProcessExecutor:
         self._environment = environment
         self._limits = limits
         self.on_event: Callable[[Event], None] = lambda _: None
-        self._keepers: dict[str, Keeper] = {}
-        self._all: list[Keeper] = []
+        self._supervisors: dict[str, WorkerSupervisor] = {}
+        self._all: list[WorkerSupervisor] = []
         """Those that have not ended, also of models that were removed."""
         self._late: list[threading.Thread] = []
-        self._batches: Batches[Keeper] = Batches()
-        """Of a paused batch the keeper whose worker has its tensors."""
+        self._batches: Batches[WorkerSupervisor] = Batches()
+        """Of a paused batch the supervisor whose worker has its tensors."""
         self._lock = threading.Lock()
         self.put = self._batches.put
         self.take = self._batches.take
@@ -73,61 +73,61 @@ class ProcessExecutor:
         message = Open(tenant, *place, _plain(sessions), self._lane_nice, self._device)
         model.close()
         limits = replace(self._limits, memory_bytes=memory_bytes)
-        keeper = Keeper(message, limits, self._batches, self._tell, self._environment(tenant))
-        keeper.load()
+        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self._environment(tenant))
+        supervisor.load()
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
-            self._all.append(keeper)
-        return keeper
+            self._all.append(supervisor)
+        return supervisor
 
     def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
         """Have the worker of a loaded model load further sessions and run each once; waits. Raises ModelError."""
-        assert isinstance(model, Keeper)
+        assert isinstance(model, WorkerSupervisor)
         model.prepare(_plain(sessions), {name: tuple(dims) for name, dims in shapes.items()})
 
     def keep(self, model: Loaded, sessions: Sessions) -> None:
         """Have the worker let go of the model's other sessions."""
-        assert isinstance(model, Keeper)
+        assert isinstance(model, WorkerSupervisor)
         model.keep(_plain(sessions))
 
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
         """Launches of this tenant run this model from now on. Cores know no urgency: the policy's order is all."""
-        assert isinstance(model, Keeper)
+        assert isinstance(model, WorkerSupervisor)
         with self._lock:
-            self._keepers[tenant] = model
+            self._supervisors[tenant] = model
 
     def announce(self, tenant: str) -> None:
         """The core knows the tenant now: what happened to its worker before is told again."""
         with self._lock:
-            keeper = self._keepers[tenant]
-        keeper.announce()
+            supervisor = self._supervisors[tenant]
+        supervisor.announce()
 
     def remove_model(self, tenant: str) -> None:
         """Forget the model of a tenant; launches under way end normally."""
         with self._lock:
-            self._keepers.pop(tenant, None)
+            self._supervisors.pop(tenant, None)
 
     def problem(self, tenant: str) -> str:
         """Why the tenant cannot be served at the moment, or ""."""
         with self._lock:
-            keeper = self._keepers.get(tenant)
-        return keeper.problem if keeper else ""
+            supervisor = self._supervisors.get(tenant)
+        return supervisor.problem if supervisor else ""
 
     def workers(self) -> list[WorkerStatus]:
         """The workers of the tenants that are served."""
         with self._lock:
-            keepers = list(self._keepers.values())
-        return [keeper.status for keeper in keepers]
+            supervisors = list(self._supervisors.values())
+        return [supervisor.status for supervisor in supervisors]
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         with self._lock:
-            keeper = self._keepers.get(launch.work.tenant)
+            supervisor = self._supervisors.get(launch.work.tenant)
         try:
             batch = self._batches.begin(launch)
-            if keeper is None or batch.kept not in (None, keeper):
+            if supervisor is None or batch.kept not in (None, supervisor):
                 raise ModelGoneError(launch.work.tenant)
-            problem = keeper.start(launch, batch, on_end)
+            problem = supervisor.start(launch, batch, on_end)
         except Exception as error:
             problem = reason_of(error)
         if problem is not None:
@@ -135,20 +135,20 @@ class ProcessExecutor:
 
     def release(self, batch: int) -> None:
         """See Executor."""
-        keeper = self._batches.release(batch)
-        if keeper is not None:
-            keeper.release(batch)
+        supervisor = self._batches.release(batch)
+        if supervisor is not None:
+            supervisor.release(batch)
 
     def close(self) -> None:
         """See Executor."""
         with self._lock:
-            keepers, self._all = self._all, []
+            supervisors, self._all = self._all, []
             late, self._late = self._late, []
-            self._keepers.clear()
-        for keeper in keepers:
-            keeper.close()
-        for keeper in keepers:
-            keeper.join()
+            self._supervisors.clear()
+        for supervisor in supervisors:
+            supervisor.close()
+        for supervisor in supervisors:
+            supervisor.join()
         for thread in late:
             if thread is not threading.current_thread():
                 thread.join()

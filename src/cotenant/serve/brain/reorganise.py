@@ -12,7 +12,7 @@ from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError
 from cotenant.execute.protocol import Sessions
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.predict.online import OnlineModel
 from cotenant.serve.brain.driver import Driver
@@ -37,7 +37,7 @@ def sessions_of(served: ServedModel, partitions: Sequence[Share]) -> Sessions:
 
 def change(
     driver: Driver,
-    executor: OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor,
+    executor: ThreadExecutor | ProcessExecutor | TorchExecutor,
     beliefs: OnlineModel,
     models: Sequence[ServedModel],
     old: Policy,
@@ -49,7 +49,7 @@ def change(
     back when what was under way has ended. Raises ConfigError for a device whose lanes are fixed and for policies of
     which one alone launches groups, ModelError when a model cannot be made ready; then everything stays as it was.
     """
-    if not isinstance(executor, OnnxRuntimeExecutor | ProcessExecutor):
+    if not isinstance(executor, ThreadExecutor | ProcessExecutor):
         raise ConfigError("lanes of a GPU cannot be changed while it is served: serve it without a plan")
     if old.grouped != new.grouped:
         raise ConfigError(f"policy {old.name!r} cannot be changed to {new.name!r}: one of them alone launches groups")

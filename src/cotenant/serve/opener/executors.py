@@ -16,7 +16,7 @@ from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError
 from cotenant.execute.gpu.configured import open_streams
 from cotenant.execute.gpu.cuda_driver import GpuError
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.place import Place, StreamPlace, open_place
 from cotenant.work import Share
@@ -30,7 +30,7 @@ LANE_NICE = 5
 
 def make_executor(
     section: DeviceSection, partitions: Sequence[Share] = ()
-) -> OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor:
+) -> ThreadExecutor | ProcessExecutor | TorchExecutor:
     """Threads of this process, a worker process for each tenant, or streams of a GPU that is divided into `partitions`.
 
     Without partitions a GPU is divided as the section says. Raises ConfigError when there is no such GPU.
@@ -43,7 +43,7 @@ def make_executor(
 
         return TorchExecutor(streams)
     if section.isolation == "thread":
-        return OnnxRuntimeExecutor(LANE_NICE)
+        return ThreadExecutor(LANE_NICE)
     return ProcessExecutor(LANE_NICE)
 
 
@@ -60,7 +60,7 @@ def _under_mps(section: DeviceSection) -> ProcessExecutor:
 
 
 def measuring_place(
-    executor: OnnxRuntimeExecutor | ProcessExecutor | TorchExecutor,
+    executor: ThreadExecutor | ProcessExecutor | TorchExecutor,
     section: DeviceSection,
     partitions: Sequence[Share],
 ) -> Place:
@@ -68,6 +68,6 @@ def measuring_place(
 
     Under MPS that is the whole GPU, which only a worker sees less of: beliefs have to follow what is observed.
     """
-    if isinstance(executor, OnnxRuntimeExecutor | ProcessExecutor):
+    if isinstance(executor, ThreadExecutor | ProcessExecutor):
         return open_place(msgspec.structs.replace(section, sharing="streams"), partitions)
     return StreamPlace(executor.device)
