@@ -41,7 +41,7 @@ from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.load.http import HttpPool
 from cotenant.plan.follow import largest_fit
 from cotenant.plan.planners import make_planner
-from cotenant.plan.sources import cost_basis_of, read_profile_costs
+from cotenant.plan.sources import basis_of, read_profile_costs
 from cotenant.plan.types import DeviceType, Load
 from cotenant.serve.server_process import running
 from cotenant.types import Outcome
@@ -144,7 +144,7 @@ def _plannable(root: Path, service_ns: dict[str, float]) -> dict[str, float]:
     tables = read_profile_costs(root)
     rates = for_capacity(service_ns, NODES, 1.0)
     core = DeviceType("core", ((1,),), 1 << 53)
-    basis = cost_basis_of({"": tables}, [core] * NODES, MODELS)
+    basis = basis_of({"": tables}, [core] * NODES, MODELS)
     loads = [Load(model, model, rate, tables.known[model].slo_ns) for model, rate in rates.items()]
     fitted = largest_fit(make_planner(PLANNER, HEADROOM), loads, basis.devices, basis.costs)
     if fitted.plan is None:

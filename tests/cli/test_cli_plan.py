@@ -22,7 +22,7 @@ from cotenant.plan.assess import Assessment, assess, violations
 from cotenant.plan.check import SLO, check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text, read_plan, read_request, splits_of_cores
-from cotenant.plan.sources import ProfileCosts, cost_basis_of, costs_of_repository, read_profile_costs
+from cotenant.plan.sources import ProfileCosts, basis_of, costs_of_repository, read_profile_costs
 from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.profile.device import this_device
@@ -70,7 +70,7 @@ def test_a_plan_that_is_written_holds(run: Run, folder: Path) -> None:
     assert "Checked: the plan passed" in text
     file = read_plan(out)
     tables = read_profile_costs(folder / "gpu.json")
-    basis = cost_basis_of({"": tables}, file.request.devices, MODELS)
+    basis = basis_of({"": tables}, file.request.devices, MODELS)
     assert file.plan.planner == "ours"
     assert file.profile == basis.fingerprint
     assert file.request == read_request(folder / "tenants.toml")
@@ -384,15 +384,15 @@ def test_a_repository_gives_slos_latencies_tails_and_memory(tmp_path: Path, run:
 def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> None:
     two, four = DeviceType("cpu", splits_of_cores(2), 1 << 30), DeviceType("big", splits_of_cores(4), 1 << 30)
     tables = ProfileCosts({"one": {2: {1: 7}}}, {"one": 1}, "digest")
-    basis = cost_basis_of({"": tables}, (two, four), ["one"])
+    basis = basis_of({"": tables}, (two, four), ["one"])
     assert [device.splits for device in basis.devices] == [((2,),), ((4,), (2, 2))]
     assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [7, 7]
     assert "size 4 was not measured" in " ".join(basis.notes)
     assert "left out" in " ".join(basis.notes)
     with pytest.raises(PlanError, match="device 'cpu' has size 1, but model 'one' was measured at 2 only"):
-        cost_basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
+        basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
     with pytest.raises(PlanError, match="device 'cpu' has no profile, expected --profiles cpu=PROFILE"):
-        cost_basis_of({"gpu": tables}, (two,), ["one"])
+        basis_of({"gpu": tables}, (two,), ["one"])
 
 
 QUICK_START = {

@@ -289,11 +289,11 @@ def _tables(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
 
 
 def _basis(tables: dict[str, ProfileCosts], request: Request) -> CostBasis:
-    from cotenant.plan.sources import cost_basis_of
+    from cotenant.plan.sources import basis_of
 
     models = [load.model for load in request.loads]
     models += [stage.model for application in request.applications for stage in application.stages]
-    return cost_basis_of(tables, request.devices, models)
+    return basis_of(tables, request.devices, models)
 
 
 def _with_devices(request: Request, devices: str | None) -> Request:

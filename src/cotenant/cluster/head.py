@@ -58,14 +58,14 @@ def read_spec(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     from cotenant.plan.advice import all_loads
     from cotenant.plan.file import read_request
     from cotenant.plan.planners import make_planner
-    from cotenant.plan.sources import cost_basis_of, read_profile_costs
+    from cotenant.plan.sources import basis_of, read_profile_costs
     from cotenant.serve.brain.plan_names import check_names, shares_of, stage_tenants
 
     repository = read_profile_costs(root) if profiles is None else None
     tables = repository or read_profile_costs(profiles or root)
     request = read_request(tenants, tables.known, tables.applications)
     kinds: dict[str, DeviceType] = {}
-    basis = cost_basis_of({"": tables}, request.devices, [load.model for load in request.loads])
+    basis = basis_of({"": tables}, request.devices, [load.model for load in request.loads])
     for device in basis.devices:
         kinds[device.name] = device
     declared = all_loads(request, tuple(kinds.values()), basis.costs)

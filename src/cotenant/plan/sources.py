@@ -87,14 +87,12 @@ def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
 
 
 def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> CostBasis:
-    """What plans for devices of a profiled repository rest on. Raises as `read_profile_costs` and `cost_basis_of`."""
+    """What plans for devices of a profiled repository rest on. Raises as `read_profile_costs` and `basis_of`."""
     tables = read_profile_costs(root, quantile)
-    return cost_basis_of({"": tables}, devices, tables.latencies)
+    return basis_of({"": tables}, devices, tables.latencies)
 
 
-def cost_basis_of(
-    tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str]
-) -> CostBasis:
+def basis_of(tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str]) -> CostBasis:
     """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
 
     A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores;

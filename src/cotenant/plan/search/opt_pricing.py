@@ -29,7 +29,7 @@ def priced_columns(
     if not all(is_affordable(generator) for generator in generators.values()):
         return None
     pools = {name: Pool(generator, rates) for name, generator in generators.items()}
-    prices = _dual_prices(pools, rates) if solver else None
+    prices = _prices(pools, rates) if solver else None
     if prices is None:
         return PricedColumns(pools, worth, {})
     # a load that has no price would never be served, and any is served in the end
@@ -51,14 +51,14 @@ def proven(
     pools = {name: Pool(generator, rates, alone=True) for name, generator in generators.items()}
     more: dict[tuple[str, Column], None] = {}
     for _ in range(_PROOFS):
-        prices = _dual_prices(pools, rates, list(more))
+        prices = _prices(pools, rates, list(more))
         for _ in range(_GUESSES):
             known = len(more)
             if prices is not None:
                 more.update(dict.fromkeys(_guessed(pools, rates, prices)))
             if len(more) == known:
                 break
-            prices = _dual_prices(pools, rates, list(more))
+            prices = _prices(pools, rates, list(more))
         if prices is None:
             return
         made = bound.tighten(prices.rows, prices.memory, pools)
@@ -95,8 +95,6 @@ def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: DualPrices) -> li
     return found
 
 
-def _dual_prices(
-    pools: Mapping[str, Pool], rates: Floats, more: Sequence[tuple[str, Column]] = ()
-) -> DualPrices | None:
+def _prices(pools: Mapping[str, Pool], rates: Floats, more: Sequence[tuple[str, Column]] = ()) -> DualPrices | None:
     costs = {name: pool.generator.kind.price for name, pool in pools.items()}
     return dual_prices(pools, costs, rates, more) if has_solver() and min(costs.values()) > 0 else None
