@@ -48,7 +48,7 @@ AREAS = {
     "policies": ("tests/policies", "tests/core", *_REPLAYED, _ENGINE),
     "plan": ("tests/plan", "tests/cli/test_cli_plan.py"),
     "execute/worker": (
-        *("tests/execute/test_batches.py", "tests/execute/test_keeper.py", "tests/execute/test_buffers.py"),
+        *("tests/execute/test_batches.py", "tests/execute/test_supervisor.py", "tests/execute/test_buffers.py"),
         *("tests/execute/test_worker_place.py", "tests/execute/test_processes.py", "tests/conformance"),
     ),
 }

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench._registry import BenchError
-from cotenant.serve.process import Running, running
+from cotenant.serve.server_process import RunningServer, running
 from cotenant.zoo import build
 
 TINY_CONFIG = "[tenant]\nslo_ms = 1000\n\n[model]\nmax_batch = 8\n\n[[model.shapes]]\nx = [1, 16]\n"
@@ -30,7 +30,7 @@ def tiny_repository(model: str = "tiny") -> Iterator[Path]:
 
 
 @contextmanager
-def serving(repository: Path, *options: str, cores: Sequence[int] = ()) -> Iterator[Running]:
+def serving(repository: Path, *options: str, cores: Sequence[int] = ()) -> Iterator[RunningServer]:
     """Run `cotenant serve` on free ports, kept on `cores` when given, until the block ends.
 
     Raises StartError, with the last line of its log, when it does not start.
@@ -68,7 +68,7 @@ def rss_mb(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def worker_pid(server: Running, tenant: str) -> int:
+def worker_pid(server: RunningServer, tenant: str) -> int:
     """The worker process of a tenant. Raises BenchError when there is none."""
     for task in Path(f"/proc/{server.process.pid}/task").iterdir():
         for pid in (task / "children").read_text().split():

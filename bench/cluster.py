@@ -41,9 +41,9 @@ from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.load.http import HttpPool
 from cotenant.plan.follow import largest_fit
 from cotenant.plan.planners import make_planner
-from cotenant.plan.sources import grounds_of, read_tables
+from cotenant.plan.sources import basis_of, read_profile_costs
 from cotenant.plan.types import DeviceType, Load
-from cotenant.serve.process import running
+from cotenant.serve.server_process import running
 from cotenant.types import Outcome
 from cotenant.workload import for_capacity
 
@@ -141,12 +141,12 @@ def run(
 
 def _plannable(root: Path, service_ns: dict[str, float]) -> dict[str, float]:
     """Rates at which every model takes the same share of the nodes, PLANNED of the most that fit."""
-    tables = read_tables(root)
+    tables = read_profile_costs(root)
     rates = for_capacity(service_ns, NODES, 1.0)
     core = DeviceType("core", ((1,),), 1 << 53)
-    grounds = grounds_of({"": tables}, [core] * NODES, MODELS)
+    basis = basis_of({"": tables}, [core] * NODES, MODELS)
     loads = [Load(model, model, rate, tables.known[model].slo_ns) for model, rate in rates.items()]
-    fitted = largest_fit(make_planner(PLANNER, HEADROOM), loads, grounds.devices, grounds.costs)
+    fitted = largest_fit(make_planner(PLANNER, HEADROOM), loads, basis.devices, basis.costs)
     if fitted.plan is None:
         raise BenchError(f"no share of the rates fits {NODES} nodes: {fitted.breaks}")
     return {model: rate * fitted.share * PLANNED for model, rate in rates.items()}

@@ -30,7 +30,7 @@ from bench._registry import BenchError
 from bench._server import cache_folder, rss_mb, serving, worker_pid
 from bench._tenants import SAMPLES, WARM_UPS, core_times, sample_all, warm_up, workload
 from cotenant.load import LiveStats, LoadResult, run_load_process
-from cotenant.serve.process import Running
+from cotenant.serve.server_process import RunningServer
 from cotenant.types import ANSWERS, Outcome
 from cotenant.workload import for_capacity
 from cotenant.zoo import build_repository
@@ -76,7 +76,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
 class Killer:
     """Kills the victim's worker at its times; called by the load generator's ticks."""
 
-    def __init__(self, server: Running, kills: int) -> None:
+    def __init__(self, server: RunningServer, kills: int) -> None:
         self._server = server
         self._due = [WARM_UP_S + PERIOD_S * index for index in range(kills)]
         self.at_s: list[float] = []
@@ -114,7 +114,7 @@ def _repository(root: Path, quick: bool) -> tuple[Path, dict[str, float]]:
 # --- the server -------------------------------------------------------------------------------------------------------
 
 
-def _page(server: Running) -> str:
+def _page(server: RunningServer) -> str:
     with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as answer:
         page: str = answer.read().decode()
         return page

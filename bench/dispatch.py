@@ -29,7 +29,7 @@ from bench._server import awake
 from cotenant.core.actions import Launch
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Timing
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.work import Share, Work
 from cotenant.zoo import build
@@ -42,8 +42,8 @@ PAUSE_S = 0.002
 COLUMNS, LARGE_ROWS = 16, 9408
 TENANT = "identity"
 _PATIENCE_S = 60.0
-EXECUTORS = {"process": ProcessExecutor, "thread": OnnxRuntimeExecutor}
-AnyExecutor = ProcessExecutor | OnnxRuntimeExecutor
+EXECUTORS = {"process": ProcessExecutor, "thread": ThreadExecutor}
+AnyExecutor = ProcessExecutor | ThreadExecutor
 
 
 class Chain:

@@ -8,7 +8,7 @@ model's config.toml and in the file of a server.
 Run: `modules_of_a_query`, how many modules of the package have code that runs for one HTTP query, in the server and in
 the worker process of its model together, with the default settings and after warm-up. A profile function that every
 thread of both processes has from its start notes the module of every Python function that is entered while one query is
-asked and for some time after its answer, as accounts and traces come then (generated functions without a module count
+asked and for some time after its answer, as counters and traces come then (generated functions without a module count
 for none). That is done for several queries, one after another; only modules that run for each of them count, so that
 what happens now and then (a look at the workers' memory, a flush of the trace) does not.
 

@@ -299,8 +299,8 @@ def _plan(root: Path) -> str:
     """A plan of two of the models on a core each, as `cotenant plan` would write it; the others are guests."""
     kind = DeviceType("cpu", ((2,), (1, 1)), 1 << 40)
     loads = tuple(Load(name, name, 20.0, 60_000_000_000) for name in ("carry", "wide"))
-    grounds = costs_of_repository(root, (kind,))
-    plan = Elastic(headroom=0.1).plan(loads, grounds.devices, grounds.costs)
+    basis = costs_of_repository(root, (kind,))
+    plan = Elastic(headroom=0.1).plan(loads, basis.devices, basis.costs)
     if not isinstance(plan, Plan):
         raise BenchError(f"no plan for {[load.tenant for load in loads]}: {plan}")
     return plan_text(PlanFile(Request(loads, (kind,)), plan, 0.1))

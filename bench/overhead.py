@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._server import awake, serving, tiny_repository
-from cotenant.serve.process import Running
+from cotenant.serve.server_process import RunningServer
 
 MODEL = "tiny"
 ROUNDS, QUICK_ROUNDS = 15, 5
@@ -66,7 +66,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     return {"summary": summary, "rows": rows}
 
 
-def _measure(setting: str, repository: Path, server: Running, rounds: int, calls: int) -> list[dict[str, Any]]:
+def _measure(setting: str, repository: Path, server: RunningServer, rounds: int, calls: int) -> list[dict[str, Any]]:
     """One row per path: medians over the rounds of each round's percentiles."""
     times: dict[str, list[tuple[float, float]]] = {}
     with _http(server) as http, _grpc(server) as grpc, _bare(repository) as bare:
@@ -120,7 +120,7 @@ def _bare(repository: Path) -> Iterator[Call]:
 
 
 @contextmanager
-def _http(server: Running) -> Iterator[Call]:
+def _http(server: RunningServer) -> Iterator[Call]:
     """One kept connection; the answer is read to its end and its status and size are checked."""
     from cotenant.wire.encode import http_request
 
@@ -153,7 +153,7 @@ def _length(answer: bytes) -> int:
 
 
 @contextmanager
-def _grpc(server: Running) -> Iterator[Call]:
+def _grpc(server: RunningServer) -> Iterator[Call]:
     """One channel, blocking calls with a serialised message; the answer is left serialised."""
     import grpc
 

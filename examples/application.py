@@ -65,7 +65,7 @@ def serve(root: Path) -> None:
         hear(url)
         for name in ("line", "hear"):
             counts: dict[str, Any] = {
-                each.value: n for each, n in server.accounts.by_tenant[name].outcomes.items() if n
+                each.value: n for each, n in server.counters.by_tenant[name].outcomes.items() if n
             }
             print(f"{name}: {counts}")
     finally:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench._registry import BenchError
 from bench._server import cache_folder
-from cotenant.serve.process import stop_process
+from cotenant.serve.server_process import stop_process
 
 FOLDER = Path(__file__).resolve().parent
 REQUIREMENTS = FOLDER / "requirements-mlserver.txt"

@@ -11,7 +11,7 @@ from bench import plan as bench_plan
 from bench.papers.gpulet import _planners
 from bench.papers.gpulet._tables_csv import csv_tables
 from commands import Run, runner
-from cotenant.plan.file import Known, read_plan
+from cotenant.plan.file import KnownTenant, read_plan
 from cotenant.plan.planners import is_blind, make_planner
 from cotenant.plan.types import DeviceType, Load, Plan, PlanError
 from plan_samples import GIB, GPU, MODELS, MS, costs, latencies
@@ -87,7 +87,7 @@ def test_a_file_of_models_gives_memory_slos_and_the_largest_batch(folder: Path) 
     assert set(bare.memory_bytes.values()) == {0}
     (folder / "models.csv").write_text("model,input,slo_ms,memory_mb,max_batch\nsmall,1x3x8x8,100,1024,4\n")
     found = csv_tables(folder / "gpu.csv")
-    assert found.known == {"small": Known("small", 100 * MS)}
+    assert found.known == {"small": KnownTenant("small", 100 * MS)}
     assert found.memory_bytes["small"] == GIB
     assert max(found.latencies["small"][100]) == 4 < max(found.latencies["deep"][100])
     assert found.digest != bare.digest

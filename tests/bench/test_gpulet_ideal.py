@@ -12,7 +12,7 @@ from bench.papers.gpulet._ideal import Ideal
 from cotenant.errors import InvalidValueError
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.types import DeviceType, Infeasible, Load, Plan, PlanError
 from plan_samples import CPU, GIB, GPU, costs, load, some_devices, some_loads
 
@@ -64,7 +64,7 @@ def test_undivided_devices_alone() -> None:
 
 def test_mixed_devices_and_headroom() -> None:
     its = load("heavy", 1, 150)
-    most = Book(COSTS).capacity("heavy", its.slo_ns, 100, "gpu")
+    most = RoundCache(COSTS).capacity("heavy", its.slo_ns, 100, "gpu")
     loads = [structs.replace(its, rate_per_s=0.9 * most), load("small", 20, 100)]
     assert isinstance(Ideal().plan(loads, [GPU, CPU], COSTS), Plan)
     assert isinstance(Ideal(headroom=2.0).plan(loads, [GPU, CPU], COSTS), Infeasible)

@@ -18,9 +18,9 @@ from bench.papers.gpulet._sim_world import turns
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
 from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application, Stage, stage_loads
-from cotenant.plan.arrivals import poisson_rate, with_poisson_headroom
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.poisson_headroom import poisson_rate, with_poisson_headroom
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
     CoRunner,

@@ -12,7 +12,7 @@ from bench.papers.gpulet._arrivals import poisson_arrivals
 from bench.papers.gpulet._simulate import noise_factors, simulate_plan
 from cotenant.core.snapshot import DropRule
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan
 from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor

@@ -8,7 +8,7 @@ import pytest
 
 from bench.papers.gpulet._tables_csv import ModelFacts, read_assembly, read_latencies, read_models
 from cotenant.errors import CotenantError
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import PlanError
 from cotenant.work import Work
 

@@ -14,7 +14,7 @@ import pytest
 from commands import Run
 from cotenant import __version__
 from cotenant.config import ServerConfig
-from cotenant.measure.contention import ContentionProfile, ModelContention, save_contention
+from cotenant.measure.contention_profile import ContentionProfile, ModelContention, save_contention
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile

@@ -22,8 +22,8 @@ from cotenant.plan.assess import Assessment, assess, violations
 from cotenant.plan.check import SLO, check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text, read_plan, read_request, splits_of_cores
-from cotenant.plan.sources import Tables, costs_of_repository, grounds_of, read_tables
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.sources import ProfileCosts, basis_of, costs_of_repository, read_profile_costs
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
@@ -69,12 +69,12 @@ def test_a_plan_that_is_written_holds(run: Run, folder: Path) -> None:
     assert "It fits on 1 of 2 devices" in text
     assert "Checked: the plan passed" in text
     file = read_plan(out)
-    tables = read_tables(folder / "gpu.json")
-    grounds = grounds_of({"": tables}, file.request.devices, MODELS)
+    tables = read_profile_costs(folder / "gpu.json")
+    basis = basis_of({"": tables}, file.request.devices, MODELS)
     assert file.plan.planner == "ours"
-    assert file.profile == grounds.fingerprint
+    assert file.profile == basis.fingerprint
     assert file.request == read_request(folder / "tenants.toml")
-    assert check_plan(file.plan, file.request.loads, file.request.devices, grounds.costs) == ()
+    assert check_plan(file.plan, file.request.loads, file.request.devices, basis.costs) == ()
 
 
 def test_json_has_the_whole_answer(run: Run, folder: Path) -> None:
@@ -363,15 +363,15 @@ def test_a_repository_gives_slos_latencies_tails_and_memory(tmp_path: Path, run:
     root = profiled(tmp_path / "models", 50, {"one": [(1, 1, 10), (2, 1, 18), (1, 2, 6), (2, 2, 10)]})
     file = tmp_path / "tenants.toml"
     file.write_text('[[device]]\nname = "cpu"\ncores = 2\n[[tenant]]\nname = "one"\nrate = 20\n')
-    known = read_tables(root).known
+    known = read_profile_costs(root).known
     request = read_request(file, known)
     assert request.loads == (Load("one", "one", 20, 50 * MS),)
-    grounds = costs_of_repository(root, request.devices)
-    assert grounds.costs.latency_ns(Work("one", 0, 2), 1, "cpu") == 18 * MS
-    assert grounds.tail is not None
-    assert grounds.tail.latency_ns(Work("one", 0, 2), 1, "cpu") == round(18 * 1.2 * MS)
+    basis = costs_of_repository(root, request.devices)
+    assert basis.costs.latency_ns(Work("one", 0, 2), 1, "cpu") == 18 * MS
+    assert basis.tail is not None
+    assert basis.tail.latency_ns(Work("one", 0, 2), 1, "cpu") == round(18 * 1.2 * MS)
     size = (root / "one" / "1" / "model.onnx").stat().st_size
-    assert grounds.costs.memory_bytes("one") == (128 << 20) + 4 * size
+    assert basis.costs.memory_bytes("one") == (128 << 20) + 4 * size
     status, text, _ = run("plan", file, "--profiles", root, "--json", "--quick")
     answer = json.loads(text)
     assert status == 0
@@ -383,16 +383,16 @@ def test_a_repository_gives_slos_latencies_tails_and_memory(tmp_path: Path, run:
 
 def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> None:
     two, four = DeviceType("cpu", splits_of_cores(2), 1 << 30), DeviceType("big", splits_of_cores(4), 1 << 30)
-    tables = Tables({"one": {2: {1: 7}}}, {"one": 1}, "digest")
-    grounds = grounds_of({"": tables}, (two, four), ["one"])
-    assert [device.splits for device in grounds.devices] == [((2,),), ((4,), (2, 2))]
-    assert [grounds.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [7, 7]
-    assert "size 4 was not measured" in " ".join(grounds.notes)
-    assert "left out" in " ".join(grounds.notes)
+    tables = ProfileCosts({"one": {2: {1: 7}}}, {"one": 1}, "digest")
+    basis = basis_of({"": tables}, (two, four), ["one"])
+    assert [device.splits for device in basis.devices] == [((2,),), ((4,), (2, 2))]
+    assert [basis.costs.latency_ns(Work("one", 0, 1), size, "big") for size in (2, 4)] == [7, 7]
+    assert "size 4 was not measured" in " ".join(basis.notes)
+    assert "left out" in " ".join(basis.notes)
     with pytest.raises(PlanError, match="device 'cpu' has size 1, but model 'one' was measured at 2 only"):
-        grounds_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
+        basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
     with pytest.raises(PlanError, match="device 'cpu' has no profile, expected --profiles cpu=PROFILE"):
-        grounds_of({"gpu": tables}, (two,), ["one"])
+        basis_of({"gpu": tables}, (two,), ["one"])
 
 
 QUICK_START = {

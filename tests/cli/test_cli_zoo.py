@@ -14,7 +14,7 @@ from cotenant.config import load_model_config
 from cotenant.repository import find_versions
 from cotenant.zoo import ZooError
 from cotenant.zoo.torch import NAMES, make
-from cotenant.zoo.torch.repository import build_repository, config_text
+from cotenant.zoo.torch.torch_repository import build_repository, config_text
 
 
 @pytest.fixture
@@ -79,7 +79,8 @@ def test_names_are_separated_by_commas_or_spaces(
 def test_all_is_the_whole_zoo(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "cotenant.zoo.torch.repository.build_repository", lambda *args, **options: asked.append((args, options)) or []
+        "cotenant.zoo.torch.torch_repository.build_repository",
+        lambda *args, **options: asked.append((args, options)) or [],
     )
     assert run("all", tmp_path, "--seed", 7)[0] == 0
     ((roots, names), options) = asked[0]
@@ -136,8 +137,8 @@ def test_a_build_that_was_broken_off_is_taken_up_again(
         raise ZooError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cotenant.zoo.torch.repository.config_text", lambda model: "x")
-        patch.setattr("cotenant.zoo.torch.repository._digest", fail)
+        patch.setattr("cotenant.zoo.torch.torch_repository.config_text", lambda model: "x")
+        patch.setattr("cotenant.zoo.torch.torch_repository._digest", fail)
         status, _, err = run("lenet", tmp_path)
         assert (status, err) == (2, "cotenant: the disk is full\n")
     assert (tmp_path / "lenet" / "1" / "model.onnx").exists()

@@ -32,15 +32,15 @@ from application_samples import (
     write_models,
     x_of,
 )
-from cotenant.cluster.applications import Applications
+from cotenant.cluster.application_backend import ApplicationBackend
 from cotenant.cluster.forward import BrokenError, Forwarder, NotRunError
 from cotenant.cluster.gateway import Gateway
 from cotenant.cluster.head import models_of, planned_applications, read_spec
 from cotenant.cluster.links import GrpcReply, HttpReply
-from cotenant.cluster.types import Address, Counts, Planned, Route, Table
+from cotenant.cluster.types import Address, Counts, PlannedApplication, Route, RoutingTable
 from cotenant.config import ServerConfig
 from cotenant.plan.types import Load, PlanError
-from cotenant.repository.applications import read_application
+from cotenant.repository.application_spec import read_application
 from cotenant.serve.server import Server
 from cotenant.types import Cause, Outcome
 from cotenant.wire.api import InferRequest, InferResult, ServeError
@@ -62,7 +62,7 @@ NODES = {"n0": ("twice", "half", "chooser"), "n1": ("thrice", "join", "words")}
 class Served:
     gateway: Gateway
     address: Address
-    table: Table
+    table: RoutingTable
     nodes: Mapping[str, Server]
 
     def counts(self, name: str) -> Counts:
@@ -95,9 +95,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         gateway = Gateway()
         address = gateway.start("127.0.0.1", 0, 0)
         stack.callback(gateway.stop)
-        planned = tuple(Planned(read_application(root, name)) for name in names)
+        planned = tuple(PlannedApplication(read_application(root, name)) for name in names)
         routes = tuple(route(model, node) for node, models in NODES.items() for model in models)
-        table = Table(1, routes, addresses, planned)
+        table = RoutingTable(1, routes, addresses, planned)
         gateway.set_table(table)
         yield Served(gateway, address, table, nodes)
         report = gateway.report()
@@ -194,7 +194,7 @@ def test_the_page_for_prometheus_has_a_row_of_the_application(served: Served) ->
 def test_a_stage_without_a_node_is_named(served: Served) -> None:
     table = served.table
     routes = tuple(route(model, *(["n0"] if model in NODES["n0"] else [])) for each in NODES.values() for model in each)
-    less = Table(2, routes, {"n0": table.addresses["n0"]}, table.applications)
+    less = RoutingTable(2, routes, {"n0": table.addresses["n0"]}, table.applications)
     served.gateway.set_table(less)
     try:
         with triton_http.InferenceServerClient(f"127.0.0.1:{served.address.http_port}") as client:
@@ -206,7 +206,7 @@ def test_a_stage_without_a_node_is_named(served: Served) -> None:
             index = {each["name"]: each for each in client.get_model_repository_index()}
             assert index["chain"]["state"] == "UNAVAILABLE"
     finally:
-        served.gateway.set_table(Table(3, table.routes, table.addresses, table.applications))
+        served.gateway.set_table(RoutingTable(3, table.routes, table.addresses, table.applications))
 
 
 # --- nodes that do as they are told -----------------------------------------------------------------------------------
@@ -276,14 +276,16 @@ def spec_of(folder: Path, text: str, name: str = "app") -> Any:
 class Rig:
     """Applications before two fake nodes, each of which serves every model."""
 
-    def __init__(self, planned: Planned, *scripts: list[str]) -> None:
+    def __init__(self, planned: PlannedApplication, *scripts: list[str]) -> None:
         self.nodes = {f"n{at}": FakeNode(f"n{at}", script) for at, script in enumerate(scripts or ([],))}
         self.now_ns = 0
         self.forwarder = Forwarder(lambda node, _: self.nodes[node], lambda: self.now_ns)
-        self.applications = Applications(self.forwarder, lambda: self.now_ns)
+        self.applications = ApplicationBackend(self.forwarder, lambda: self.now_ns)
         models = dict.fromkeys(stage.model for stage in planned.spec.stages)
         addresses = dict.fromkeys(self.nodes, Address("fake", 1, 1))
-        self.forwarder.set_table(Table(1, tuple(route(each, *self.nodes) for each in models), addresses, (planned,)))
+        self.forwarder.set_table(
+            RoutingTable(1, tuple(route(each, *self.nodes) for each in models), addresses, (planned,))
+        )
 
     async def infer(self, **options: Any) -> InferResult:
         x = np.zeros((1, 8), np.float32)
@@ -298,14 +300,14 @@ def test_each_stage_gets_what_its_share_leaves(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, CHAIN)
 
     async def run() -> None:
-        rig = Rig(Planned(spec, {"first": 4_000_000, "second": 6_000_000}))
+        rig = Rig(PlannedApplication(spec, {"first": 4_000_000, "second": 6_000_000}))
         result = await rig.infer()
         assert result.outcome is Outcome.ANSWERED
         np.testing.assert_array_equal(result.outputs["y"], np.full((1, 8), 2, np.float32))
         assert rig.nodes["n0"].asked == [{"timeout": 4_000}, {"timeout": 10_000}]
         await rig.infer(timeout_ns=5_000_000, priority=3)
         assert rig.nodes["n0"].asked[2:] == [{"timeout": 4_000, "priority": 3}, {"timeout": 5_000, "priority": 3}]
-        unplanned = Rig(Planned(spec))
+        unplanned = Rig(PlannedApplication(spec))
         await unplanned.infer()
         assert unplanned.nodes["n0"].asked == [{"timeout": SLO_NS // 1000}] * 2
 
@@ -316,7 +318,7 @@ def test_the_first_stage_without_an_answer_ends_the_whole(tmp_path: Path) -> Non
     spec = spec_of(tmp_path, DIAMOND)
 
     async def run(*script: str) -> tuple[InferResult, Rig]:
-        rig = Rig(Planned(spec), list(script))
+        rig = Rig(PlannedApplication(spec), list(script))
         return await rig.infer(), rig
 
     async def cases() -> None:
@@ -350,18 +352,20 @@ def test_a_query_that_is_refused_before_it_runs_has_its_outcome_too(tmp_path: Pa
         assert rig.counts == counts
 
     async def run() -> None:
-        rig = Rig(Planned(spec))
-        rig.forwarder.set_table(Table(2, (route("twice", "n0"), route("thrice")), {"n0": Address("fake", 1, 1)}, ()))
-        rig.forwarder.applications = {"app": Planned(spec)}
+        rig = Rig(PlannedApplication(spec))
+        rig.forwarder.set_table(
+            RoutingTable(2, (route("twice", "n0"), route("thrice")), {"n0": Address("fake", 1, 1)}, ())
+        )
+        rig.forwarder.applications = {"app": PlannedApplication(spec)}
         await refused(rig, Counts(offered=1, refused=1))  # no node has a stage's model
         with pytest.raises(ServeError):
             await rig.applications.prepare("app")  # as for metadata: that is no query
         assert rig.counts.offered == 1
         await refused(
-            Rig(Planned(replace(wrong, name="app"))), Counts(offered=1, failed=1)
+            Rig(PlannedApplication(replace(wrong, name="app"))), Counts(offered=1, failed=1)
         )  # it does not fit its models
-        await refused(Rig(Planned(spec)), Counts(offered=1, failed=1), version="7")
-        await refused(Rig(Planned(spec)), Counts(offered=1, failed=1), outputs=("nothing",))
+        await refused(Rig(PlannedApplication(spec)), Counts(offered=1, failed=1), version="7")
+        await refused(Rig(PlannedApplication(spec)), Counts(offered=1, failed=1), outputs=("nothing",))
 
     asyncio.run(run())
 
@@ -371,7 +375,7 @@ def test_the_gateway_counts_what_it_refuses_of_an_application(protocol: str, tmp
     spec = spec_of(tmp_path, CHAIN)
     gateway = Gateway()
     routes = (route("twice"), route("thrice"))
-    address = gateway.start("127.0.0.1", 0, 0, Table(1, routes, {}, (Planned(spec),)))
+    address = gateway.start("127.0.0.1", 0, 0, RoutingTable(1, routes, {}, (PlannedApplication(spec),)))
     triton = triton_http if protocol == "http" else triton_grpc
     port = address.http_port if protocol == "http" else address.grpc_port
     try:
@@ -390,7 +394,7 @@ def test_a_query_that_is_given_up_is_withdrawn_from_its_nodes(tmp_path: Path) ->
     spec = spec_of(tmp_path, CHAIN)
 
     async def run() -> None:
-        rig = Rig(Planned(spec))
+        rig = Rig(PlannedApplication(spec))
         stopped = asyncio.Event()
         begun = asyncio.Event()
 
@@ -431,7 +435,7 @@ def test_whatever_nodes_do_every_query_has_one_outcome(
     specs: list[Any], which: int, left: list[str], right: list[str], count: int
 ) -> None:
     async def run() -> None:
-        rig = Rig(Planned(specs[which]), left, right)
+        rig = Rig(PlannedApplication(specs[which]), left, right)
         results = await asyncio.gather(*[rig.infer() for _ in range(count)], return_exceptions=True)
         for result in results:
             assert isinstance(result, InferResult | ServeError)

@@ -8,14 +8,23 @@ from typing import Any
 
 import pytest
 
-from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.controller import Controller
 from cotenant.cluster.detector import DetectorSettings
-from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeLostError, NodeReport, Table
+from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
+from cotenant.cluster.types import (
+    Address,
+    ClusterError,
+    Counts,
+    GatewayReport,
+    Node,
+    NodeLostError,
+    NodeReport,
+    RoutingTable,
+)
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.follow import FollowSettings
 from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackingSettings
 from cotenant.plan.types import DeviceType, Load
 
@@ -48,7 +57,7 @@ class World:
         """What the server of each node really runs."""
         self.loaded: dict[str, set[str]] = {}
         self.reports: dict[str, NodeReport] = {}
-        self.table = Table(0, (), {})
+        self.table = RoutingTable(0, (), {})
         self.counts: dict[str, Counts] = {}
         self.under_way: list[dict[tuple[str, str], int]] = []
         self.suspects: tuple[str, ...] = ()
@@ -93,7 +102,7 @@ class World:
             raise self.after[node, method]
         return Address(node, 1, 2) if method == "prepare" else None
 
-    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
         self.table = table
         routes = " ".join(f"{route.tenant}>{'+'.join(node for node, _ in route.shares)}" for route in table.routes)
         self.log.append(f"table {routes}" + (f" without {','.join(lost)}" if lost else ""))
@@ -132,7 +141,7 @@ class Rig:
 
     def rates(self, **rates: float) -> None:
         """Let ten seconds pass with queries at these rates."""
-        self.controller._account.close_window(self.now_ns)
+        self.controller._monitor.close_window(self.now_ns)
         for tenant, rate in rates.items():
             known = self.world.counts.get(tenant, Counts())
             added = round(10 * rate)
@@ -140,7 +149,7 @@ class Rig:
         for _ in range(10):
             self.now_ns += S
             self.controller.watch_once()
-        self.controller._account.close_window(self.now_ns)
+        self.controller._monitor.close_window(self.now_ns)
 
 
 def test_the_first_plan_is_made_before_queries_are_sent() -> None:

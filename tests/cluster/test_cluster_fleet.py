@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from cotenant.cluster import controller, ray_fleet
-from cotenant.cluster.control import ClusterSpec, ControllerSettings
 from cotenant.cluster.head import Head, HeadSettings
+from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.node_server import STOP_MARGIN_S
 from cotenant.cluster.ray_fleet import RayGateway
-from cotenant.cluster.types import Address, ClusterError, GatewayReport, Table
+from cotenant.cluster.types import Address, ClusterError, GatewayReport, RoutingTable
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 
-TABLE = Table(3, (), {})
+TABLE = RoutingTable(3, (), {})
 
 
 class RayError(Exception):
@@ -46,7 +46,7 @@ class FakeActor:
         self._ray = ray
         self.ended = False
         self.listens = False
-        self.tables: list[Table | None] = []
+        self.tables: list[RoutingTable | None] = []
 
     def __getattr__(self, method: str) -> Any:
         return SimpleNamespace(remote=lambda *arguments: lambda: self._do(method, arguments))
@@ -139,7 +139,7 @@ def test_a_table_that_comes_while_there_is_no_gateway_is_that_of_the_next_one(ra
     gateway.set_table(TABLE)
     ray.actors[0].end()
     ray.start_problems = [PROBLEMS[0], PROBLEMS[0]]
-    later = Table(4, (), {})
+    later = RoutingTable(4, (), {})
     gateway.set_table(later)
     gateway.set_status(b"{}")
     gateway.report()

@@ -23,7 +23,7 @@ from cotenant.cluster.forward import BrokenError, Forwarder, NotRunError
 from cotenant.cluster.gateway import Gateway, metrics_page
 from cotenant.cluster.gateway_grpc import GrpcGateway
 from cotenant.cluster.links import GrpcReply
-from cotenant.cluster.types import Address, ClusterError, Counts, Route, Table
+from cotenant.cluster.types import Address, ClusterError, Counts, Route, RoutingTable
 from cotenant.load.http import HttpPool
 from cotenant.types import ANSWERS, Cause, Outcome
 from cotenant.wire.api import ServeError
@@ -38,9 +38,11 @@ UNAVAILABLE = 14
 A, B = Address("a", 1, 1), Address("b", 2, 2)
 
 
-def table(version: int = 1, slo_ns: int = SLO_NS, **shares: float) -> Table:
+def table(version: int = 1, slo_ns: int = SLO_NS, **shares: float) -> RoutingTable:
     addresses = {"a": A, "b": B}
-    return Table(version, (Route("t", "m", slo_ns, tuple(shares.items())),), {node: addresses[node] for node in shares})
+    return RoutingTable(
+        version, (Route("t", "m", slo_ns, tuple(shares.items())),), {node: addresses[node] for node in shares}
+    )
 
 
 class Reply:
@@ -144,7 +146,7 @@ async def test_without_a_node_a_query_is_rejected_and_an_unknown_model_is_not_fo
     rig.forwarder.set_table(table(a=1.0))
     with pytest.raises(ServeError, match=r"no node serves model 'm' now \(refused\)"):
         await rig.infer()
-    rig.forwarder.set_table(Table(2, (Route("t", "m", SLO_NS, ()),), {}))
+    rig.forwarder.set_table(RoutingTable(2, (Route("t", "m", SLO_NS, ()),), {}))
     with pytest.raises(ServeError, match=r"no node serves model 'm' now$"):
         await rig.infer()
     with pytest.raises(ServeError, match="'other' is not in the plan"):
@@ -224,7 +226,7 @@ async def gateway_over(
         names = [f"n{number}" for number in range(len(fakes))]
         addresses = {name: node_address(fake) for name, fake in zip(names, fakes, strict=True)}
         route = Route("t", "m", 60 * SLO_NS, tuple((name, 1.0) for name in names))
-        await asyncio.to_thread(gateway.set_table, Table(1, (route,), addresses))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(1, (route,), addresses))
         yield gateway, address, fakes
 
 
@@ -303,7 +305,7 @@ async def test_a_lost_node_breaks_what_it_has_and_the_other_one_answers() -> Non
         over_http = asyncio.create_task(post(address, "/v2/models/m/infer", b"{}"))
         await started.wait()
         route = Route("t", "m", 60 * SLO_NS, (("n1", 1.0),))
-        await asyncio.to_thread(gateway.set_table, Table(2, (route,), {"n1": node_address(fakes[1])}), ("n0",))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(2, (route,), {"n1": node_address(fakes[1])}), ("n0",))
         status, _, answered = await over_http
         assert (status, answered["x-cotenant-node"]) == (200, "n1")
         report = await asyncio.to_thread(gateway.report)
@@ -327,7 +329,9 @@ async def test_grpc_passes_bytes_and_breaks_as_http_does() -> None:
             first = infer(message, timeout=30)
             await started.wait()
             route = Route("t", "m", 60 * SLO_NS, (("n1", 1.0),))
-            await asyncio.to_thread(gateway.set_table, Table(2, (route,), {"n1": node_address(fakes[1])}), ("n0",))
+            await asyncio.to_thread(
+                gateway.set_table, RoutingTable(2, (route,), {"n1": node_address(fakes[1])}), ("n0",)
+            )
             answer = MESSAGES["ModelInferResponse"].FromString(await first)
             assert answer.model_name == "m"
             assert dict(await first.trailing_metadata())["x-cotenant-node"] == "n1"
@@ -423,7 +427,7 @@ async def test_the_client_is_told_how_its_query_ended_by_the_node_or_else_by_the
         assert await told(protocol, address, "unknown") == Ending(Outcome.FAILED, Cause.UNSERVED)
         dead = {"n0": Address("127.0.0.1", await closed_port(), await closed_port())}
         route = Route("t", "m", 60 * SLO_NS, (("n0", 1.0),))
-        await asyncio.to_thread(gateway.set_table, Table(2, (route,), dead))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(2, (route,), dead))
         assert await told(protocol, address) == UNSERVED
         breaks = FakeLink(BrokenError("reset"))
         breaks.http = breaks.grpc = lambda *_: breaks.send()  # type: ignore[attr-defined]
@@ -465,19 +469,19 @@ async def test_a_node_that_does_not_speak_has_not_run_a_query(monkeypatch: pytes
     async with gateway_over(ok) as (gateway, address, fakes):
         route = Route("t", "m", 60 * SLO_NS, (("mute", 1.0), ("n0", 1.0)))
         nodes = {"mute": Address("127.0.0.1", port, port), "n0": node_address(fakes[0])}
-        await asyncio.to_thread(gateway.set_table, Table(2, (route,), nodes))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(2, (route,), nodes))
         assert await asked("grpc", address) == (grpc.StatusCode.OK, "")
         report = await asyncio.to_thread(gateway.report)
         assert report.counts["t"] == Counts(offered=1, in_time=1, retried=1)
         # and one that is lost while it is connected to
         monkeypatch.setattr(links, "_CONNECT_LIMIT_S", 60.0)
-        await asyncio.to_thread(gateway.set_table, Table(3, (Route("t", "m", 60 * SLO_NS, ()),), {}))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(3, (Route("t", "m", 60 * SLO_NS, ()),), {}))
         only = Route("t", "m", 60 * SLO_NS, (("mute", 1.0),))
-        await asyncio.to_thread(gateway.set_table, Table(4, (only,), {"mute": nodes["mute"]}))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(4, (only,), {"mute": nodes["mute"]}))
         query = asyncio.create_task(asked("grpc", address))
         while not (await asyncio.to_thread(gateway.report)).outstanding:
             await asyncio.sleep(0)
-        await asyncio.to_thread(gateway.set_table, Table(5, (Route("t", "m", 60 * SLO_NS, ()),), {}), ("mute",))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(5, (Route("t", "m", 60 * SLO_NS, ()),), {}), ("mute",))
         status, sentence = await query
         assert status is grpc.StatusCode.UNAVAILABLE, sentence
     mute.close()
@@ -491,7 +495,9 @@ async def test_grpc_connections_that_are_refused_go_elsewhere_and_refusals_are_p
     async with gateway_over(full) as (gateway, address, fakes):
         dead = Address("127.0.0.1", await closed_port(), await closed_port())
         route = Route("t", "m", 60 * SLO_NS, (("dead", 1.0), ("n0", 1.0)))
-        await asyncio.to_thread(gateway.set_table, Table(2, (route,), {"dead": dead, "n0": node_address(fakes[0])}))
+        await asyncio.to_thread(
+            gateway.set_table, RoutingTable(2, (route,), {"dead": dead, "n0": node_address(fakes[0])})
+        )
         async with grpc.aio.insecure_channel(f"127.0.0.1:{address.grpc_port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await channel.unary_unary(f"/{SERVICE}/ModelInfer")(b"\x0a\x01m", timeout=30)
@@ -663,7 +669,7 @@ async def test_what_the_gateway_answers_itself() -> None:
         assert (await get("/v2/models/m/infer"))[0] == 405
         assert (await get("/v2/nothing"))[0] == 404
         assert b'cotenant_gateway_queries_total{outcome="in_time",tenant="t"} 0.0' in (await get("/metrics"))[1]
-        await asyncio.to_thread(gateway.set_table, Table(2, (Route("t", "m", SLO_NS, ()),), {}))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(2, (Route("t", "m", SLO_NS, ()),), {}))
         assert (await get("/v2/health/ready"))[0] == 503
         assert (await get("/v2/models/m"))[0] == 503
         pool.close()
@@ -696,7 +702,7 @@ async def test_a_gateway_without_a_table_refuses_and_does_not_say_that_models_ar
         pool.close()
         return status, content, {}
 
-    empty = Table(1, (Route("t", "m", SLO_NS, ()),), {})
+    empty = RoutingTable(1, (Route("t", "m", SLO_NS, ()),), {})
     for given, sentence in ((None, "has no table yet"), (empty, "no node serves model 'm'")):
         gateway = Gateway()
         address = await asyncio.to_thread(gateway.start, "127.0.0.1", 0, 0, given)
@@ -714,7 +720,7 @@ async def test_a_body_beyond_the_limit_is_refused() -> None:
     gateway = Gateway(max_body_bytes=1000)
     address = await asyncio.to_thread(gateway.start, "127.0.0.1", 0, 0)
     try:
-        await asyncio.to_thread(gateway.set_table, Table(1, (Route("t", "m", SLO_NS, ()),), {}))
+        await asyncio.to_thread(gateway.set_table, RoutingTable(1, (Route("t", "m", SLO_NS, ()),), {}))
         status, content, _ = await post(address, "/v2/models/m/infer", bytes(2000))
         assert (status, json.loads(content)["error"]) == (413, "the body has more than 1000 bytes, the limit")
     finally:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from cotenant.cluster.node_server import PLAN_FILE, STOP_MARGIN_S, NodeServer
-from cotenant.cluster.types import Address, ClusterError, Part, Served
+from cotenant.cluster.types import Address, ClusterError, NodePlan, Served
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Slot
 from cotenant.serve.brain.plan_lanes import Cores, open_plan
 from cotenant.wire.client import infer_once
@@ -31,9 +31,9 @@ INDEX = {"index": np.array([1])}
 WAIT_S = 30.0
 
 
-def part(*tenants: str, guests: tuple[str, ...] = ()) -> Part:
+def part(*tenants: str, guests: tuple[str, ...] = ()) -> NodePlan:
     slots = tuple(Slot(tenant, 1, 5.0) for tenant in tenants)
-    return Part(
+    return NodePlan(
         DevicePlan("core", (PartitionPlan(1, 100_000_000, slots),)),
         CORE,
         tuple(Load(tenant, MODEL[tenant], 5.0, SLO_MS * 1_000_000) for tenant in tenants),
@@ -90,7 +90,7 @@ def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> No
     node.apply(guest)
     assert infer_once(url, "two", X)["y"].shape == (3, 8)  # in what the plan leaves
     with pytest.raises(ClusterError, match="no_model/load"):
-        node.prepare(Part(other.plan, CORE, other.loads, ("chooser", "no_model")))
+        node.prepare(NodePlan(other.plan, CORE, other.loads, ("chooser", "no_model")))
 
     node.pause()
     assert node.report().address is None
@@ -131,7 +131,7 @@ def test_a_server_that_ended_is_told(node: NodeServer) -> None:
 def test_a_server_that_cannot_start_says_why(node: NodeServer) -> None:
     one = part("chooser")
     with pytest.raises(ClusterError, match=r"the server did not start: .*partitions of 1 \+ 1 cores"):
-        node.prepare(Part(DevicePlan("core", one.plan.partitions * 2), CORE, one.loads, one.models))
+        node.prepare(NodePlan(DevicePlan("core", one.plan.partitions * 2), CORE, one.loads, one.models))
 
 
 class Stub(NodeServer):

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.cluster.account import Account
 from cotenant.cluster.balance import Balancer
 from cotenant.cluster.detector import Detector, DetectorSettings
 from cotenant.cluster.head import models_of, read_note, started, write_note
+from cotenant.cluster.load_monitor import LoadMonitor
+from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
 from cotenant.cluster.node_server import node_config
-from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
 from cotenant.cluster.ray_fleet import need_ray, node_of
-from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodeReport, Part, Served
+from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodePlan, NodeReport, Served
 from cotenant.errors import InvalidValueError
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import Follower, FollowSettings, Reason
+from cotenant.plan.follow import FollowSettings, PlanFollower, Reason
 from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackingSettings
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.wire.oip import MESSAGES
@@ -66,11 +66,11 @@ def test_more_devices_than_nodes_of_their_type_are_an_error() -> None:
 def test_routes_have_the_planned_rates_as_weights() -> None:
     placed = {"node-0": device("a", "b", rate=30.0), "node-1": device("a", rate=10.0)}
     asked = loads(a=40.0, b=30.0, c=1.0)
-    parts = parts_of(placed, asked, KINDS, {"a": "A", "b": "B", "c": "C"})
+    parts = node_plans_of(placed, asked, KINDS, {"a": "A", "b": "B", "c": "C"})
     assert parts["node-0"].models == ("A", "B")
     assert [(load.tenant, load.rate_per_s) for load in parts["node-1"].loads] == [("a", 10.0)]
     addresses = {node: Address("h", number, 0) for number, node in enumerate(placed)}
-    table = table_of(3, parts, asked, {"a": "A", "b": "B", "c": "C"}, addresses)
+    table = routing_table_of(3, parts, asked, {"a": "A", "b": "B", "c": "C"}, addresses)
     assert {route.model: route.shares for route in table.routes} == {
         "A": (("node-0", 30.0), ("node-1", 10.0)),
         "B": (("node-0", 30.0),),
@@ -84,8 +84,8 @@ def test_routes_have_the_planned_rates_as_weights() -> None:
 
 
 def test_a_node_that_only_loses_takes_its_part_after_the_table() -> None:
-    def part(*tenants: str, rate: float = 10.0) -> Part:
-        return Part(device(*tenants, rate=rate), CORE, (), ())
+    def part(*tenants: str, rate: float = 10.0) -> NodePlan:
+        return NodePlan(device(*tenants, rate=rate), CORE, (), ())
 
     assert gains(part("a"), None)
     assert gains(part("a", "b"), part("a"))
@@ -150,17 +150,17 @@ def test_settings_are_checked() -> None:
 def test_a_tenant_that_leaves_no_room_for_any_share_is_left_out_and_served_in_what_is_left() -> None:
     urgent = Load("a", "a", 10.0, 25 * MS)  # a round of 10 ms and 10 ms of work: nothing else fits beside it
     asked = (urgent, *loads(b=40.0, c=40.0))
-    step = Follower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(asked, None)
+    step = PlanFollower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(asked, None)
     assert step.held is not None
     assert step.held.whole
-    lost = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(asked, step.held, lost=True)
+    lost = PlanFollower(PLANNER, [CORE], COSTS, FOLLOW).next_step(asked, step.held, lost=True)
     assert lost.held is not None
     assert lost.held.left_out == ("a",)
     assert not lost.held.whole
     assert lost.breaks is not None
-    kept = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(asked, lost.held)
+    kept = PlanFollower(PLANNER, [CORE], COSTS, FOLLOW).next_step(asked, lost.held)
     assert kept.reason is Reason.KEEP
-    more = Follower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(asked, lost.held)
+    more = PlanFollower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(asked, lost.held)
     assert more.reason is Reason.MORE
     assert more.held is not None
     assert more.held.whole
@@ -168,12 +168,12 @@ def test_a_tenant_that_leaves_no_room_for_any_share_is_left_out_and_served_in_wh
     placed = assign(lost.held.plan, NODES[:1], {})
     guests = place_guests(lost.held.left_out, placed, {})
     names = {"a": "A", "b": "B", "c": "C"}
-    parts = parts_of(placed, asked, KINDS, names, guests)
+    parts = node_plans_of(placed, asked, KINDS, names, guests)
     assert (parts["node-0"].tenants, parts["node-0"].guests) == (("b", "c"), ("a",))
     assert parts["node-0"].models == ("A", "B", "C")
-    routes = table_of(1, parts, asked, names, {"node-0": Address("h", 1, 2)}).routes
+    routes = routing_table_of(1, parts, asked, names, {"node-0": Address("h", 1, 2)}).routes
     assert {route.tenant: [node for node, _ in route.shares] for route in routes} == {key: ["node-0"] for key in "abc"}
-    whole = parts_of(placed, asked, KINDS, names)["node-0"]
+    whole = node_plans_of(placed, asked, KINDS, names)["node-0"]
     assert gains(parts["node-0"], whole)
     assert not gains(whole, parts["node-0"])
 
@@ -181,7 +181,7 @@ def test_a_tenant_that_leaves_no_room_for_any_share_is_left_out_and_served_in_wh
 def test_guests_stay_where_they_run_or_go_where_it_is_least_crowded() -> None:
     placed = {"node-0": device("a", "b"), "node-1": device("c")}
     assert place_guests(["x", "y"], placed, {}) == {"x": "node-1", "y": "node-0"}
-    runs = parts_of({"node-0": device("x")}, loads(x=1.0), KINDS, {"x": "X"})
+    runs = node_plans_of({"node-0": device("x")}, loads(x=1.0), KINDS, {"x": "X"})
     assert place_guests(["x"], placed, runs) == {"x": "node-0"}
 
 
@@ -194,40 +194,40 @@ def test_scaling_down_keeps_the_nodes_that_run_something() -> None:
 
 
 def test_rates_count_rows_and_refused_queries() -> None:
-    account = Account(loads(a=1.0), {"a": "A"}, TrackingSettings(alpha=1.0, windows=1))
+    monitor = LoadMonitor(loads(a=1.0), {"a": "A"}, TrackingSettings(alpha=1.0, windows=1))
     nodes = {"n": NodeReport(None, served={"A": Served(rows=60, queries=20)})}
 
     def look(counts: Counts, at_s: float) -> None:
-        account.look(GatewayReport({"a": counts}, {}, (), 1), nodes)
-        account.close_window(round(at_s * 1e9))
+        monitor.observe(GatewayReport({"a": counts}, {}, (), 1), nodes)
+        monitor.close_window(round(at_s * 1e9))
 
     look(Counts(offered=10, in_time=10), 0.0)
-    assert account.asked() == {}
+    assert monitor.asked() == {}
     look(Counts(offered=50, in_time=40, refused=10), 2.0)
-    assert account.asked() == {"a": 60.0}  # 40 queries of 3 rows in 2 s
-    assert account.attainment == {"a": 0.75}
+    assert monitor.asked() == {"a": 60.0}  # 40 queries of 3 rows in 2 s
+    assert monitor.attainment == {"a": 0.75}
     look(Counts(offered=51, in_time=41, refused=10), 2.5)
-    assert account.asked() == {"a": 60.0}  # half a second after a loss says nothing
+    assert monitor.asked() == {"a": 60.0}  # half a second after a loss says nothing
     look(Counts(offered=51, in_time=41, refused=10), 12.5)
-    assert account.attainment == {"a": 1.0}
+    assert monitor.attainment == {"a": 1.0}
 
 
 @pytest.mark.parametrize("first", [5, 100, 400])
 def test_a_gateway_that_is_started_anew_goes_on_where_the_old_one_ended(first: int) -> None:
     """However much it has counted by the first look at it: less than the old one, as much, or more."""
-    account = Account(loads(a=1.0, b=1.0), {"a": "A", "b": "B"}, TrackingSettings(alpha=1.0, windows=1))
-    account.look(GatewayReport({"a": Counts(offered=90, in_time=90), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
-    account.close_window(0)
-    account.look(GatewayReport({"a": Counts(offered=100, in_time=98), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
-    account.look(GatewayReport({"a": Counts(offered=first, in_time=first)}, {}, (), 1, "new"), {})
-    account.close_window(10_000_000_000)
-    assert account.asked() == {"a": (10 + first) / 10, "b": 0.0}
-    assert account.counts == {"a": Counts(offered=100 + first, in_time=98 + first, failed=2), "b": Counts(4, 4)}
-    assert account.attainment == {"a": (8 + first) / (10 + first), "b": None}
-    account.look(GatewayReport({"a": Counts(offered=first + 10, in_time=first, refused=10)}, {}, (), 1, "new"), {})
-    account.close_window(20_000_000_000)
-    assert account.asked() == {"a": 1.0, "b": 0.0}
-    assert account.attainment == {"a": 0.0, "b": None}
+    monitor = LoadMonitor(loads(a=1.0, b=1.0), {"a": "A", "b": "B"}, TrackingSettings(alpha=1.0, windows=1))
+    monitor.observe(GatewayReport({"a": Counts(offered=90, in_time=90), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
+    monitor.close_window(0)
+    monitor.observe(GatewayReport({"a": Counts(offered=100, in_time=98), "b": Counts(4, 4)}, {}, (), 1, "old"), {})
+    monitor.observe(GatewayReport({"a": Counts(offered=first, in_time=first)}, {}, (), 1, "new"), {})
+    monitor.close_window(10_000_000_000)
+    assert monitor.asked() == {"a": (10 + first) / 10, "b": 0.0}
+    assert monitor.counts == {"a": Counts(offered=100 + first, in_time=98 + first, failed=2), "b": Counts(4, 4)}
+    assert monitor.attainment == {"a": (8 + first) / (10 + first), "b": None}
+    monitor.observe(GatewayReport({"a": Counts(offered=first + 10, in_time=first, refused=10)}, {}, (), 1, "new"), {})
+    monitor.close_window(20_000_000_000)
+    assert monitor.asked() == {"a": 1.0, "b": 0.0}
+    assert monitor.attainment == {"a": 0.0, "b": None}
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from cotenant.core.actions import Launch
 from cotenant.execute.batches import RowsError
 from cotenant.execute.onnx import segment_session
 from cotenant.execute.protocol import Timing
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.threads.lanes import Lane, pin
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.work import Share, Work
@@ -216,7 +216,7 @@ def test_a_query_that_ends_while_it_runs_leaves_nothing_behind(case: Case, runne
     """Cancelled in its last segment: its outputs come when nobody will take them."""
     held = threading.Event()
     if isinstance(
-        case.executor, OnnxRuntimeExecutor | TorchExecutor
+        case.executor, ThreadExecutor | TorchExecutor
     ):  # hold the lane, so that the discard surely comes first
         launch = Launch(99, 99, (), Work("nobody", 0, 0, 1, 2), True, ONE, 1, 1)
         case.executor.start(launch, lambda *_: held.wait(WAIT_S) and None)
@@ -261,7 +261,7 @@ def test_close_waits_for_what_runs(folder: Path, make: Any) -> None:
 @IN_THREADS
 def test_a_model_that_is_gone_fails_its_launches_with_a_reason(folder: Path, make: Any) -> None:
     with make(folder) as case:
-        assert isinstance(case.executor, OnnxRuntimeExecutor | TorchExecutor)
+        assert isinstance(case.executor, ThreadExecutor | TorchExecutor)
         runner = Runner(case)
         for query in (0, 1):
             runner.put(query, case.inputs(query, 1))

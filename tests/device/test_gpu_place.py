@@ -21,7 +21,7 @@ from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.place import CorePlace, StreamPlace
 from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.measure.contention import calibrate
+from cotenant.measure.contention_profile import calibrate
 from cotenant.measure.groups import GroupEffort, measure_groups
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository

@@ -17,7 +17,7 @@ from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.mps import LOGS, PERCENTAGE, PIPES, MpsDaemon, environment_of, find_control, is_running
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 from fake_mps import WAIT_S, told, write_control
 from repositories import scaled
 
@@ -160,7 +160,7 @@ def test_workers_get_what_their_tenant_needs(daemon: MpsDaemon, tmp_path: Path) 
     path = tmp_path / "scaled.onnx"
     path.write_bytes(scaled(2.0).SerializeToString())
     shares = {"a": 25.0, "b": 75.0}
-    executor = ProcessExecutor(0, Limits(), lambda tenant: daemon.environment(shares[tenant]))
+    executor = ProcessExecutor(0, WorkerLimits(), lambda tenant: daemon.environment(shares[tenant]))
     try:
         for tenant in shares:
             model = SegmentedModel.open(path, cache_dir=tmp_path / "cache", name=tenant)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 from workers import PROMPT, Host, Hosts
 
 
@@ -14,7 +14,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Makes hosts of worker processes; they end with the test, however it ends."""
     made: list[Host] = []
 
-    def make(limits: Limits = PROMPT) -> Host:
+    def make(limits: WorkerLimits = PROMPT) -> Host:
         made.append(Host(tmp_path, limits))
         return made[-1]
 

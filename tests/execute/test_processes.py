@@ -29,14 +29,14 @@ from cotenant.execute.worker.channel import (
     Prepare,
     Prepared,
     Ready,
-    Release,
+    ReleaseBatch,
     Run,
     Started,
 )
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import Limits
-from cotenant.execute.worker.model import Worker
+from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, SharedMemoryError
+from cotenant.execute.worker.worker import Worker
 from cotenant.serve.server import Server
 from cotenant.types import Outcome
 from cotenant.work import Share, Work
@@ -85,7 +85,7 @@ def test_a_paused_batch_is_lost_with_its_worker_and_leaves_nothing(host: Host) -
 
 
 def test_a_worker_that_hangs_is_killed_and_replaced(hosts: Hosts) -> None:
-    host = hosts(Limits(hang_floor_s=0.2))
+    host = hosts(WorkerLimits(hang_floor_s=0.2))
     host.load("a", lambda: scaled(2.0))
     os.kill(host.pid("a"), signal.SIGSTOP)
     [reason] = host.wait(host.start("a", 1, X))
@@ -102,7 +102,7 @@ def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> 
     from cotenant.execute.worker.lane_link import Pending
     from cotenant.execute.worker.limits import overdue
 
-    limits = Limits(hang_floor_s=1.0, hang_factor=10.0)
+    limits = WorkerLimits(hang_floor_s=1.0, hang_factor=10.0)
     made = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, CORE, 300_000_000, 0)
     pending = Pending(made, lambda *_: None, BatchTensors(made, []))
     tick_ns = 250_000_000
@@ -131,14 +131,14 @@ def test_a_worker_that_takes_too_much_memory_is_replaced(host: Host) -> None:
 
 
 def test_an_idle_worker_that_takes_too_much_memory_is_found_by_the_slow_look(hosts: Hosts) -> None:
-    host = hosts(Limits(hang_floor_s=0.2))
+    host = hosts(WorkerLimits(hang_floor_s=0.2))
     host.load("a", lambda: scaled(2.0), memory_bytes=1 << 20)  # less than any worker has
     host.wait_for(lambda: bool(host.events))
     assert isinstance(host.events[0], TenantSuspended)
 
 
 def test_workers_that_keep_dying_are_tried_ever_more_rarely() -> None:
-    limits = Limits(backoff_s=0.5, backoff_most_s=30.0)
+    limits = WorkerLimits(backoff_s=0.5, backoff_most_s=30.0)
     assert [limits.pause_s(losses) for losses in range(9)] == [0, 0, 0.5, 1, 2, 4, 8, 16, 30]
     assert limits.pause_s(10_000) == 30.0
 
@@ -188,7 +188,7 @@ def test_what_a_worker_runs_is_kept_until_it_is_gone(host: Host, tmp_path: Path)
     """Also when the file has been loaded anew with other content, and when nothing is left of the file."""
     host.load("a", lambda: scaled(2.0))
     (first,) = (tmp_path / "graphs").glob("*-ort*")
-    old = host.executor._keepers["a"]
+    old = host.executor._supervisors["a"]
     host.load("a", lambda: scaled(3.0))
     assert first.is_dir()
     old.close()
@@ -326,7 +326,7 @@ def test_a_worker_keeps_tensors_of_paused_batches_alone(tmp_path: Path) -> None:
     assert "has shape" in str(run(4, 6, 0, 1, np.zeros((1, 9), np.float32)).error)
     assert worker.paused == 0  # a batch that fails is forgotten
     run(5, 7, 0, 1, X["x"])
-    ours.send(Release(7))
+    ours.send(ReleaseBatch(7))
     lane.shut()
     ours.shut()
     thread.join(WAIT_S)
@@ -446,7 +446,7 @@ if __name__ == "__main__":
 
 
 def test_closing_ends_the_workers_also_one_that_does_not_want_to(hosts: Hosts) -> None:
-    host = hosts(Limits(hang_floor_s=0.2))
+    host = hosts(WorkerLimits(hang_floor_s=0.2))
     host.load("a", lambda: scaled(2.0))
     host.load("b", lambda: scaled(2.0))
     pids = [host.pid("a"), host.pid("b")]

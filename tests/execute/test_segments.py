@@ -171,7 +171,7 @@ def test_results_outlive_the_model(tmp_path: Path) -> None:
         model.run(0, 3, feeds)
 
 
-def test_cores_name_a_ladder_rung(models: dict[str, SegmentedModel]) -> None:
+def test_cores_name_a_session(models: dict[str, SegmentedModel]) -> None:
     model, proto = models["residual_cnn"], CASES["residual_cnn"][0]
     feeds = samples.feeds(proto)
     for threads in ((0,), (1,), (0, 1), 2):

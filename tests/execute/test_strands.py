@@ -18,7 +18,7 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.parts import Parts
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import RealClock
@@ -65,7 +65,7 @@ class Served:
         self.tenant = Tenant("wide", 10**11, cuts=cuts, max_batch=max_batch)
         table = LatencyTable((LatencyRow(0, 1, 1, 10**6),), (1.0,) * cuts[-1])
         engine = Engine((self.tenant,), policy, TablePredictor({"wide": table}), Machine.cpu((0, 1)))
-        self.executor = OnnxRuntimeExecutor()
+        self.executor = ThreadExecutor()
         ranges = [(a, b) for a in cuts for b in cuts if a < b]
         self.executor.add_model("wide", self.executor.load("wide", model, [(1, ranges), ((0, 1), ranges)]))
         self.clock = RealClock()

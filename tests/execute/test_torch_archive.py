@@ -20,10 +20,10 @@ from torch import nn
 
 from cotenant.execute.errors import ModelError
 from cotenant.execute.runner import to_numpy
-from cotenant.execute.torch.check import UnsafeArchiveError, check_expression, check_name, check_target
+from cotenant.execute.torch.archive_check import UnsafeArchiveError, check_expression, check_name, check_target
 from cotenant.execute.torch.model import TorchModel
 from cotenant.execute.worker.channel import Open
-from cotenant.execute.worker.model import _open
+from cotenant.execute.worker.worker import _open
 from torch_samples import SAMPLES, exported
 
 INPUTS = {"input": torch.ones(2, 4)}

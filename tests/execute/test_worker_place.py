@@ -18,7 +18,7 @@ from cotenant.execute.gpu.mps import MpsDaemon
 from cotenant.execute.gpu.mps_executor import MpsExecutor
 from cotenant.execute.registry import open_executor
 from cotenant.execute.runner import open_model
-from cotenant.execute.worker.place import place_of
+from cotenant.execute.worker.lane_place import place_of
 from fake_mps import WAIT_S, told, write_control
 from repositories import scaled
 

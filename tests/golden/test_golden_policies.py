@@ -30,7 +30,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
 from cotenant.repository import SERVER_FILE, find_versions, profile_path
-from cotenant.serve.opener.models import serve_model
+from cotenant.serve.opener.served_models import serve_model
 from cotenant.serve.server import Server
 from cotenant.types import Tenant
 from cotenant.work import CPU, Round, Share

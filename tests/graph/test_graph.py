@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.graph.costs import Node, count_macs, rule_name
+from cotenant.graph.costs import CostedNode, count_macs, rule_name
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Operator, Tensor, build_dfg
 from cotenant.graph.units import fuse, merge_across
@@ -189,7 +189,7 @@ def test_suggested_cuts_refuse_nonsense() -> None:
     ],
 )
 def test_macs(op_type, domain, attributes, inputs, outputs, macs) -> None:  # type: ignore[no-untyped-def]
-    assert count_macs(Node(rule_name(op_type, domain), attributes, inputs, outputs)) == macs
+    assert count_macs(CostedNode(rule_name(op_type, domain), attributes, inputs, outputs)) == macs
 
 
 def test_the_graph_as_data_needs_no_package() -> None:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from cotenant.load import Lag, LiveStats, LoadError, LoadResult, TenantInfo, run_load, run_load_process
-from cotenant.load.process import _serve
+from cotenant.load.load_process import _serve
 from cotenant.metrics import OutcomeLog, QueryRecord
 from cotenant.types import Cause, Outcome
 from cotenant.wire.encode import ClientError, grpc_request, http_request

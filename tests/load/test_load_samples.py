@@ -8,7 +8,7 @@ from rich.console import Console
 
 from cotenant.load import LiveStats, LoadError, TenantLive
 from cotenant.load.clients import ModelInfo
-from cotenant.load.samples import sample_pool, slo_of
+from cotenant.load.request_samples import sample_pool, slo_of
 from cotenant.report.live import live_table
 from cotenant.types import Outcome
 from cotenant.workload import Poisson, TenantLoad

@@ -20,7 +20,7 @@ from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.measure.antagonist import Streamed, antagonists, measure_bandwidth, streaming
-from cotenant.measure.contention import (
+from cotenant.measure.contention_profile import (
     FORMAT,
     ContentionProfile,
     ModelContention,

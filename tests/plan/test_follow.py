@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import Follower, FollowSettings, Held, Reason, asked_loads, compare
+from cotenant.plan.follow import FollowSettings, PlanFollower, Reason, RunningPlan, asked_loads, compare
 from cotenant.plan.scaling import ScalingSettings
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackingSettings
 from cotenant.plan.types import DeviceType, Load
 
@@ -21,8 +21,8 @@ def loads(**rates: float) -> tuple[Load, ...]:
     return tuple(Load(name, name, rate, 200 * MS) for name, rate in rates.items())
 
 
-def first(devices: int = 3, **rates: float) -> Held:
-    step = Follower(PLANNER, [CORE] * devices, COSTS, FOLLOW).next_step(loads(**rates), None)
+def first(devices: int = 3, **rates: float) -> RunningPlan:
+    step = PlanFollower(PLANNER, [CORE] * devices, COSTS, FOLLOW).next_step(loads(**rates), None)
     assert step.reason is Reason.FIRST
     assert step.held is not None
     return step.held
@@ -31,14 +31,14 @@ def first(devices: int = 3, **rates: float) -> Held:
 def test_the_first_plan_takes_as_few_nodes_as_can_be_and_is_kept() -> None:
     held = first(a=80.0, b=70.0)
     assert len(held.plan.devices) == 2
-    step = Follower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), held)
+    step = PlanFollower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), held)
     assert (step.reason, step.held) == (Reason.KEEP, held)
 
 
 def test_a_rise_takes_another_node_at_once() -> None:
     held = first(a=40.0, b=30.0)
     assert len(held.plan.devices) == 1
-    step = Follower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(loads(a=90.0, b=60.0), held)
+    step = PlanFollower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(loads(a=90.0, b=60.0), held)
     assert step.reason is Reason.GROW
     assert step.held is not None
     assert len(step.held.plan.devices) == 2
@@ -47,10 +47,10 @@ def test_a_rise_takes_another_node_at_once() -> None:
 def test_a_fall_gives_a_node_back_after_patience() -> None:
     held = first(a=80.0, b=70.0)
     small = loads(a=30.0, b=20.0)
-    step = Follower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(small, held)
+    step = PlanFollower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(small, held)
     assert step.reason is Reason.KEEP
     assert step.held is not None
-    step = Follower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(small, step.held)
+    step = PlanFollower(PLANNER, [CORE] * 3, COSTS, FOLLOW).next_step(small, step.held)
     assert step.reason is Reason.SHRINK
     assert step.held is not None
     assert (len(step.held.plan.devices), step.held.devices) == (1, 1)
@@ -58,15 +58,15 @@ def test_a_fall_gives_a_node_back_after_patience() -> None:
 
 def test_a_loss_is_planned_around_and_what_does_not_fit_is_shared_out_and_mended_by_the_next_node() -> None:
     held = first(a=80.0, b=70.0)
-    step = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), held, lost=True)
+    step = PlanFollower(PLANNER, [CORE], COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), held, lost=True)
     assert step.reason is Reason.LOST
     assert step.held is not None
     assert step.breaks is not None
     assert 0.6 < step.held.share <= 0.625  # rounds of 20 ms serve 50 rows/s of each
     assert set(step.held.plan.rates_per_s) == {"a", "b"}
-    same = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), step.held)
+    same = PlanFollower(PLANNER, [CORE], COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), step.held)
     assert same.reason is Reason.KEEP
-    more = Follower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), step.held)
+    more = PlanFollower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), step.held)
     assert more.reason is Reason.MORE
     assert more.held is not None
     assert more.held.share == 1.0
@@ -74,7 +74,7 @@ def test_a_loss_is_planned_around_and_what_does_not_fit_is_shared_out_and_mended
 
 def test_what_did_not_fit_is_sought_again_when_its_rate_changes() -> None:
     held = first(a=80.0, b=70.0)
-    step = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), held, lost=True)
+    step = PlanFollower(PLANNER, [CORE], COSTS, FOLLOW).next_step(loads(a=80.0, b=70.0), held, lost=True)
     assert step.held is not None
     assert step.held.share < 1
     reason, looked = compare(loads(a=80.0, b=80.0), [CORE], step.held, FOLLOW.tracking)
@@ -84,19 +84,21 @@ def test_what_did_not_fit_is_sought_again_when_its_rate_changes() -> None:
 
 def test_who_is_left_out_gets_a_place_when_there_is_room_again() -> None:
     urgent = Load("a", "a", 10.0, 25 * MS)  # a round of 10 ms and 10 ms of work: nothing else fits beside it
-    step = Follower(PLANNER, [CORE], COSTS, FOLLOW).next_step((urgent, *loads(b=40.0)), None)
+    step = PlanFollower(PLANNER, [CORE], COSTS, FOLLOW).next_step((urgent, *loads(b=40.0)), None)
     assert step.held is not None
     assert step.held.left_out == ("a",)
-    stays = Follower(PLANNER, [CORE], COSTS, FollowSettings(leave_out=False)).next_step((urgent, *loads(b=40.0)), None)
+    stays = PlanFollower(PLANNER, [CORE], COSTS, FollowSettings(leave_out=False)).next_step(
+        (urgent, *loads(b=40.0)), None
+    )
     assert stays.held is None
     assert stays.breaks is not None
-    more = Follower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step((urgent, *loads(b=40.0)), step.held)
+    more = PlanFollower(PLANNER, [CORE] * 2, COSTS, FOLLOW).next_step((urgent, *loads(b=40.0)), step.held)
     assert more.held is not None
     assert more.held.whole
 
 
 def test_without_nodes_there_is_no_plan() -> None:
-    step = Follower(PLANNER, [], COSTS, FOLLOW).next_step(loads(a=80.0), first(a=80.0))
+    step = PlanFollower(PLANNER, [], COSTS, FOLLOW).next_step(loads(a=80.0), first(a=80.0))
     assert (step.reason, step.held) == (Reason.LOST, None)
 
 

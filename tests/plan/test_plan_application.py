@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application, Stage, needed_share, stage_loads
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.types import LATENCY, Infeasible, Load
 from plan_samples import CPU, GPU, MODELS, MS, costs
 
 COSTS = costs()
-BOOK = Book(COSTS)
+BOOK = RoundCache(COSTS)
 KINDS = (GPU,)
 
 

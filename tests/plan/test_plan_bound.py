@@ -1,4 +1,4 @@
-"""The proven bound: nothing that can be made is worth more than its ceiling, no plan is cheaper than it says."""
+"""The proven bound: nothing that can be made is worth more than its pricing bound, no plan is cheaper than it says."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book
-from cotenant.plan.search.columns import Floats, Shelf
+from cotenant.plan.rounds import RoundCache
+from cotenant.plan.search.columns import ColumnGenerator, Floats
 from cotenant.plan.search.opt_bound import Bound
-from cotenant.plan.search.opt_ceiling import ceiling
-from cotenant.plan.search.opt_guide import proven
 from cotenant.plan.search.opt_pool import Pool
+from cotenant.plan.search.opt_pricing import proven
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.search.pricing_bound import pricing_bound
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import NS_PER_S, DeviceType, Load, Plan
 from oracles import Few, brute_force
 from plan_samples import CPU, FINE, GIB, GPU, THREE_CORES, TWO_WAYS, costs, load, some_devices, some_loads, tiny
@@ -35,31 +35,34 @@ def rates_of(loads: Sequence[Load]) -> Floats:
 
 def bound_of(loads: Sequence[Load], devices: Sequence[DeviceType], believed: object, data: st.DataObject) -> Bound:
     """A bound tightened by prices out of the air, which prove something as well."""
-    book = Book(believed)  # type: ignore[arg-type]
+    cache = RoundCache(believed)  # type: ignore[arg-type]
     rates = rates_of(loads)
-    shelves = {kind.name: Shelf(book, loads, kind) for kind in devices}
-    bound = Bound(shelves, rates)
-    if any(not any(shelf.best[s][n] > 0 for shelf in shelves.values() for s in shelf.best) for n in range(len(loads))):
+    generators = {kind.name: ColumnGenerator(cache, loads, kind) for kind in devices}
+    bound = Bound(generators, rates)
+    if any(
+        not any(generator.best[s][n] > 0 for generator in generators.values() for s in generator.best)
+        for n in range(len(loads))
+    ):
         return bound
-    pools = {name: Pool(shelf, rates, alone=True) for name, shelf in shelves.items()}
+    pools = {name: Pool(generator, rates, alone=True) for name, generator in generators.items()}
     rows = np.array([data.draw(st.floats(0.0, 1.0)) for _ in loads]) / rates
-    memory = {name: data.draw(st.sampled_from((0.0, 0.01, 0.1))) / GIB for name in shelves}
+    memory = {name: data.draw(st.sampled_from((0.0, 0.01, 0.1))) / GIB for name in generators}
     bound.tighten(rows, memory, pools)
     return bound
 
 
 @given(loads=some_loads(5), data=st.data())
 @settings(max_examples=80, deadline=None)
-def test_no_column_is_worth_more_than_its_ceiling(loads: list[Load], data: st.DataObject) -> None:
+def test_no_column_is_worth_more_than_its_pricing_bound(loads: list[Load], data: st.DataObject) -> None:
     """Columns of any number of slots, of loads that may share models, with pauses in their rounds."""
-    shelf = Shelf(Book(COSTS), loads, FINE)
+    generator = ColumnGenerator(RoundCache(COSTS), loads, FINE)
     rates = rates_of(loads) * data.draw(st.floats(0.05, 2.0))
     prices = np.array([data.draw(st.floats(0.0, 1.0)) for _ in loads]) / rates
     memory_price = data.draw(st.sampled_from((0.0, 0.02, 0.2))) / GIB
     size = data.draw(st.sampled_from(FINE.sizes))
     numbers = data.draw(st.lists(st.integers(0, len(loads) - 1), min_size=1, max_size=5, unique=True))
     batches = [data.draw(st.integers(1, 16)) for _ in numbers]
-    took = [shelf.alone[size][n, shelf.position(n, b)] for n, b in zip(numbers, batches, strict=True)]
+    took = [generator.alone[size][n, generator.position(n, b)] for n, b in zip(numbers, batches, strict=True)]
     duty = sum(took)
     slack = min(loads[n].slo_ns - ns for n, ns in zip(numbers, took, strict=True))
     if slack < duty:
@@ -69,25 +72,25 @@ def test_no_column_is_worth_more_than_its_ceiling(loads: list[Load], data: st.Da
     memory = sum(COSTS.memory_bytes(model) for model in sorted({loads[n].model for n in numbers}))
     worth = sum(prices[n] * rate for n, rate in zip(numbers, served, strict=True)) - memory_price * memory
     reached = data.draw(st.sampled_from((0.0, worth, 10.0)))
-    assert ceiling(shelf, size, rates, prices, memory_price, max(0.0, reached))[0] >= worth * (1 - 1e-9)
+    assert pricing_bound(generator, size, rates, prices, memory_price, max(0.0, reached))[0] >= worth * (1 - 1e-9)
 
 
 @given(loads=some_loads(3), size=st.sampled_from(FINE.sizes), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_a_ceiling_is_hardly_above_the_best_column(loads: list[Load], size: int, data: st.DataObject) -> None:
+def test_a_pricing_bound_is_hardly_above_the_best_column(loads: list[Load], size: int, data: st.DataObject) -> None:
     """Of all columns of up to three loads one by one; what a search in whole cells would allow beyond is shut out."""
     few = (1, 3, 5, 8, 13)
-    shelf = Shelf(Book(Few(COSTS, few)), loads, FINE)
+    generator = ColumnGenerator(RoundCache(Few(COSTS, few)), loads, FINE)
     rates = rates_of(loads)
     prices = np.array([data.draw(st.floats(0.1, 1.0)) for _ in loads]) / rates
     best = 0.0
     for batches in product((0, *few), repeat=len(loads)):
         chosen = [(n, batch) for n, batch in enumerate(batches) if batch]
-        took = [shelf.alone[size][n, shelf.position(n, batch)] for n, batch in chosen]
+        took = [generator.alone[size][n, generator.position(n, batch)] for n, batch in chosen]
         if all(sum(took) + ns <= loads[n].slo_ns for (n, _), ns in zip(chosen, took, strict=True)):
             served = [min(rates[n], batch * NS_PER_S / sum(took)) for n, batch in chosen]
             best = max(best, sum(prices[n] * rate for (n, _), rate in zip(chosen, served, strict=True)))
-    most, slots = ceiling(shelf, size, rates, prices, 0.0, best)
+    most, slots = pricing_bound(generator, size, rates, prices, 0.0, best)
     assert best * (1 - 1e-9) <= most <= best * 1.003
     assert len({n for n, _ in slots}) == len(slots)
 
@@ -134,10 +137,10 @@ def test_the_programs_prices_prove_no_more_than_plans_reach(price: float, loads:
     if not isinstance(found.plan, Plan):
         return
     rates = rates_of(loads)
-    book = Book(believed)
-    shelves = {kind.name: Shelf(book, loads, kind) for kind in devices}
-    bound = Bound(shelves, rates)
-    proven(bound, shelves, rates)
+    cache = RoundCache(believed)
+    generators = {kind.name: ColumnGenerator(cache, loads, kind) for kind in devices}
+    bound = Bound(generators, rates)
+    proven(bound, generators, rates)
     assert check_plan(found.plan, loads, devices, believed) == ()
     assert bound.least([kind.name for kind in devices]) <= found.price * (1 + 1e-9)
     assert not bound.is_too_little([device.device for device in found.plan.devices])
@@ -146,14 +149,14 @@ def test_the_programs_prices_prove_no_more_than_plans_reach(price: float, loads:
 def test_it_is_tighter_than_that_of_single_loads() -> None:
     """Each of these takes a little more than half a device, so that two never share one, but parts of them could."""
     pytest.importorskip("ortools")
-    capacity = Book(COSTS).capacity("heavy", 150 * 10**6, 100, "gpu")
+    capacity = RoundCache(COSTS).capacity("heavy", 150 * 10**6, 100, "gpu")
     whole = replace(GPU, splits=((100,),), memory_bytes=GIB + GIB // 2)
     loads = [load("heavy", 0.55 * capacity, 150), load("deep", 20, 60), load("small", 20, 10)]
     rates = rates_of(loads)
-    shelves = {"gpu": Shelf(Book(COSTS), loads, whole)}
-    bound = Bound(shelves, rates)
+    generators = {"gpu": ColumnGenerator(RoundCache(COSTS), loads, whole)}
+    bound = Bound(generators, rates)
     before = bound.price()
-    proven(bound, shelves, rates)
+    proven(bound, generators, rates)
     assert bound.price() > before * 1.2
     assert bound.least(["gpu"] * 5) == 3
     assert bound.least(["gpu"] * 2) == math.inf

@@ -20,7 +20,7 @@ from cotenant.plan import check
 from cotenant.plan.check import BATCH, INVENTORY, MEMORY, RATE, ROUND, SLO, SPLIT, UNKNOWN, check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
     CoRunner,

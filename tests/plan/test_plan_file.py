@@ -12,7 +12,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application, Stage
 from cotenant.plan.file import (
     UNLIMITED_BYTES,
-    Known,
+    KnownTenant,
     PlanFile,
     Request,
     parse_plan,
@@ -79,7 +79,7 @@ def test_a_file_of_tenants_is_read() -> None:
 
 def test_what_a_repository_knows_fills_in_what_is_left_out() -> None:
     text = '[[device]]\nname = "cpu"\ncores = 1\n[[tenant]]\nname = "mail"\nrate = 1\n'
-    known = {"mail": Known("minilm", 7 * MS)}
+    known = {"mail": KnownTenant("minilm", 7 * MS)}
     assert parse_request(text, "t", known).loads == (Load("mail", "minilm", 1, 7 * MS),)
     own = text + 'model = "other"\nslo_ms = 9\n'
     assert parse_request(own, "t", known).loads == (Load("mail", "other", 1, 9 * MS),)

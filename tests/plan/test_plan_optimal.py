@@ -15,13 +15,13 @@ from msgspec import structs
 from cotenant.errors import InvalidValueError
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.search import opt_exact
-from cotenant.plan.search.columns import Column, Shelf
+from cotenant.plan.search.columns import Column, ColumnGenerator
 from cotenant.plan.search.opt_bound import Bound
 from cotenant.plan.search.opt_moves import aligned, moved
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,
@@ -91,12 +91,14 @@ def test_bound_and_search_enclose_brute_force(devices: list[DeviceType], loads: 
 
 @given(loads=tiny())
 @settings(max_examples=20, deadline=None)
-def test_all_fillings_serve_what_any_contents_of_a_device_serve(loads: list[Load]) -> None:
+def test_all_configurations_serve_what_any_contents_of_a_device_serve(loads: list[Load]) -> None:
     few = Few(COSTS, (2, 8))
     rates = np.array([each.rate_per_s for each in loads])
-    found = opt_exact.all_fillings(Shelf(Book(few), loads, THREE_CORES), rates, len(loads), 10_000)
+    found = opt_exact.all_configurations(
+        ColumnGenerator(RoundCache(few), loads, THREE_CORES), rates, len(loads), 10_000
+    )
     assert found is not None
-    reached = {tuple(np.minimum(filling.served, rates).round(6)) for filling in found}
+    reached = {tuple(np.minimum(config.served, rates).round(6)) for config in found}
     possible = {tuple(np.minimum(served, rates).round(6)) for served in all_rates(loads, THREE_CORES, few)}
     assert reached <= possible
     for served in possible:
@@ -116,7 +118,7 @@ def test_full_devices_are_not_proven_too_little(chosen: list[tuple[str, int]], m
     whole = {kind.name: replace(kind, splits=((kind.whole,),)) for kind in (GPU, CPU)}
     rates = [0.0, 0.0]
     for kind, at in chosen:
-        rates[at] += Book(COSTS).capacity(models[at], 250 * MS, whole[kind].whole, kind)
+        rates[at] += RoundCache(COSTS).capacity(models[at], 250 * MS, whole[kind].whole, kind)
     loads = [load(models[at], rate, 250, f"t{at}") for at, rate in enumerate(rates) if rate]
     devices = [whole[kind] for kind, _ in chosen]
     found = Optimal(saving_s=0.0).solve(loads, devices, COSTS)
@@ -192,7 +194,7 @@ def test_finer_splits_serve_what_two_partitions_cannot() -> None:
 
 def test_a_load_is_spread_over_several_partitions() -> None:
     heavy = load("heavy", 1, 120)
-    whole = Book(COSTS).capacity("heavy", heavy.slo_ns, 100, "gpu")
+    whole = RoundCache(COSTS).capacity("heavy", heavy.slo_ns, 100, "gpu")
     plan = QUICK.plan([structs.replace(heavy, rate_per_s=2.5 * whole)], [GPU] * 4, COSTS)
     assert isinstance(plan, Plan)
     assert len(plan.devices) == 3
@@ -236,10 +238,10 @@ def test_a_refusal_for_interference_says_so() -> None:
     rough = TableCosts(
         {"gpu": latencies(GPU.sizes, GPU.whole)}, dict.fromkeys(MODELS, GIB), {"gpu": Line(constant=1.3)}
     )
-    book = Book(rough)
+    cache = RoundCache(rough)
     halves = replace(GPU, splits=((100,), (50, 50)))
     loads = [load("small", 1, 6), load("deep", 1, 100)]  # too short an SLO for both to share a round
-    full = [structs.replace(its, rate_per_s=book.capacity(its.model, its.slo_ns, 50, "gpu") * 0.995) for its in loads]
+    full = [structs.replace(its, rate_per_s=cache.capacity(its.model, its.slo_ns, 50, "gpu") * 0.995) for its in loads]
     refused = QUICK.plan(full, [halves], rough)
     assert isinstance(refused, Infeasible)
     assert refused.constraint == INTERFERENCE
@@ -285,15 +287,15 @@ def test_devices_keep_their_places_and_movers_are_named() -> None:
 # --- parts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_filling_is_what_the_checker_sees() -> None:
+def test_a_configuration_is_what_the_checker_sees() -> None:
     loads = [load("small", 1, 100), load("middle", 1, 100)]
-    shelf = Shelf(Book(COSTS), loads, GPU)
-    filling = shelf.filling((Column(20, ((0, 4),)), Column(80, ((0, 2), (1, 8)))))
-    assert filling is not None
-    small = 4 * NS_PER_S / filling.duty_ns[0] + 2 * NS_PER_S / filling.duty_ns[1]
-    assert filling.served == pytest.approx((small, 8 * NS_PER_S / filling.duty_ns[1]))
-    assert filling.execution_ns[0][0] > shelf.execution_ns(0, 4, 20, ())
-    assert shelf.filling((Column(20, ((1, 16),)),)) is None  # too slow for the SLO
+    generator = ColumnGenerator(RoundCache(COSTS), loads, GPU)
+    config = generator.config((Column(20, ((0, 4),)), Column(80, ((0, 2), (1, 8)))))
+    assert config is not None
+    small = 4 * NS_PER_S / config.duty_ns[0] + 2 * NS_PER_S / config.duty_ns[1]
+    assert config.served == pytest.approx((small, 8 * NS_PER_S / config.duty_ns[1]))
+    assert config.execution_ns[0][0] > generator.execution_ns(0, 4, 20, ())
+    assert generator.config((Column(20, ((1, 16),)),)) is None  # too slow for the SLO
 
 
 class OnlyTogether:
@@ -316,37 +318,39 @@ def test_co_runners_that_are_harmless_alone_are_looked_at_together() -> None:
         {GPU.name: latencies(FINE.sizes, 100)}, dict.fromkeys(MODELS, GIB), {GPU.name: OnlyTogether()}
     )
     loads = [load("small", 1, 500), load("middle", 1, 900), load("heavy", 1, 900)]
-    shelf = Shelf(Book(believed), loads, FINE)
+    generator = ColumnGenerator(RoundCache(believed), loads, FINE)
     beside = Column(40, ((1, 1), (2, 1)))
-    filling = shelf.filling((Column(20, ((0, 4),)), beside, beside))
-    assert filling is not None
-    assert filling.execution_ns[0][0] == math.ceil(1.5 * shelf.alone[20][0, shelf.position(0, 4)])
+    config = generator.config((Column(20, ((0, 4),)), beside, beside))
+    assert config is not None
+    assert config.execution_ns[0][0] == math.ceil(1.5 * generator.alone[20][0, generator.position(0, 4)])
 
 
 @given(loads=some_loads(4), data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_no_filling_is_worth_more_than_the_bound_on_it(loads: list[Load], data: st.DataObject) -> None:
-    shelf = Shelf(Book(COSTS), loads, FINE)
+def test_no_configuration_is_worth_more_than_the_bound_on_it(loads: list[Load], data: st.DataObject) -> None:
+    generator = ColumnGenerator(RoundCache(COSTS), loads, FINE)
     prices = np.array([data.draw(st.floats(0.001, 1.0)) for _ in loads])
-    bound, _ = shelf.value(prices)
+    bound, _ = generator.value(prices)
     split = data.draw(st.sampled_from(FINE.splits))
     columns = []
     for size in split:
         numbers = data.draw(st.lists(st.integers(0, len(loads) - 1), min_size=1, max_size=2, unique=True))
         columns.append(Column(size, tuple((n, data.draw(st.sampled_from((1, 2, 4, 8, 16)))) for n in numbers)))
-    filling = shelf.filling(columns)
-    if filling is not None:
-        assert np.array(filling.served) @ prices <= bound * (1 + 1e-9)
+    config = generator.config(columns)
+    if config is not None:
+        assert np.array(config.served) @ prices <= bound * (1 + 1e-9)
 
 
 def test_too_many_columns_are_not_enumerated() -> None:
     loads = [load(model, 10, 120) for model in MODELS]
-    assert opt_exact.all_fillings(Shelf(Book(COSTS), loads, GPU), np.full(5, 10.0), 3, 1000) is None
+    assert (
+        opt_exact.all_configurations(ColumnGenerator(RoundCache(COSTS), loads, GPU), np.full(5, 10.0), 3, 1000) is None
+    )
 
 
 def test_more_than_the_devices_can_do_is_proven() -> None:
     loads = [load("middle", 1e4, 100)]
-    bound = Bound({"gpu": Shelf(Book(COSTS), loads, GPU)}, np.array([1e4]))
+    bound = Bound({"gpu": ColumnGenerator(RoundCache(COSTS), loads, GPU)}, np.array([1e4]))
     assert bound.is_too_little(["gpu"] * 3)
     assert not bound.is_too_little(["gpu"] * 1000)
     assert bound.devices() > 3

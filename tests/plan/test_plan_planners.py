@@ -18,9 +18,9 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.check import MEMORY as MEMORY_BROKEN
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book, Demand, book_of
+from cotenant.plan.rounds import Demand, RoundCache, round_cache_of
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,
@@ -149,7 +149,7 @@ def tiny(draw: st.DrawFn, most: int) -> tuple[list[Load], UnitCosts]:
 def test_a_round_is_found_exactly_when_there_is_one(case: tuple[list[Load], UnitCosts]) -> None:
     loads, unit = case
     demands = tuple(Demand(load.model, load.slo_ns, load.rate_per_s) for load in loads)
-    made = Book(unit).fit(demands, 2, "tiny")
+    made = RoundCache(unit).fit(demands, 2, "tiny")
     assert (made is not None) == brute_force(loads, unit)
     if made is not None:
         slots = tuple(
@@ -209,7 +209,7 @@ def test_elastic_finds_most_of_what_brute_force_finds() -> None:
 @pytest.mark.parametrize("per_ms", [0.05, 0.1, 0.3])
 def test_the_round_that_bears_most_is_chosen(per_ms: float) -> None:
     latencies = tuple(ns * 1000 for ns in (2, 3, 4, 5))
-    made = Book(UnitCosts({"m": latencies})).fit((Demand("m", 20_000, per_ms * 1e6),), 2, "tiny")
+    made = RoundCache(UnitCosts({"m": latencies})).fit((Demand("m", 20_000, per_ms * 1e6),), 2, "tiny")
     assert made is not None
     best = max(
         min(duty, 20_000 - duty) / latencies[batch - 1]
@@ -223,7 +223,7 @@ def test_the_round_that_bears_most_is_chosen(per_ms: float) -> None:
 
 def test_of_larger_batches_the_quicker_is_run() -> None:
     unit = UnitCosts({"m": (9, 8, 3, 4)})
-    curve = Book(unit).curve("m", 2, "tiny")
+    curve = RoundCache(unit).curve("m", 2, "tiny")
     assert [curve.batches[position] for position in curve.choice[1:]] == [3, 3, 3, 4]
     assert curve.capacity(8) == (1 * NS_PER_S, 3)
     assert curve.capacity(7) == (1 * NS_PER_S, 3)
@@ -236,24 +236,24 @@ def test_batches_that_do_not_ascend_are_refused() -> None:
             return (2, 1)
 
     with pytest.raises(PlanError, match="ascending"):
-        Book(Wrong({"m": (1, 2)})).curve("m", 1, "tiny")
+        RoundCache(Wrong({"m": (1, 2)})).curve("m", 1, "tiny")
 
 
 def test_costs_keep_their_book() -> None:
-    assert book_of(COSTS) is book_of(COSTS)
-    assert book_of(COSTS) is not book_of(costs())
+    assert round_cache_of(COSTS) is round_cache_of(COSTS)
+    assert round_cache_of(COSTS) is not round_cache_of(costs())
 
     class Unhashable(UnitCosts):
         __hash__ = None  # type: ignore[assignment]
 
-    assert isinstance(book_of(Unhashable({"m": (1,)})), Book)
+    assert isinstance(round_cache_of(Unhashable({"m": (1,)})), RoundCache)
 
 
 # --- squishy bin packing ---------------------------------------------------------------------------------------
 
 
 def test_saturated_loads_take_whole_devices_and_the_rest_share_one() -> None:
-    capacity = Book(COSTS).capacity("wide", 120 * MS, 100, "gpu")
+    capacity = RoundCache(COSTS).capacity("wide", 120 * MS, 100, "gpu")
     loads = [load("wide", 2.3 * capacity, 120), load("small", 20, 60), load("middle", 10, 120)]
     plan = planned(SquishyBinPacking(), loads, [GPU] * 4)
     assert len(plan.devices) == 3
@@ -304,31 +304,31 @@ def test_partitions_serve_what_no_time_sharing_can() -> None:
 
 
 def test_a_rest_takes_the_least_size_that_serves_it() -> None:
-    book = Book(COSTS)
-    kind_sizes = {size: book.capacity("heavy", 250 * MS, size, "gpu") for size in GPU.sizes}
+    cache = RoundCache(COSTS)
+    kind_sizes = {size: cache.capacity("heavy", 250 * MS, size, "gpu") for size in GPU.sizes}
     assert kind_sizes[20] < kind_sizes[40] < kind_sizes[100]
     plan = planned(Elastic(), [load("heavy", 0.9 * kind_sizes[20], 250)])
     assert [part.size for part in plan.devices[0].partitions] == [20]
     wider = planned(greedy(knee_only=True), [load("heavy", 0.9 * kind_sizes[20], 250)])
-    assert wider.devices[0].partitions[0].size == book.knee("heavy", 250 * MS, GPU, 1.05) > 20
+    assert wider.devices[0].partitions[0].size == cache.knee("heavy", 250 * MS, GPU, 1.05) > 20
 
 
 def test_the_knee_is_where_the_curve_bends() -> None:
     def knee(rates: dict[int, int], min_gain: float = 1.05) -> int:
         table = {"m": {size: {1: NS_PER_S // rate} for size, rate in rates.items()}}
-        return Book(TableCosts({"gpu": table}, {"m": 1})).knee("m", NS_PER_S, GPU, min_gain)
+        return RoundCache(TableCosts({"gpu": table}, {"m": 1})).knee("m", NS_PER_S, GPU, min_gain)
 
     assert knee({20: 20, 40: 40, 50: 50, 60: 60, 80: 80, 100: 100}) == 100
     assert knee({20: 50, 40: 90, 50: 92, 60: 94, 80: 97, 100: 100}) == 40
     assert knee({20: 100, 40: 101, 50: 102, 60: 103, 80: 104, 100: 104}) == 20
     assert knee({20: 20, 40: 25, 50: 25, 60: 90, 80: 91, 100: 92}) == 60
     assert knee({20: 50, 40: 90, 50: 92, 60: 94, 80: 97, 100: 100}, min_gain=2.0) == 20
-    assert Book(COSTS).knee("heavy", MS, GPU, 1.05) == 0
+    assert RoundCache(COSTS).knee("heavy", MS, GPU, 1.05) == 0
 
 
 @pytest.mark.parametrize("planner", ALL, ids=IDS)
 def test_a_load_beyond_one_device_is_divided(planner: Planner) -> None:
-    capacity = Book(COSTS).capacity("middle", 120 * MS, 100, "gpu")
+    capacity = RoundCache(COSTS).capacity("middle", 120 * MS, 100, "gpu")
     plan = planned(planner, [load("middle", 2.5 * capacity, 120)], [GPU] * 4)
     slots = [slot for device in plan.devices for part in device.partitions for slot in part.slots]
     assert len(slots) > 2
@@ -351,7 +351,7 @@ def test_three_partitions_where_they_are_allowed() -> None:
 
 
 def test_a_leftover_may_count_as_served() -> None:
-    whole = Book(COSTS).capacity("heavy", 60 * MS, 100, "gpu")
+    whole = RoundCache(COSTS).capacity("heavy", 60 * MS, 100, "gpu")
     loads = [load("heavy", whole + 10, 60)]
     slack = Elastic(rate_slack_per_s=15, knee_only=True).plan(loads, [GPU], COSTS)
     strict = Elastic(knee_only=True).plan(loads, [GPU], COSTS)
@@ -469,8 +469,8 @@ def test_interference_is_never_blamed_where_there_is_none(planner: Planner) -> N
 
 
 def test_models_that_slow_each_other_down_are_told() -> None:
-    assert Book(COSTS).interferes(["small", "middle"], [GPU])
-    assert not Book(WithoutInterference(COSTS)).interferes(["small", "middle"], [GPU])
+    assert RoundCache(COSTS).interferes(["small", "middle"], [GPU])
+    assert not RoundCache(WithoutInterference(COSTS)).interferes(["small", "middle"], [GPU])
 
 
 @pytest.mark.parametrize("planner", BLIND, ids=lambda planner: planner.name)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.plan.rounds import Book
-from cotenant.plan.search.columns import Column, Shelf
-from cotenant.plan.search.local_search import Effort, Search
-from cotenant.plan.search.opt_guide import guided
-from cotenant.plan.search.opt_master import priced
+from cotenant.plan.rounds import RoundCache
+from cotenant.plan.search.columns import Column, ColumnGenerator
+from cotenant.plan.search.local_search import Search, SearchBudget
+from cotenant.plan.search.opt_master import dual_prices
 from cotenant.plan.search.opt_pool import Pool, rebatched
+from cotenant.plan.search.opt_pricing import priced_columns
 from cotenant.plan.types import Load
 from plan_samples import FINE, GIB, costs, load, some_loads
 
@@ -23,21 +23,21 @@ COSTS = costs()
 LOADS = [load("small", 200, 40), load("middle", 80, 120), load("deep", 100, 250), load("heavy", 30, 250)]
 
 
-def shelf_of(loads: list[Load]) -> tuple[Shelf, np.ndarray]:
-    return Shelf(Book(COSTS), loads, FINE), np.array([its.rate_per_s for its in loads])
+def generator_of(loads: list[Load]) -> tuple[ColumnGenerator, np.ndarray]:
+    return ColumnGenerator(RoundCache(COSTS), loads, FINE), np.array([its.rate_per_s for its in loads])
 
 
 @given(loads=some_loads(4), data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_pool_has_a_column_as_good_as_any_of_two_loads(loads: list[Load], data: st.DataObject) -> None:
-    shelf, rates = shelf_of(loads)
-    pool = Pool(shelf, rates, alone=True)
+    generator, rates = generator_of(loads)
+    pool = Pool(generator, rates, alone=True)
     size = data.draw(st.sampled_from(FINE.sizes))
     numbers = data.draw(st.lists(st.integers(0, len(loads) - 1), min_size=1, max_size=2, unique=True))
     column = Column(size, tuple((n, data.draw(st.integers(1, 16))) for n in numbers))
-    made = shelf.filling((column,))
+    made = generator.config((column,))
     for line in range(len(pool.lines[size].memory)):
-        assert shelf.filling((pool.column(size, line),)) is not None
+        assert generator.config((pool.column(size, line),)) is not None
     if made is None:
         return
     prices = np.array([data.draw(st.floats(0.0, 1.0)) for _ in loads]) / rates
@@ -50,17 +50,19 @@ def test_a_pool_has_a_column_as_good_as_any_of_two_loads(loads: list[Load], data
 @pytest.mark.parametrize("share", [0.0, 0.4])
 def test_batches_are_the_best_there_are(numbers: tuple[int, ...], factor: float, share: float) -> None:
     """Where the last row of a load may be worth a share of all its rows."""
-    shelf, rates = shelf_of(LOADS)
+    generator, rates = generator_of(LOADS)
     last = np.full(len(LOADS), share)
     prices, factors = 1 / rates, [factor] * len(numbers)
     best = -1.0
     for batches in product(range(1, 17), repeat=len(numbers)):
-        took = [shelf.alone[60][n, shelf.position(n, b)] * factor for n, b in zip(numbers, batches, strict=True)]
+        took = [
+            generator.alone[60][n, generator.position(n, b)] * factor for n, b in zip(numbers, batches, strict=True)
+        ]
         if all(sum(took) + ns <= LOADS[n].slo_ns for n, ns in zip(numbers, took, strict=True)):
             served = [min(rates[n], b * 1e9 / sum(took)) for n, b in zip(numbers, batches, strict=True)]
             worth = sum(prices[n] * rate for n, rate in zip(numbers, served, strict=True))
             best = max(best, worth + sum(share for n, rate in zip(numbers, served, strict=True) if rate >= rates[n]))
-    found = rebatched(shelf, Column(60, tuple((n, 1) for n in numbers)), factors, rates, prices, last)
+    found = rebatched(generator, Column(60, tuple((n, 1) for n in numbers)), factors, rates, prices, last)
     if best < 0:
         assert found is None
     else:
@@ -70,20 +72,20 @@ def test_batches_are_the_best_there_are(numbers: tuple[int, ...], factor: float,
 
 
 def test_a_third_load_is_added_where_there_is_time_left() -> None:
-    shelf, rates = shelf_of(LOADS)
-    pool = Pool(shelf, rates)
+    generator, rates = generator_of(LOADS)
+    pool = Pool(generator, rates)
     wanted = np.array([5.0, 4.0, 3.0, 0.0])
     column = Column(100, ((0, 1), (1, 2)))
     grown = pool.extended(column, wanted, 1 / rates, 8.0 * GIB, 0.0)
     assert [number for number, _ in grown.slots] == [0, 1, 2]
-    assert shelf.filling((grown,)) is not None
+    assert generator.config((grown,)) is not None
     assert pool.extended(column, wanted, 1 / rates, 0.5 * GIB, 0.0) == column
     assert pool.extended(column, wanted, 1 / rates, 8.0 * GIB, 1.0) == column
 
 
 def test_the_last_row_of_a_load_is_worth_more_than_others() -> None:
-    shelf, rates = shelf_of(LOADS)
-    pool = Pool(shelf, rates)
+    generator, rates = generator_of(LOADS)
+    pool = Pool(generator, rates)
     wanted, prices = rates * 0.5, 1 / rates
     last = np.array([0.1, 0.2, 0.3, 0.4])
     for size, lines in pool.lines.items():
@@ -98,13 +100,15 @@ def test_the_last_row_of_a_load_is_worth_more_than_others() -> None:
 
 def test_another_seed_starts_elsewhere() -> None:
     loads = [load("deep", 90 + n, 250, f"t{n}") for n in range(8)]
-    shelf, rates = shelf_of(loads)
-    guide = guided({"gpu": shelf}, rates, 1 / rates, solver=False)
+    generator, rates = generator_of(loads)
+    priced = priced_columns({"gpu": generator}, rates, 1 / rates, solver=False)
     starts = []
     for seed in (0, 0, 1, 2, 3):
-        search = Search({"gpu": shelf}, ["gpu"], rates, 1 / rates, Effort(1), most_slots=3, seed=seed, guide=guide)
+        search = Search(
+            {"gpu": generator}, ["gpu"], rates, 1 / rates, SearchBudget(1), most_slots=3, seed=seed, priced=priced
+        )
         assert not search.run([None])
-        starts.append(search.fillings[0])
+        starts.append(search.configs[0])
     assert starts[0] == starts[1]
     assert len(set(starts)) > 1
 
@@ -114,10 +118,10 @@ def test_another_seed_starts_elsewhere() -> None:
 def test_no_column_is_worth_more_than_it_takes(loads: list[Load]) -> None:
     """Weak duality from both sides: the prices of rows add up to the least price, and no device is worth more."""
     pytest.importorskip("ortools")
-    shelf, rates = shelf_of(loads)
-    pool = Pool(shelf, rates)
-    prices = priced({"gpu": pool}, {"gpu": 1.0}, rates)
-    able = [any(shelf.best[size][n] > 0 for size in FINE.sizes) for n in range(len(loads))]
+    generator, rates = generator_of(loads)
+    pool = Pool(generator, rates)
+    prices = dual_prices({"gpu": pool}, {"gpu": 1.0}, rates)
+    able = [any(generator.best[size][n] > 0 for size in FINE.sizes) for n in range(len(loads))]
     if prices is None:
         return
     assert all(able)
@@ -136,15 +140,17 @@ def test_no_column_is_worth_more_than_it_takes(loads: list[Load]) -> None:
 @given(loads=some_loads(6, 150.0), seed=st.integers(0, 5))
 @settings(max_examples=20, deadline=None)
 def test_what_a_search_says_is_served_is_served(loads: list[Load], seed: int) -> None:
-    shelf, rates = shelf_of(loads)
-    worth = np.array([1 / max(max(shelf.best[size][n] for size in FINE.sizes), 1e-9) for n in range(len(loads))])
-    guide = guided({"gpu": shelf}, rates, worth, solver=False)
-    search = Search({"gpu": shelf}, ["gpu"] * 3, rates, worth, Effort(60), most_slots=3, seed=seed, guide=guide)
+    generator, rates = generator_of(loads)
+    worth = np.array([1 / max(max(generator.best[size][n] for size in FINE.sizes), 1e-9) for n in range(len(loads))])
+    priced = priced_columns({"gpu": generator}, rates, worth, solver=False)
+    search = Search(
+        {"gpu": generator}, ["gpu"] * 3, rates, worth, SearchBudget(60), most_slots=3, seed=seed, priced=priced
+    )
     is_served = search.run([None] * 3)
-    total = sum((np.array(f.served) for f in search.fillings if f is not None), np.zeros(len(rates)))
+    total = sum((np.array(f.served) for f in search.configs if f is not None), np.zeros(len(rates)))
     assert is_served == bool((total >= rates * (1 - 1e-9)).all())
-    for filling in search.fillings:
-        if filling is not None:
-            assert shelf.filling(filling.columns) == filling
-            memory = sum(COSTS.memory_bytes(loads[n].model) for c in filling.columns for n, _ in c.slots)
+    for config in search.configs:
+        if config is not None:
+            assert generator.config(config.columns) == config
+            memory = sum(COSTS.memory_bytes(loads[n].model) for c in config.columns for n, _ in c.slots)
             assert memory <= FINE.memory_bytes or math.isinf(memory)

@@ -11,14 +11,14 @@ from bench.papers.gpulet._nexus import SquishyBinPacking
 from cotenant.errors import InvalidValueError
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import DEVICES, LATENCY, Infeasible, Load, Plan, Planner
 from plan_samples import GPU, MS, costs, load, some_loads
 
 COSTS = costs()
-CAPACITY = Book(COSTS).capacity("middle", 120 * MS, 100, "gpu")
+CAPACITY = RoundCache(COSTS).capacity("middle", 120 * MS, 100, "gpu")
 INVENTORY = [GPU] * 6
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bench.papers.gpulet._linear import LinearConstants, LinearInterference, Utilisation
 from cotenant.plan.assess import assess
 from cotenant.plan.check import ROUND, SLO, check_plan, worst_factor
-from cotenant.plan.rounds import Book
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.rounds import RoundCache
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.predict.interference.factors import Interference, Margin, PressureInterference, Scores, Surface
 from cotenant.work import Work
@@ -84,7 +84,7 @@ def test_the_worst_factor_is_that_of_brute_force(
     costs = believed(interference)
     expected = brute_force(costs, target, beside)
     assert worst_factor(*target, beside, TEN.name, costs) == expected
-    assert Book(costs).worst_factor(*target, beside, TEN.name) == expected
+    assert RoundCache(costs).worst_factor(*target, beside, TEN.name) == expected
 
 
 @pytest.mark.parametrize("count", [7, 8, 9, 10])
@@ -94,7 +94,7 @@ def test_many_partitions_that_are_harmless_alone_are_seen_together(count: int) -
     costs = believed(LinearInterference(LinearConstants(0.0, 1.0, 0.0, 0.0, 0.5), Utilisation.of(shares)))
     beside = [[("a", 1, 1), ("b", 1, 1), ("c", 1, 1)]] * count
     assert worst_factor(*TARGET, beside, TEN.name, costs) == pytest.approx(0.5 + 0.3 * count)
-    assert Book(costs).worst_factor(*TARGET, beside, TEN.name) == pytest.approx(0.5 + 0.3 * count)
+    assert RoundCache(costs).worst_factor(*TARGET, beside, TEN.name) == pytest.approx(0.5 + 0.3 * count)
 
     loads = [Load(name, name, 1.0, 60 * MS) for name in NAMES]
     alone = costs.latency_ns(Work("a", 0, 4), 1, TEN.name)
@@ -104,8 +104,8 @@ def test_many_partitions_that_are_harmless_alone_are_seen_together(count: int) -
     found = check_plan(plan, loads, [TEN], costs)
     assert {each.kind for each in found if each.partition == 0} <= {SLO, ROUND}
     assert any(each.partition == 0 for each in found)
-    assert Book(costs).interferes(NAMES, [TEN])
-    assert not Book(costs).interferes(["a"], [TEN])
+    assert RoundCache(costs).interferes(NAMES, [TEN])
+    assert not RoundCache(costs).interferes(["a"], [TEN])
     view = assess(plan, loads, [TEN], costs).devices[0].partitions[0].slots[0]
     assert view.factor == pytest.approx(0.5 + 0.3 * count)
 
@@ -123,7 +123,7 @@ def test_a_neighbour_that_helps_may_be_idle() -> None:
         ([[helping]] * 12 + [[neutral]], 1.5),
     ):
         assert worst_factor(*TARGET, beside, TEN.name, costs) == pytest.approx(expected)
-        assert Book(costs).worst_factor(*TARGET, beside, TEN.name) == pytest.approx(expected)
+        assert RoundCache(costs).worst_factor(*TARGET, beside, TEN.name) == pytest.approx(expected)
 
 
 def test_curves_beside_many_neighbours_are_worked_out_at_once() -> None:
@@ -131,6 +131,6 @@ def test_curves_beside_many_neighbours_are_worked_out_at_once() -> None:
     shares = {key: (0.1 * BATCHES.index(key[1]), 0.0) for key in KEYS}
     costs = believed(LinearInterference(LinearConstants(0.0, 0.1, 0.0, 0.0, 1.0), Utilisation.of(shares)))
     around = tuple((1, tuple((name, 8) for name in NAMES)) for _ in range(60))
-    curve = Book(costs).curve("a", 1, TEN.name, around)
-    alone = Book(costs).curve("a", 1, TEN.name)
+    curve = RoundCache(costs).curve("a", 1, TEN.name, around)
+    alone = RoundCache(costs).curve("a", 1, TEN.name)
     assert curve.latency_ns == pytest.approx([ns * 2.2 for ns in alone.latency_ns], abs=1)

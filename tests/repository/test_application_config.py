@@ -19,8 +19,8 @@ from cotenant.repository import (
     is_application,
     model_names,
 )
-from cotenant.repository.applications import Source, read_application
-from cotenant.serve.opener.application import fit
+from cotenant.repository.application_spec import Source, read_application
+from cotenant.serve.opener.served_application import fit
 from cotenant.wire.api import ModelMetadata, ServeError, Status, TensorSpec
 from repositories import config, scaled, write_model
 

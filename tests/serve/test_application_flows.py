@@ -25,7 +25,7 @@ from cotenant.core.events import (
 )
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.registry import rebuild_policy
-from cotenant.serve.opener.models import QueryForm
+from cotenant.serve.opener.served_models import QueryForm
 from cotenant.trace import decode_event, read, replay
 from cotenant.trace.explain import ApplicationStory, Explanation, explain
 from cotenant.types import ANSWERS, Outcome, Tenant
@@ -106,7 +106,7 @@ def test_the_whole_is_late_when_its_slo_has_passed() -> None:
     world.ask()
     world.run()
     assert world.story[0][:2] == (130, Outcome.LATE)
-    assert world.accounts.by_tenant["app"].outcomes[Outcome.LATE] == 1
+    assert world.counters.by_tenant["app"].outcomes[Outcome.LATE] == 1
     assert world.results[0][1].outputs
 
 
@@ -170,7 +170,7 @@ def test_a_cancel_ends_the_whole_at_once() -> None:
     assert world.story == [(12, Outcome.CANCELLED, "cancelled by the client")]
     assert world.results[0][1].status is Status.CANCELLED
     assert len(world.events(QueryWithdrawn)) == 2
-    assert world.accounts.by_tenant["app"].attainment == 1.0  # withdrawn by the client: nobody's miss
+    assert world.counters.by_tenant["app"].attainment == 1.0  # withdrawn by the client: nobody's miss
 
 
 def test_a_time_out_withdraws_what_waits() -> None:
@@ -225,7 +225,7 @@ def test_stages_of_several_queries_are_one_batch() -> None:
         world.ask()
     world.run()
     assert [outcome for _, outcome, _ in world.story] == [Outcome.ANSWERED] * 4
-    assert world.accounts.by_tenant["m1"].launches < 4
+    assert world.counters.by_tenant["m1"].launches < 4
 
 
 def test_a_callback_that_raises_costs_nobody_else(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,8 +17,8 @@ from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerCon
 from cotenant.core.events import QueryArrived
 from cotenant.plan.application import Application, Stage
 from cotenant.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
-from cotenant.plan.sources import Grounds, read_tables
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.sources import CostBasis, read_profile_costs
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import Costs, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.serve.brain.plan_lanes import Cores, lay_out, open_plan
 from cotenant.serve.brain.plan_names import shares_of, stage_tenants
@@ -135,9 +135,9 @@ class Following:
     def write(self, request: Request) -> None:
         self.path.write_text(plan_text(PlanFile(request, plan_of(*LOADS), 0.1)))
 
-    def costs(self, root: Path, devices: Sequence[DeviceType]) -> Grounds:
+    def costs(self, root: Path, devices: Sequence[DeviceType]) -> CostBasis:
         known = {name: {1: {1: MS, 4: MS}} for name in ("twice", "thrice")}
-        return Grounds(tuple(devices), TableCosts({"cpu": known}, {"twice": 1, "thrice": 1}), None, "")
+        return CostBasis(tuple(devices), TableCosts({"cpu": known}, {"twice": 1, "thrice": 1}), None, "")
 
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
@@ -237,7 +237,7 @@ def test_a_repository_knows_its_applications(root: Path, run: Run) -> None:
     done, _, err = run("profile", root, "--budget", "0.05")
     assert done == 0, err
     write_application(root, "broken", "[application]\n")
-    known = read_tables(root).applications
+    known = read_profile_costs(root).applications
     assert known == {"chain": KnownApplication(SLO_MS * MS, STAGES)}
     tenants = root.parent / "tenants.toml"
     tenants.write_text(TENANTS)

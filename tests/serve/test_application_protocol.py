@@ -48,8 +48,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server, backend, ports)
         assert backend.settled(WAIT_S)
     server.stop()
-    for name, account in server.accounts.by_tenant.items():
-        assert sum(account.outcomes.values()) == account.arrived, name
+    for name, counted in server.counters.by_tenant.items():
+        assert sum(counted.outcomes.values()) == counted.arrived, name
     assert server._executor.kept == 0
 
 
@@ -176,7 +176,7 @@ rate = 20
 items = 2
 protocol = "{protocol}"
 """
-    before = served.server.accounts.by_tenant["chain"].outcomes[Outcome.ANSWERED]
+    before = served.server.counters.by_tenant["chain"].outcomes[Outcome.ANSWERED]
     ports = served.ports
     result = asyncio.run(
         run_load(
@@ -190,8 +190,8 @@ protocol = "{protocol}"
     assert lines["chain"].slo_ns == 20_000_000_000
     assert lines["chain"].answered == lines["chain"].offered
     assert lines["diamond"].answered == lines["diamond"].offered
-    account = served.server.accounts.by_tenant["chain"]
-    assert account.outcomes[Outcome.ANSWERED] - before == lines["chain"].offered
+    counted = served.server.counters.by_tenant["chain"]
+    assert counted.outcomes[Outcome.ANSWERED] - before == lines["chain"].offered
 
 
 def test_the_page_for_prometheus_has_a_row_of_the_application(served: Served) -> None:

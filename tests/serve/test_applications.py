@@ -86,7 +86,7 @@ def test_only_what_was_asked_for_is_computed_and_sent(client: Client, server: Se
 
 
 def test_stages_are_queries_of_their_models_tenants(client: Client, watch: Watch, server: Server) -> None:
-    before, began = len(watch.events(QueryArrived)), server.accounts.by_tenant["twice"].arrived
+    before, began = len(watch.events(QueryArrived)), server.counters.by_tenant["twice"].arrived
     answer = client.ask("diamond", {"x": x_of(1, 2)}, priority=5, timeout_ns=10_000_000_000)
     queries = [event.query for event in watch.events(QueryArrived)[before:]]
     assert [(each.stage, each.tenant, each.items) for each in queries[:1]] == [("start", "twice", 2)]
@@ -96,7 +96,7 @@ def test_stages_are_queries_of_their_models_tenants(client: Client, watch: Watch
     [arrived] = [event for event in watch.events(ApplicationArrived) if event.query == answer.query]
     assert arrived.deadline_ns - arrived.arrival_ns == 10_000_000_000
     assert all(each.deadline_ns <= arrived.deadline_ns == (each.expiry_ns or 0) for each in queries)
-    assert server.accounts.by_tenant["twice"].arrived == began + 1
+    assert server.counters.by_tenant["twice"].arrived == began + 1
     client.ask("diamond", {"x": x_of()})
     assert watch.events(QueryArrived)[-1].query.rank == priority_rank(2)  # of the application's own file
 
@@ -188,11 +188,11 @@ def test_its_statistics_are_its_own(server: Server, client: Client) -> None:
 def test_requests_that_do_not_fit_are_refused_before_they_count(
     server: Server, model: str, inputs: dict[str, Any], sentence: str
 ) -> None:
-    arrived = server.accounts.by_tenant[model].arrived
+    arrived = server.counters.by_tenant[model].arrived
     with pytest.raises(ServeError, match=sentence) as caught:
         server.submit(InferRequest(model, inputs), lambda _: pytest.fail("done was called"))
     assert caught.value.status is Status.INVALID_ARGUMENT
-    assert server.accounts.by_tenant[model].arrived == arrived
+    assert server.counters.by_tenant[model].arrived == arrived
     assert server._flows.under_way == 0
 
 
@@ -202,14 +202,14 @@ def test_an_output_that_is_not_there_is_refused(server: Server) -> None:
 
 
 def test_a_stage_that_fails_fails_the_whole_and_nothing_is_left(client: Client, server: Server, watch: Watch) -> None:
-    before = server.accounts.by_tenant["failing"].outcomes[Outcome.FAILED]
+    before = server.counters.by_tenant["failing"].outcomes[Outcome.FAILED]
     failed = client.ask("failing", {"index": np.array([99]), "x": x_of()})
     assert (failed.outcome, failed.status, failed.outputs) == (Outcome.FAILED, Status.INTERNAL, {})
     assert failed.reason.startswith("stage 'pick': ")
     assert "indices element out of data bounds" in failed.reason
     good = client.ask("failing", {"index": np.array([4]), "x": x_of()})
     np.testing.assert_array_equal(good.outputs["picked"], [[8.0, 9.0]])
-    assert server.accounts.by_tenant["failing"].outcomes[Outcome.FAILED] == before + 1
+    assert server.counters.by_tenant["failing"].outcomes[Outcome.FAILED] == before + 1
     assert server.driver.wait_idle(30)
     stages = [event.query.id for event in watch.events(QueryArrived) if event.query.part_of == failed.query]
     ends = [action.query for action in watch.actions(Respond) if action.query in stages]
@@ -282,7 +282,7 @@ def test_an_application_is_loaded_reloaded_and_unloaded_like_a_model(tmp_path: P
         write_application(root, "chain", CHAIN)
         server.load("chain")
         assert client.ask("chain", {"x": x_of()}).outcome is Outcome.ANSWERED
-        assert server.accounts.by_tenant["chain"].arrived == 1
+        assert server.counters.by_tenant["chain"].arrived == 1
         write_application(root, "chain", CHAIN.replace("second.y", "nobody.y"))
         with pytest.raises(ServeError, match="unknown stage 'nobody'") as caught:
             server.load("chain")

@@ -22,11 +22,11 @@ from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.session_ladder import SessionLadder
+from cotenant.execute.sessions import SessionSet
 from cotenant.execute.worker.channel import Open, Prepare
 from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.sources import Grounds
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.sources import CostBasis
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.tracking import TrackedRate
 from cotenant.plan.types import Costs, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.policies.ordered.edf import Edf
@@ -182,37 +182,37 @@ OPEN = Open("a", "a/1/model.onnx", "graphs", "x", ((1, ((0, 2),)),), 5)
 WHOLE = ((0, 2),)
 
 
-def test_a_ladder_asks_for_what_is_missing_and_the_next_worker_loads_it_all() -> None:
-    ladder = SessionLadder(OPEN)
+def test_a_session_set_asks_for_what_is_missing_and_the_next_worker_loads_it_all() -> None:
+    sessions = SessionSet(OPEN)
     sent: list[Any] = []
 
     def answered(message: Any) -> bool:
         sent.append(message)
-        ladder.end("")
+        sessions.end("")
         return True
 
-    ladder.prepare(((1, WHOLE), ((0, 1), WHOLE)), {"x": (1, 8)}, answered)
+    sessions.prepare(((1, WHOLE), ((0, 1), WHOLE)), {"x": (1, 8)}, answered)
     assert sent == [Prepare((((0, 1), WHOLE),), {"x": (1, 8)})]
-    assert ladder.model.sessions == ((1, WHOLE), ((0, 1), WHOLE))
-    ladder.prepare(((1, WHOLE),), {}, answered)
+    assert sessions.model.sessions == ((1, WHOLE), ((0, 1), WHOLE))
+    sessions.prepare(((1, WHOLE),), {}, answered)
     assert len(sent) == 1  # it is there
-    ladder.keep((((0, 1), WHOLE),), answered)
-    assert ladder.model.sessions == (((0, 1), WHOLE),)
+    sessions.keep((((0, 1), WHOLE),), answered)
+    assert sessions.model.sessions == (((0, 1), WHOLE),)
     assert sent[1].threads == ((0, 1),)
 
 
-def test_a_refusal_leaves_the_ladder_as_it_was_and_a_lost_worker_is_not_waited_for() -> None:
-    ladder = SessionLadder(OPEN)
+def test_a_refusal_leaves_the_sessions_as_they_were_and_a_lost_worker_is_not_waited_for() -> None:
+    sessions = SessionSet(OPEN)
 
     def refused(message: Any) -> bool:
-        ladder.end("no memory")
+        sessions.end("no memory")
         return True
 
     with pytest.raises(ModelError, match="no memory"):
-        ladder.prepare((((0, 1), WHOLE),), {}, refused)
-    assert ladder.model == OPEN
-    ladder.prepare((((0, 1), WHOLE),), {}, lambda _: False)
-    assert ladder.model.sessions == ((1, WHOLE), ((0, 1), WHOLE))
+        sessions.prepare((((0, 1), WHOLE),), {}, refused)
+    assert sessions.model == OPEN
+    sessions.prepare((((0, 1), WHOLE),), {}, lambda _: False)
+    assert sessions.model.sessions == ((1, WHOLE), ((0, 1), WHOLE))
 
 
 # --- the server ---------------------------------------------------------------------------------------------------
@@ -254,9 +254,9 @@ class Following:
 
     name = "told"
 
-    def costs(self, root: Path, devices: Sequence[DeviceType]) -> Grounds:
+    def costs(self, root: Path, devices: Sequence[DeviceType]) -> CostBasis:
         known = TableCosts({"cpu": {"a": {1: {1: MS, 4: MS}}, "b": {1: {1: MS, 4: MS}}}}, {"a": 1, "b": 1})
-        return Grounds(tuple(devices), known, None, "")
+        return CostBasis(tuple(devices), known, None, "")
 
     def plan(
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
@@ -395,8 +395,8 @@ def test_old_sessions_go_when_nothing_runs_on_them(tmp_path: Path) -> None:
         made.follower.reload()
         assert made.follower.wait_version(2, WAIT_S)
         for name in "ab":
-            keeper = made.server._models[name][""].loaded
-            assert [threads for threads, _ in keeper._ladder.model.sessions] == [(0, 1)]  # type: ignore[attr-defined]
+            supervisor = made.server._models[name][""].loaded
+            assert [threads for threads, _ in supervisor._sessions.model.sessions] == [(0, 1)]  # type: ignore[attr-defined]
             assert made.client.ask(name, x(1)).outcome is Outcome.ANSWERED
     finally:
         made.close()

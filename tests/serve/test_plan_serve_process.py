@@ -52,8 +52,8 @@ def request(rate_a: float, rate_b: float) -> Request:
 def planned(root: Path, rate_a: float, rate_b: float) -> PlanFile:
     """What `cotenant plan` would write."""
     asked = request(rate_a, rate_b)
-    grounds = costs_of_repository(root, asked.devices)
-    plan = Elastic(headroom=0.1).plan(asked.loads, grounds.devices, grounds.costs)
+    basis = costs_of_repository(root, asked.devices)
+    plan = Elastic(headroom=0.1).plan(asked.loads, basis.devices, basis.costs)
     assert isinstance(plan, Plan)
     return PlanFile(asked, plan, 0.1)
 

@@ -32,8 +32,8 @@ from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
 from cotenant.serve import server as server_module
-from cotenant.serve.opener import models as models_module
 from cotenant.serve.opener import profiles as profiles_module
+from cotenant.serve.opener import served_models as models_module
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status
@@ -219,11 +219,11 @@ def test_requests_that_do_not_fit_are_refused_before_they_count(
     server: Server, model: str, inputs: dict[str, Any], sentence: str
 ) -> None:
     """Rows that differ between inputs would shift the rows of everyone else in the batch."""
-    arrived = server.accounts.by_tenant[model].arrived
+    arrived = server.counters.by_tenant[model].arrived
     with pytest.raises(ServeError, match=sentence) as caught:
         server.submit(InferRequest(model, inputs), lambda _: pytest.fail("done was called"))
     assert caught.value.status is Status.INVALID_ARGUMENT
-    assert server.accounts.by_tenant[model].arrived == arrived
+    assert server.counters.by_tenant[model].arrived == arrived
 
 
 def test_a_model_that_raises_fails_its_query_alone(client: Client, server: Server) -> None:
@@ -246,11 +246,11 @@ def test_a_model_that_raises_fails_its_query_alone(client: Client, server: Serve
 def test_text_that_is_none_is_refused_before_it_is_merged(
     client: Client, server: Server, items: list[bytes], at: int
 ) -> None:
-    arrived = server.accounts.by_tenant["words"].arrived
+    arrived = server.counters.by_tenant["words"].arrived
     with pytest.raises(ServeError, match=f"input 'words' has .* as element {at}, expected UTF-8 text") as caught:
         client.submit("words", {"words": np.array(items, np.object_)})
     assert caught.value.status is Status.INVALID_ARGUMENT
-    assert server.accounts.by_tenant["words"].arrived == arrived
+    assert server.counters.by_tenant["words"].arrived == arrived
     texts = ["\u20ac\0".encode(), b"\0", b""]
     assert client.ask("words", {"words": np.array(texts, np.object_)}).outcome is Outcome.ANSWERED
 
@@ -311,7 +311,7 @@ def test_merge_keys_differ_whatever_threads_ask_at_once(server: Server) -> None:
     assert len(set(found[0].values())) == len(lengths)
 
 
-# --- accounts ---------------------------------------------------------------------------------------------------------
+# --- counters ---------------------------------------------------------------------------------------------------------
 
 
 def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:
@@ -527,7 +527,7 @@ def test_draining_answers_what_is_inside(tmp_path: Path, isolation: Any) -> None
 def threads_of(server: Server) -> Sequence[threading.Thread]:
     executor = server._executor
     if isinstance(executor, ProcessExecutor):
-        own = [keeper._thread for keeper in executor._all]
+        own = [supervisor._thread for supervisor in executor._all]
     else:
         own = [lane._thread for lane in executor._lanes.values()]
     return [*own, server.clock._thread]  # type: ignore[attr-defined]

@@ -61,8 +61,8 @@ class Served:
         assert self.backend.settled(WAIT_S)
         assert self.server.driver.wait_idle(WAIT_S)
         assert self.server.driver.read(lambda engine: engine.live) == 0
-        for name, account in self.server.accounts.by_tenant.items():
-            assert sum(account.outcomes.values()) == account.arrived, name
+        for name, counted in self.server.counters.by_tenant.items():
+            assert sum(counted.outcomes.values()) == counted.arrived, name
         assert self.server._executor.kept == 0
 
 
@@ -274,7 +274,7 @@ def test_damaged_grpc_requests(served: Served, target: Target) -> None:
 def test_clients_that_go_away_leave_one_outcome_each(served: Served, target: Target) -> None:
     """Half of the requests are not waited for: connections are cut and calls cancelled while queries are inside."""
     rng = random.Random(406)
-    before = served.server.accounts.by_tenant["add_sub"].arrived
+    before = served.server.counters.by_tenant["add_sub"].arrived
     for _ in range(60):
         call = RawHttp(served.ports.http)
         connection_request = http_request(rng, target, damage=False)
@@ -293,9 +293,9 @@ def test_clients_that_go_away_leave_one_outcome_each(served: Served, target: Tar
             else:
                 assert pending.result()
     served.balanced()
-    account = served.server.accounts.by_tenant["add_sub"]
-    assert account.arrived - before >= 60
-    assert {outcome for outcome, count in account.outcomes.items() if count} <= {
+    counted = served.server.counters.by_tenant["add_sub"]
+    assert counted.arrived - before >= 60
+    assert {outcome for outcome, count in counted.outcomes.items() if count} <= {
         Outcome.ANSWERED,
         Outcome.LATE,
         Outcome.CANCELLED,

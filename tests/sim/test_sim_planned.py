@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from cotenant.plan.application import Application, Stage, stage_loads
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import DevicePlan, Load, PartitionPlan, Plan, PlanError
 from cotenant.sim.planned import simulate_plan
 from cotenant.work import Slot

@@ -16,13 +16,13 @@ from cotenant.core.snapshot import DropRule
 from cotenant.execute.protocol import Timing
 from cotenant.policies import POLICIES
 from cotenant.predict.online import OnlineModel
-from cotenant.repository.applications import ApplicationSpec, Source, StageSpec
-from cotenant.serve.brain.accounts import Accounts
+from cotenant.repository.application_spec import ApplicationSpec, Source, StageSpec
 from cotenant.serve.brain.clock import VirtualClock
+from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.brain.flows import Flows
-from cotenant.serve.opener.application import ServedApplication, fit
-from cotenant.serve.opener.models import QueryForm
+from cotenant.serve.opener.served_application import ServedApplication, fit
+from cotenant.serve.opener.served_models import QueryForm
 from cotenant.trace import TraceWriter, header
 from cotenant.types import Outcome, StageQuery, Tenant
 from cotenant.wire.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec
@@ -93,10 +93,10 @@ class World:
         self.beliefs = OnlineModel(max(lane.size for lane in lanes), adapt=False)
         for tenant in tenants:
             self.beliefs.add(tenant.name, believed.tables[tenant.name])
-        self.accounts = Accounts()
+        self.counters = Counters()
         for tenant in tenants:
-            self.accounts.add(tenant.name, tenant.slo_ns)
-        self.accounts.add("app", spec.slo_ns)
+            self.counters.add(tenant.name, tenant.slo_ns)
+        self.counters.add("app", spec.slo_ns)
         made = POLICIES[policy](lanes, drop)
         self.engine = Engine(tenants, made, self.beliefs.predictor, Machine.cpu(CORES))
         self.executor = SimulatedExecutor(TableWorld(real, **world), self.clock)
@@ -104,9 +104,9 @@ class World:
         if trace is not None:
             head = header(made, self.beliefs.predictor, tenants, Machine.cpu(CORES), created="")
             self.writer = TraceWriter(trace.open("wb"), head)
-        self.driver = Driver(self.engine, self.executor, self.clock, (self.accounts, self.beliefs, self._watch))
+        self.driver = Driver(self.engine, self.executor, self.clock, (self.counters, self.beliefs, self._watch))
         self.models = {tenant.name: FakeModel(tenant) for tenant in tenants}
-        self.flows = Flows(lambda: self.driver, self.clock, self.accounts, self.beliefs, self.find)  # type: ignore[arg-type]
+        self.flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self.find)  # type: ignore[arg-type]
         shares = None if shares_ms is None else {name: round(share * MS) for name, share in shares_ms.items()}
         self.app: ServedApplication = fit(spec, self.find, shares)  # type: ignore[arg-type]
 
@@ -136,8 +136,8 @@ class World:
         assert self.flows.wait_idle(0)
         assert self.driver.wait_idle(0)
         assert self.executor.kept == 0
-        account = self.accounts.by_tenant["app"]
-        assert sum(account.outcomes.values()) == account.arrived == len(self.results)
+        counted = self.counters.by_tenant["app"]
+        assert sum(counted.outcomes.values()) == counted.arrived == len(self.results)
         if self.writer is not None:
             self.writer.close()
 

@@ -94,10 +94,10 @@ def sample(page: str, name: str, **labels: str) -> float:
 
 
 def assert_balanced(server: Server) -> None:
-    for name, account in server.accounts.by_tenant.items():
-        assert sum(account.outcomes.values()) == account.arrived, name
-    assert server.accounts._open == {}
-    assert server.accounts._running == {}
+    for name, counted in server.counters.by_tenant.items():
+        assert sum(counted.outcomes.values()) == counted.arrived, name
+    assert server.counters._open == {}
+    assert server.counters._running == {}
     assert server.driver.read(lambda engine: (engine.live, engine.running)) == (0, 0)
     assert server._executor.kept == 0
 

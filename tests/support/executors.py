@@ -21,11 +21,11 @@ from cotenant.execute.gpu.sm_streams import PlainShares
 from cotenant.execute.gpu.streams import CpuStreams, StreamDevice
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Executor, Tensors, Timing
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import RealClock
@@ -81,7 +81,7 @@ def image(seed: int, rows: int) -> Tensors:
 
 @contextmanager
 def onnxruntime_case(folder: Path) -> Iterator[Case]:
-    executor = OnnxRuntimeExecutor(lane_nice=3)
+    executor = ThreadExecutor(lane_nice=3)
     reference = session(folder / "cnn.onnx")
     with (
         SegmentedModel.open(folder / "cnn.onnx", cache_dir=folder / "graphs") as cnn,
@@ -100,7 +100,7 @@ def onnxruntime_case(folder: Path) -> Iterator[Case]:
         executor.close()
 
 
-def process_executor(folder: Path, limits: Limits = Limits()) -> ProcessExecutor:
+def process_executor(folder: Path, limits: WorkerLimits = WorkerLimits()) -> ProcessExecutor:
     """Worker processes of the tenants 'cnn' and 'picky'."""
     executor = ProcessExecutor(3, limits)
     for tenant in ("cnn", "picky"):

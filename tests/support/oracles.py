@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import NS_PER_S, CoRunner, DeviceType, Load
 from cotenant.work import Work
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import CoRunner, DeviceType, Load
 
 GIB = 1 << 30

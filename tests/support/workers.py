@@ -16,13 +16,13 @@ from cotenant.core.events import Event, TenantResumed
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.work import Share, Work
 
 WAIT_S = 60.0
 CORE = Share((sorted(os.sched_getaffinity(0))[-1],))
 OTHER = Share((sorted(os.sched_getaffinity(0))[0],))
-PROMPT = Limits(backoff_s=0.01)
+PROMPT = WorkerLimits(backoff_s=0.01)
 
 
 def pid_of(executor: ProcessExecutor, tenant: str) -> int:
@@ -43,7 +43,7 @@ class _Heard(logging.Handler):
 class Host:
     """A ProcessExecutor, what it told, and the ends of its launches."""
 
-    def __init__(self, folder: Path, limits: Limits = PROMPT) -> None:
+    def __init__(self, folder: Path, limits: WorkerLimits = PROMPT) -> None:
         self.executor = ProcessExecutor(0, limits)
         self.executor.on_event = self._event
         self.events: list[Event] = []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cotenant.types import Outcome
 from cotenant.wire import codec, codec_grpc, codec_http
 from cotenant.wire.api import InferRequest, InferResult, ModelMetadata, ServeError, Status, TensorSpec
-from cotenant.wire.codec import DTYPES, Limits, OutputWish, WireRequest
+from cotenant.wire.codec import DTYPES, Limits, RequestedOutput, WireRequest
 from cotenant.wire.decode import grpc_outputs, http_outputs
 from cotenant.wire.oip import MESSAGES
 from fake_backend import MODELS, sample
@@ -197,7 +197,7 @@ def test_parameters_arrive_in_the_request() -> None:
     request = wire.request
     assert (request.model, request.id, request.priority, request.timeout_ns) == ("m", "q", 2, 1_500_000)
     assert request.outputs == ("y", "z")
-    assert wire.wishes == (OutputWish("y", True, 3), OutputWish("z", False))
+    assert wire.requested == (RequestedOutput("y", True, 3), RequestedOutput("z", False))
     assert decode_json(one_input() | {"parameters": {"timeout": 0}}).request.timeout_ns is None
     assert decode_json(one_input() | {"parameters": None, "id": None, "outputs": None}).request.id == ""
 
@@ -435,7 +435,7 @@ def test_the_load_generator_reads_what_was_answered(datatype: str) -> None:
     for binary in ((), ("y", "none"), ("text",), tuple(outputs)):
         if datatype in NO_JSON and "y" not in binary:
             continue
-        wire = WireRequest(InferRequest("m", {}), tuple(OutputWish(name, name in binary) for name in outputs))
+        wire = WireRequest(InferRequest("m", {}), tuple(RequestedOutput(name, name in binary) for name in outputs))
         body, _ = codec_http.encode_response(wire, result, False)
         found = http_outputs(b"".join(body))
         assert [*found] == [*outputs]

@@ -33,7 +33,7 @@ from bench.papers.abacus._service import Meter, Service, between, model_ns, read
 from cotenant.config import ServerConfig, load_server_config
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.load import LoadResult, run_load_process
-from cotenant.measure.contention import ContentionProfile, calibrate
+from cotenant.measure.contention_profile import ContentionProfile, calibrate
 from cotenant.measure.solo import Effort
 from cotenant.metrics import OutcomeLog, Summary, TenantSummary, summarise
 from cotenant.predict.online import OnlineModel

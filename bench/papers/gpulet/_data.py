@@ -16,7 +16,7 @@ from bench.papers.gpulet._tables_csv import (
     read_latencies,
     read_models,
 )
-from cotenant.plan.tables import TableCosts
+from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import NS_PER_MS, DeviceType, Load
 
 GPU = "2080ti"

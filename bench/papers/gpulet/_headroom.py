@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from bench.papers.gpulet._simulate import Simulated, simulate_plan
 from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application
-from cotenant.plan.arrivals import with_poisson_headroom
+from cotenant.plan.poisson_headroom import with_poisson_headroom
 from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 _MOST_GROWTH = 0.4

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.elastic import MOST_MODELS, Elastic
-from cotenant.plan.rounds import Book, Curve, Demand, book_of
-from cotenant.plan.search.columns import Column, Filling, Shelf, device_plan
+from cotenant.plan.rounds import Curve, Demand, RoundCache, round_cache_of
+from cotenant.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, device_plan
 from cotenant.plan.search.local_search import SERVED
 from cotenant.plan.search.opt_bound import Bound
 from cotenant.plan.types import (
@@ -102,42 +102,49 @@ class Ideal:
         first = elastic.plan(loads, devices, costs)
         if isinstance(first, Plan):
             return replace(first, planner=self.name)
-        book = book_of(costs)
+        cache = round_cache_of(costs)
         asked = padded(loads, self.headroom)
         kinds = {
             name: replace(kind, splits=tuple(split for split in kind.splits if len(split) <= self.most_partitions))
             for name, kind in types.items()
         }
-        shelves = {name: Shelf(book, asked, kind) for name, kind in kinds.items()}
+        generators = {name: ColumnGenerator(cache, asked, kind) for name, kind in kinds.items()}
         rates = np.array([load.rate_per_s for load in asked])
         inventory = [device.name for device in devices]
-        if not inventory or Bound(shelves, rates).is_too_little(inventory):
+        if not inventory or Bound(generators, rates).is_too_little(inventory):
             return first
         for parts, rounds in _stages(len(asked)):
-            fillings = {
-                name: _Fillings(book, asked, kinds[name], shelf, parts, self.most_models, rounds)
-                for name, shelf in shelves.items()
+            configs = {
+                name: _Configurations(cache, asked, kinds[name], generator, parts, self.most_models, rounds)
+                for name, generator in generators.items()
             }
-            chosen = _divided([fillings[name] for name in inventory], parts)
+            chosen = _divided([configs[name] for name in inventory], parts)
             if chosen is not None:
-                total = np.sum([filling.served for _, filling in chosen], axis=0)
+                total = np.sum([config.served for _, config in chosen], axis=0)
                 shares = np.minimum(1.0, rates / total).tolist()
-                made = tuple(device_plan(each.shelf, filling, shares) for each, filling in chosen)
+                made = tuple(device_plan(each.generator, config, shares) for each, config in chosen)
                 return Plan(made, self.name)
         return first
 
 
-class _Fillings:
+class _Configurations:
     """What one device of a type can serve: `reach` by parts, `maximal` those that nothing above is served with."""
 
     def __init__(
-        self, book: Book, loads: Sequence[Load], kind: DeviceType, shelf: Shelf, parts: int, most: int, rounds: int
+        self,
+        cache: RoundCache,
+        loads: Sequence[Load],
+        kind: DeviceType,
+        generator: ColumnGenerator,
+        parts: int,
+        most: int,
+        rounds: int,
     ) -> None:
-        self.shelf = shelf
+        self.generator = generator
         self._ways: dict[tuple[int, ...], tuple[Column, ...]] = {}
         self.reach = np.zeros((parts + 1,) * len(loads), dtype=np.bool_)
         self.reach[(0,) * len(loads)] = True
-        rows = {size: _rows(book, loads, kind, size, parts, most, rounds) for size in kind.sizes}
+        rows = {size: _rows(cache, loads, kind, size, parts, most, rounds) for size in kind.sizes}
         for split in kind.splits:
             if len(split) == 2:
                 self._pairs(split, rows[split[0]], rows[split[1]], parts)
@@ -148,14 +155,14 @@ class _Fillings:
         _close(self.reach)
         self.maximal = _maximal(self.reach)
 
-    def filling(self, parts: tuple[int, ...]) -> Filling:
-        """A filling that serves so much."""
+    def config(self, parts: tuple[int, ...]) -> DeviceConfiguration:
+        """A configuration that serves so much."""
         for known, columns in self._ways.items():
             if all(a >= b for a, b in zip(known, parts, strict=True)):
-                found = self.shelf.filling(columns)
+                found = self.generator.config(columns)
                 assert found is not None
                 return found
-        raise PlanError(f"no filling serves parts {parts!r}, expected one")
+        raise PlanError(f"no configuration serves parts {parts!r}, expected one")
 
     def _add(self, parts: tuple[int, ...], columns: tuple[Column, ...]) -> None:
         if not self.reach[parts]:
@@ -166,9 +173,9 @@ class _Fillings:
         """Every two rows beside each other that hold, a block of them at a time."""
         if not first or not second:
             return
-        kind = self.shelf.kind
-        left = _Side(self.shelf, split[0], first, split[1], second, parts)
-        right = _Side(self.shelf, split[1], second, split[0], first, parts)
+        kind = self.generator.kind
+        left = _Side(self.generator, split[0], first, split[1], second, parts)
+        right = _Side(self.generator, split[1], second, split[0], first, parts)
         memory = kind.memory_bytes - 2 * kind.partition_bytes
         step = max(1, _BLOCK // len(second))
         for at in range(0, len(first), step):
@@ -190,20 +197,21 @@ class _Side:
     """Rows of one partition, and what rows of the other one make of them."""
 
     def __init__(
-        self, shelf: Shelf, size: int, rows: list[Row], other_size: int, others: list[Row], parts: int
+        self, generator: ColumnGenerator, size: int, rows: list[Row], other_size: int, others: list[Row], parts: int
     ) -> None:
         self.parts = np.array([row.parts for row in rows])
         self.memory = np.array([row.memory_bytes for row in rows])
         slots, self._slots = _numbered(rows)
         other_slots, around = _numbered(others)
         took = [
-            [shelf.execution_ns(*slot, size, [Column(other_size, (other,))]) for other in other_slots] for slot in slots
+            [generator.execution_ns(*slot, size, [Column(other_size, (other,))]) for other in other_slots]
+            for slot in slots
         ]
         # a row of zeros for slots that are not there; of several slots beside it, the worst counts
         self._took = np.array([*took, [0] * len(other_slots)])[:, np.where(around < 0, around[:, :1], around)].max(
             axis=2
         )
-        loads = shelf.loads
+        loads = generator.loads
         self._slo = np.full(self._slots.shape, np.iinfo(np.int64).max)
         self._longest = np.zeros(len(rows))
         for line, row in enumerate(rows):
@@ -245,10 +253,10 @@ def _stages(loads: int) -> list[tuple[int, int]]:
 
 
 def _rows(
-    book: Book, loads: Sequence[Load], kind: DeviceType, size: int, parts: int, most: int, rounds: int
+    cache: RoundCache, loads: Sequence[Load], kind: DeviceType, size: int, parts: int, most: int, rounds: int
 ) -> list[Row]:
     """All parts of the loads that a partition serves alone, with their rounds."""
-    curves = [book.curve(load.model, size, kind.name) for load in loads]
+    curves = [cache.curve(load.model, size, kind.name) for load in loads]
     rows = []
     level: list[tuple[tuple[int, int], ...]] = [()]
     for _ in range(most):
@@ -260,11 +268,11 @@ def _rows(
                     demands = tuple(
                         Demand(loads[n].model, loads[n].slo_ns, loads[n].rate_per_s * p / parts) for n, p in chosen
                     )
-                    best = book.fit(demands, size, kind.name)
+                    best = cache.fit(demands, size, kind.name)
                     if best is None:
                         break  # nor would more of this load fit
                     grown.append(chosen)
-                    memory = sum(map(book.costs.memory_bytes, dict.fromkeys(work.model for work in demands)))
+                    memory = sum(map(cache.costs.memory_bytes, dict.fromkeys(work.model for work in demands)))
                     vector = [0] * len(loads)
                     for n, p in chosen:
                         vector[n] = p
@@ -325,7 +333,7 @@ def _maximal(reach: Reach) -> list[tuple[int, ...]]:
     return [tuple(map(int, each)) for each in np.argwhere(reach & ~is_below)]
 
 
-def _added(reach: Reach, one: _Fillings) -> Reach:
+def _added(reach: Reach, one: _Configurations) -> Reach:
     """What can be served with one more device."""
     found = np.zeros_like(reach)
     most = reach.shape[0] - 1
@@ -336,8 +344,10 @@ def _added(reach: Reach, one: _Fillings) -> Reach:
     return found
 
 
-def _divided(devices: Sequence[_Fillings], parts: int) -> list[tuple[_Fillings, Filling]] | None:
-    """A filling for every device in use, so that all parts are served; None where there is none."""
+def _divided(
+    devices: Sequence[_Configurations], parts: int
+) -> list[tuple[_Configurations, DeviceConfiguration]] | None:
+    """A configuration for every device in use, so that all parts are served; None where there is none."""
     half = len(devices) // 2
     sides = []
     for side in (devices[:half], devices[half:]):
@@ -360,6 +370,6 @@ def _divided(devices: Sequence[_Fillings], parts: int) -> list[tuple[_Fillings, 
             here = np.argwhere(reach[box] & np.flip(device.reach[box]))[0]
             own = tuple(part - int(left) for part, left in zip(target, here, strict=True))
             if any(own):
-                found.append((device, device.filling(own)))
+                found.append((device, device.config(own)))
             target = tuple(map(int, here))
     return found

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.draft import Draft, explain, impossible_alone
 from cotenant.plan.elastic import MOST_MODELS
-from cotenant.plan.rounds import Demand, book_of
+from cotenant.plan.partial_plan import PartialPlan, diagnose, impossible_alone
+from cotenant.plan.rounds import Demand, round_cache_of
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
 
 
@@ -42,72 +42,72 @@ class SquishyBinPacking:
     ) -> Plan | Infeasible:
         """See Planner. `running` is ignored."""
         checked(loads, devices)
-        draft = Draft(book_of(costs), devices, most_partitions=1, most_models=self.most_models)
+        partial = PartialPlan(round_cache_of(costs), devices, most_partitions=1, most_models=self.most_models)
         asked = padded(loads, self.headroom)
         for load in asked:
-            impossible = impossible_alone(draft, load, whole=True)
+            impossible = impossible_alone(partial, load, whole=True)
             if impossible is not None:
                 return impossible
         rests: list[tuple[float, Load, float]] = []
         for load in sorted(asked, key=lambda load: (-load.rate_per_s * load.slo_ns, load.tenant)):
             rate = load.rate_per_s
             while rate > 0:
-                left = _saturate(draft, load, rate)
+                left = _saturate(partial, load, rate)
                 if left >= rate:
                     break
                 rate = left
             if rate > load.rate_per_s * 1e-9:
-                rests.append((_occupancy(draft, load, rate), load, rate))
+                rests.append((_occupancy(partial, load, rate), load, rate))
         for _, load, rate in sorted(rests, key=lambda rest: (-rest[0], rest[1].tenant)):
-            if not _join(draft, load, rate):
-                return explain(draft, load, rate, _join)
-        return draft.plan(self.name)
+            if not _join(partial, load, rate):
+                return diagnose(partial, load, rate, _join)
+        return partial.plan(self.name)
 
 
-def _saturate(draft: Draft, load: Load, rate: float) -> float:
+def _saturate(partial: PartialPlan, load: Load, rate: float) -> float:
     """Give a whole unused device to a rate that fills it, the best for its price; what is left of the rate."""
     full: list[tuple[float, int, float]] = []
-    for device in draft.fresh():
-        kind = draft.kinds[device]
-        capacity = draft.room(load, device, kind.whole)
+    for device in partial.fresh():
+        kind = partial.kinds[device]
+        capacity = partial.room(load, device, kind.whole)
         if 0 < capacity <= rate:
             full.append((kind.price / capacity, device, capacity))
     for _, device, capacity in sorted(full):
-        opened = draft.opened(device, draft.kinds[device].whole, load, capacity)
+        opened = partial.opened(device, partial.kinds[device].whole, load, capacity)
         if opened is not None:
-            draft.made[device] = opened
+            partial.made[device] = opened
             return rate - capacity
     return rate
 
 
-def _occupancy(draft: Draft, load: Load, rate: float) -> float:
+def _occupancy(partial: PartialPlan, load: Load, rate: float) -> float:
     """The share of its duty cycle for which a rate keeps a device busy, on the device where that is least."""
     shares = [1.0]
-    for kind in draft.types:
+    for kind in partial.types:
         demand = Demand(load.model, load.slo_ns, rate)
-        made = draft.book.fit((demand,), kind.whole, kind.name)
+        made = partial.cache.fit((demand,), kind.whole, kind.name)
         if made is not None:
-            busy = draft.book.alone_ns(load.model, made.batches[0], kind.whole, kind.name)
+            busy = partial.cache.alone_ns(load.model, made.batches[0], kind.whole, kind.name)
             shares.append(busy / made.duty_ns)
     return min(shares)
 
 
-def _join(draft: Draft, load: Load, rate: float) -> bool:
+def _join(partial: PartialPlan, load: Load, rate: float) -> bool:
     """Put a rate onto the device in use that then bears the least, else onto the cheapest unused one."""
     options = []
-    for device, made in enumerate(draft.made):
+    for device, made in enumerate(partial.made):
         if made:
-            merged = draft.merged(device, 0, load, rate)
+            merged = partial.merged(device, 0, load, rate)
             if merged is not None:
                 options.append((0.0, merged[0].round.bears, device, merged))
     if not options:
-        for device in draft.fresh():
-            kind = draft.kinds[device]
-            opened = draft.opened(device, kind.whole, load, rate)
+        for device in partial.fresh():
+            kind = partial.kinds[device]
+            opened = partial.opened(device, kind.whole, load, rate)
             if opened is not None:
                 options.append((kind.price, opened[0].round.bears, device, opened))
     if not options:
         return False
     _, _, device, chosen = min(options, key=lambda option: option[:3])
-    draft.made[device] = chosen
+    partial.made[device] = chosen
     return True

@@ -11,8 +11,8 @@ from pathlib import Path
 from bench.papers.gpulet._csv_rows import csv_rows
 from bench.papers.gpulet._interference_csv import read_constants, read_utilisation
 from bench.papers.gpulet._linear import LinearInterference
-from cotenant.plan.file import Known
-from cotenant.plan.sources import Tables
+from cotenant.plan.file import KnownTenant
+from cotenant.plan.sources import ProfileCosts
 from cotenant.plan.types import NS_PER_MS, PlanError
 from cotenant.predict.interference.factors import Interference
 
@@ -113,7 +113,7 @@ def read_assembly(path: Path) -> dict[str, dict[int, float]]:
 
 def csv_tables(
     path: Path, util: Path | None = None, constants: Path | None = None, models: Path | None = None
-) -> Tables:
+) -> ProfileCosts:
     """What plans rest on, of latencies over partitions of a device that others measured.
 
     `util` and `constants` make the interference model, `models` gives memory, largest batch and SLO; models.csv beside
@@ -130,7 +130,7 @@ def csv_tables(
         for points in latencies.get(name, {}).values():
             for batch in [batch for batch in points if batch > each.max_batch]:
                 del points[batch]
-    known = {name: Known(name, each.slo_ns) for name, each in facts.items()}
+    known = {name: KnownTenant(name, each.slo_ns) for name, each in facts.items()}
     notes = [f"latencies: {path.name}, as they are; no tails"]
     notes.append(f"memory: {models.name}" if models else "memory: not considered, as there is no file of models")
     interference: Interference | None = None
@@ -144,4 +144,4 @@ def csv_tables(
     else:
         notes.append("interference: not known; partitions are believed not to touch each other")
     digest = sha256(b"".join(each.read_bytes() for each in (path, util, constants, models) if each)).hexdigest()
-    return Tables(latencies, memory, digest, None, interference, known, tuple(notes))
+    return ProfileCosts(latencies, memory, digest, None, interference, known, tuple(notes))

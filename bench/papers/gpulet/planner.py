@@ -4,8 +4,8 @@ The models are those of the paper, each several times with its latency and SLO s
 are alike. Their rates are seeded shares of what the GPUs can do; `load` is the sum of those shares over the GPUs.
 
 The gap of ours is of the devices of all its plans to the bounds of the same instances: the least whole number of
-devices that even fractions of fillings cannot undercut. The bound knows no interference: part of the gap may be its
-own.
+devices that even fractions of configurations cannot undercut. The bound knows no interference: part of the gap may be
+its own.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bench.papers.gpulet._data import OURS, Gpu, read_gpu
 from bench.papers.gpulet._planners import baselines
 from cotenant.plan.check import check_plan
 from cotenant.plan.planners import is_blind
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import CoRunner, Costs, Load, Plan, Planner
 from cotenant.work import Work
 
@@ -179,12 +179,12 @@ def instance(gpu: Gpu, load: float, seed: int) -> tuple[list[Load], Costs]:
     scales = {name: low * (high / low) ** random.random() for name in names}
     costs = Scaled(gpu.costs, scales)
     weights = [random.uniform(0.25, 1.75) for _ in names]
-    book = Book(costs)
+    cache = RoundCache(costs)
     loads = []
     for name, weight in zip(names, weights, strict=True):
         slo_ns = math.ceil(gpu.models[_base(name)].slo_ns * scales[name])
         share = load * DEVICES * weight / sum(weights)
-        capacity = book.capacity(name, slo_ns, gpu.device.whole, gpu.device.name)
+        capacity = cache.capacity(name, slo_ns, gpu.device.whole, gpu.device.name)
         loads.append(Load(name, name, share * capacity, slo_ns))
     return loads, costs
 

@@ -28,12 +28,12 @@ from bench.papers.gpulet._ideal import Ideal
 from bench.papers.gpulet._planners import baselines
 from bench.papers.gpulet._simulate import simulate_plan
 from bench.papers.gpulet._workloads import Workload, read_specloads
-from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.planners import is_blind
+from cotenant.plan.poisson_headroom import with_poisson_headroom
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
     DevicePlan,

@@ -36,12 +36,12 @@ from bench._tenants import Contender, Inputs, ours, prepare, sample_all, warm_up
 from bench.papers.gpulet._simulate import simulate_plan
 from cotenant.config import NS_PER_MS, load_model_config
 from cotenant.load import run_load_process
-from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.check import check_plan
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.planners import make_planner
-from cotenant.plan.rounds import Book, Demand
-from cotenant.plan.sources import Grounds, costs_of_repository
+from cotenant.plan.poisson_headroom import with_poisson_headroom
+from cotenant.plan.rounds import Demand, RoundCache
+from cotenant.plan.sources import CostBasis, costs_of_repository
 from cotenant.plan.types import (
     NS_PER_S,
     Costs,
@@ -103,9 +103,9 @@ def run(
         console.print("figures of other devices are not used: this benchmark profiles and serves on this machine")
     root, service_ns = _prepared(quick, console)
     device = _device()
-    grounds = costs_of_repository(root, [device])
+    basis = costs_of_repository(root, [device])
     mix = for_capacity(service_ns, 1, 1.0)
-    most = _most(mix, root, grounds)
+    most = _most(mix, root, basis)
     console.print(
         f"the planner's limit: {most * sum(mix.values()):.0f} queries/s, {most:.2f} of what one core does, on "
         f"{device.whole} cores"
@@ -115,12 +115,12 @@ def run(
     for factor in QUICK_FACTORS if quick else FACTORS:
         loads = _loads(root, mix, most * factor)
         planned = _loads(root, mix, most * min(1.0, factor))
-        plans = {"ours": _ours(planned, grounds), "equal": _equal(planned, grounds, device)}
+        plans = {"ours": _ours(planned, basis), "equal": _equal(planned, basis, device)}
         for name, plan in plans.items():
-            text = plan_text(PlanFile(Request(planned, (device,)), plan, 0.0, grounds.fingerprint))
+            text = plan_text(PlanFile(Request(planned, (device,)), plan, 0.0, basis.fingerprint))
             (root / f"{name}.toml").write_text(text, encoding="utf-8")
-            _say(console, name, plan, planned, grounds)
-        rows += _measured(root, factor, loads, plans, grounds, inputs, quick)
+            _say(console, name, plan, planned, basis)
+        rows += _measured(root, factor, loads, plans, basis, inputs, quick)
     summary = _summary(rows)
     _show(console, rows, summary)
     if quick:
@@ -178,19 +178,19 @@ def _planner() -> Planner:
     return make_planner("ours")
 
 
-def _most(mix: Mapping[str, float], root: Path, grounds: Grounds) -> float:
+def _most(mix: Mapping[str, float], root: Path, basis: CostBasis) -> float:
     """The largest common factor of the rates for which there is a plan, by bisection."""
     low, high = 0.0, 2.0 * len(os.sched_getaffinity(0))
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        found = _planner().plan(_loads(root, mix, middle), grounds.devices, grounds.costs)
+        found = _planner().plan(_loads(root, mix, middle), basis.devices, basis.costs)
         low, high = (low, middle) if isinstance(found, Infeasible) else (middle, high)
     if not low:
         raise BenchError(f"no plan for any rate: {found}")
     return low
 
 
-def _ours(loads: Sequence[Load], grounds: Grounds) -> Plan:
+def _ours(loads: Sequence[Load], basis: CostBasis) -> Plan:
     """The plan with headroom for bursts, with as much of it as there is room for."""
     wanted = with_poisson_headroom(loads)
     for step in range(_STEPS + 1):
@@ -199,27 +199,27 @@ def _ours(loads: Sequence[Load], grounds: Grounds) -> Plan:
             replace(load, rate_per_s=load.rate_per_s + share * (more.rate_per_s - load.rate_per_s))
             for load, more in zip(loads, wanted, strict=True)
         ]
-        found = _planner().plan(asked, grounds.devices, grounds.costs)
+        found = _planner().plan(asked, basis.devices, basis.costs)
         if isinstance(found, Plan):
             return found
     raise BenchError(f"no plan: {found}")
 
 
-def _equal(loads: Sequence[Load], grounds: Grounds, device: DeviceType) -> Plan:
+def _equal(loads: Sequence[Load], basis: CostBasis, device: DeviceType) -> Plan:
     """Partitions of one core, tenants dealt out in their order; where no round holds, batches within half the SLO."""
-    book = Book(grounds.costs)
+    cache = RoundCache(basis.costs)
     parts = []
     for core in range(device.whole):
         mine = loads[core :: device.whole]
-        fitted = book.fit(
-            tuple(Demand(load.model, load.slo_ns, load.rate_per_s) for load in mine), 1, grounds.devices[0].name
+        fitted = cache.fit(
+            tuple(Demand(load.model, load.slo_ns, load.rate_per_s) for load in mine), 1, basis.devices[0].name
         )
         if fitted is not None:
             duty_ns, batches = fitted.duty_ns, list(fitted.batches)
         else:
-            batches = [max(1, book.best_batch(load.model, load.slo_ns, 1, grounds.devices[0].name)) for load in mine]
+            batches = [max(1, cache.best_batch(load.model, load.slo_ns, 1, basis.devices[0].name)) for load in mine]
             duty_ns = sum(
-                grounds.costs.latency_ns(Work(load.model, 0, batch), 1, grounds.devices[0].name)
+                basis.costs.latency_ns(Work(load.model, 0, batch), 1, basis.devices[0].name)
                 for load, batch in zip(mine, batches, strict=True)
             )
         slots = [Slot(load.tenant, batch, load.rate_per_s) for load, batch in zip(mine, batches, strict=True)]
@@ -227,8 +227,8 @@ def _equal(loads: Sequence[Load], grounds: Grounds, device: DeviceType) -> Plan:
     return Plan((DevicePlan(device.name, tuple(parts)),), "equal")
 
 
-def _say(console: Console, name: str, plan: Plan, loads: Sequence[Load], grounds: Grounds) -> None:
-    problems = check_plan(plan, loads, grounds.devices, grounds.costs)
+def _say(console: Console, name: str, plan: Plan, loads: Sequence[Load], basis: CostBasis) -> None:
+    problems = check_plan(plan, loads, basis.devices, basis.costs)
     parts = [
         f"{part.size} core: " + ", ".join(f"{slot.tenant} x{slot.batch}" for slot in part.slots)
         for part in plan.devices[0].partitions
@@ -242,7 +242,7 @@ def _measured(
     factor: float,
     loads: Sequence[Load],
     plans: Mapping[str, Plan],
-    grounds: Grounds,
+    basis: CostBasis,
     inputs: Inputs,
     quick: bool,
 ) -> list[dict[str, Any]]:
@@ -254,7 +254,7 @@ def _measured(
     if not quick:
         contenders.append(ours("edf", root, "--policy", "edf", "--lanes", "single", "--no-trace"))
     rates = {load.tenant: load.rate_per_s for load in loads}
-    median, spread = costs_of_repository(root, grounds.devices, "p50").costs, _spread(root)
+    median, spread = costs_of_repository(root, basis.devices, "p50").costs, _spread(root)
     rows = []
     for seed in seeds:
         turn = seed % len(contenders)
@@ -276,7 +276,7 @@ def _measured(
                 **{f"attainment_{each.tenant}": each.attainment for each in result.summary.tenants},
             }
             if contender.name in plans:
-                row["planned"] = _planned(plans[contender.name], loads, grounds, median, spread, seed)
+                row["planned"] = _planned(plans[contender.name], loads, basis, median, spread, seed)
             rows.append(row)
     return rows
 
@@ -289,13 +289,13 @@ def _warm(contender: Contender, inputs: Inputs) -> Iterator[str]:
         yield url
 
 
-def _planned(plan: Plan, loads: Sequence[Load], grounds: Grounds, median: Costs, spread: float, seed: int) -> float:
+def _planned(plan: Plan, loads: Sequence[Load], basis: CostBasis, median: Costs, spread: float, seed: int) -> float:
     """Attainment in the simulation, with medians and the spread of the profile as what happens."""
     found = simulate_plan(
         plan,
         loads,
-        grounds.devices,
-        grounds.costs,
+        basis.devices,
+        basis.costs,
         actual=median,
         noise=spread,
         seed=seed,

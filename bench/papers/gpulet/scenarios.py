@@ -32,7 +32,7 @@ from bench.papers.gpulet._planners import baselines
 from cotenant.plan.check import check_plan
 from cotenant.plan.planners import is_blind
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
+from cotenant.plan.table_costs import WithoutInterference
 from cotenant.plan.types import Infeasible, Planner
 
 NAME = "gpulet-scenarios"

@@ -30,11 +30,11 @@ from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
 from bench.papers.gpulet._wave_page import Line, write_wave
 from bench.papers.gpulet._workloads import read_specloads
-from cotenant.plan.arrivals import with_poisson_headroom
 from cotenant.plan.elastic import Elastic
+from cotenant.plan.poisson_headroom import with_poisson_headroom
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tracking import Look, Tracker, TrackingSettings, look
+from cotenant.plan.tracking import RateVerdict, Tracker, TrackingSettings, compare_rates
 from cotenant.plan.types import NS_PER_S, DeviceType, Load, Plan, Planner
 
 NAME = "gpulet-wave"
@@ -225,8 +225,8 @@ def follow(
         if at % PERIOD_S:
             continue
         asked = tracker.asked()
-        action, calm = look(asked, planned, TRACKING, calm)
-        if action is Look.KEEP:
+        action, calm = compare_rates(asked, planned, TRACKING, calm)
+        if action is RateVerdict.KEEP:
             continue
         calm = 0
         scaled = rescale(planner, wanted(asked), inventory, gpu.costs, Scaled(running, devices), SCALING)

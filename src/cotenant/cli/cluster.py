@@ -50,9 +50,9 @@ def up(
     as_json: AsJson = False,
 ) -> None:
     """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
-    from cotenant.cluster.control import ControllerSettings
     from cotenant.cluster.detector import DetectorSettings
     from cotenant.cluster.head import Head, HeadSettings, read_spec, state_path, write_note
+    from cotenant.cluster.interfaces import ControllerSettings
     from cotenant.cluster.ray_fleet import need_ray
     from cotenant.log import log_to_stderr
     from cotenant.plan.follow import FollowSettings

@@ -52,7 +52,7 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     """What can be said of an application without opening its models: whether their tensors fit, the server sees."""
     from cotenant.config import NS_PER_MS
     from cotenant.errors import CotenantError
-    from cotenant.repository.applications import read_application
+    from cotenant.repository.application_spec import read_application
 
     row: dict[str, Any] = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": ""}
     try:

@@ -16,7 +16,7 @@ from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 if TYPE_CHECKING:
     from cotenant.plan.advice import Remedy
     from cotenant.plan.file import PlanFile, Request
-    from cotenant.plan.sources import Grounds, Tables
+    from cotenant.plan.sources import CostBasis, ProfileCosts
     from cotenant.plan.types import Infeasible, Plan, Planner
 
 EXIT_INFEASIBLE = 1
@@ -93,21 +93,21 @@ def plan(
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
     request = _with_devices(read_request(tenants, known, applications), devices)
-    grounds = _grounds(tables, request)
-    request = replace(request, devices=grounds.devices)
+    basis = _basis(tables, request)
+    request = replace(request, devices=basis.devices)
     before = read_plan(running).plan if running else None
-    file, answers = _planned(made_by, searching, request, grounds, share, before, quick=quick, as_json=as_json)
+    file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=as_json)
     if out is not None:
         write_whole(out, plan_text(file).encode())
     answers["poisson"] = poisson
-    _show(file, grounds, answers, svg, as_json=as_json, written=out)
+    _show(file, basis, answers, svg, as_json=as_json, written=out)
 
 
 def _planned(
     planner: Planner,
     searching: Planner,
     request: Request,
-    grounds: Grounds,
+    basis: CostBasis,
     headroom: float,
     running: Plan | None,
     *,
@@ -126,55 +126,55 @@ def _planned(
     from cotenant.plan.scaling import least_devices
     from cotenant.plan.types import Infeasible, PlanError
 
-    advisor = Advisor(searching, request, grounds.costs)
-    loads = all_loads(request, request.devices, grounds.costs)
+    advisor = Advisor(searching, request, basis.costs)
+    loads = all_loads(request, request.devices, basis.costs)
     with make_console(stderr=True).status("planning") as status:
-        found = planner.plan(loads, request.devices, grounds.costs, running)
+        found = planner.plan(loads, request.devices, basis.costs, running)
         if isinstance(found, Infeasible):
             status.update("searching what would mend it")
-            _show_infeasible(found, advisor.remedies(found), grounds, planner.name, as_json=as_json)
+            _show_infeasible(found, advisor.remedies(found), basis, planner.name, as_json=as_json)
             raise typer.Exit(EXIT_INFEASIBLE)
-        wrong = violations(found, loads, request.devices, grounds.costs, headroom, request.applications)
+        wrong = violations(found, loads, request.devices, basis.costs, headroom, request.applications)
         if wrong:
             blind = (
                 "it is blind to interference: plan with elastic_int or ours" if is_blind(planner.name) else "a fault"
             )
             raise PlanError(f"planner {planner.name!r} made a plan that does not hold ({blind}): {wrong[0]}")
         status.update("searching the least number of devices")
-        least = least_devices(planner, loads, request.devices, grounds.costs, found)
+        least = least_devices(planner, loads, request.devices, basis.costs, found)
         status.update("searching how far rates may grow")
         growth = None if quick else advisor.growth()
-    file = PlanFile(replace(request, loads=loads), found, headroom, grounds.fingerprint)
+    file = PlanFile(replace(request, loads=loads), found, headroom, basis.fingerprint)
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
-def _check(path: Path, tables: dict[str, Tables], svg: Path | None, *, as_json: bool) -> None:
+def _check(path: Path, tables: dict[str, ProfileCosts], svg: Path | None, *, as_json: bool) -> None:
     from cotenant.plan.assess import violations
     from cotenant.plan.file import read_plan
 
     file = read_plan(path)
-    grounds = _grounds(tables, file.request)
-    request = replace(file.request, devices=grounds.devices)
+    basis = _basis(tables, file.request)
+    request = replace(file.request, devices=basis.devices)
     file = replace(file, request=request)
-    wrong = violations(file.plan, request.loads, request.devices, grounds.costs, file.headroom, request.applications)
-    same = file.profile == grounds.fingerprint
+    wrong = violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)
+    same = file.profile == basis.fingerprint
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
         if as_json:
             print_json({**facts, "plan_file": str(path)})
         else:
             print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
-            for sentence in (*wrong, *grounds.notes):
+            for sentence in (*wrong, *basis.notes):
                 print(f"  {sentence}")
             if not same:
                 print("It was made from another profile.")
         raise typer.Exit(EXIT_INFEASIBLE)
-    _show(file, grounds, facts, svg, as_json=as_json)
+    _show(file, basis, facts, svg, as_json=as_json)
 
 
 def _show(
     file: PlanFile,
-    grounds: Grounds,
+    basis: CostBasis,
     answers: dict[str, Any],
     svg: Path | None,
     *,
@@ -186,17 +186,17 @@ def _show(
     from cotenant.report.plan_text import plan_picture, plan_svg, summary_lines, tenant_table
 
     request, made = file.request, file.plan
-    view = assess(made, request.loads, request.devices, grounds.costs, grounds.tail)
+    view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
     facts: dict[str, Any] = {
         **answers,
         "checked": True,
         "planner": made.planner,
         "headroom": file.headroom,
-        "fingerprint": grounds.fingerprint,
-        "notes": grounds.notes,
+        "fingerprint": basis.fingerprint,
+        "notes": basis.notes,
         "devices_there": len(request.devices),
         "devices_used": len(made.devices),
-        "simulated": _simulated(file, grounds),
+        "simulated": _simulated(file, basis),
     }
     if svg is not None:
         svg.write_text(plan_svg(view, next(iter(summary_lines(view, facts, ())))), encoding="utf-8")
@@ -212,21 +212,21 @@ def _show(
     late = {each["name"]: each["violation_share"] for each in facts["simulated"]["outcomes"]}
     console.print(tenant_table(view, console.width, late))
     console.print()
-    for line in summary_lines(view, facts, grounds.notes):
+    for line in summary_lines(view, facts, basis.notes):
         console.print(line, highlight=False, markup=False)
     for path in (written, svg):
         if path is not None:
             console.print(f"Written: {path}", highlight=False, markup=False)
 
 
-def _simulated(file: PlanFile, grounds: Grounds) -> dict[str, Any]:
+def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
     """What becomes of queries that arrive at random at the rates asked for; a shorter time for many rows."""
     from cotenant.sim.planned import simulate_plan
 
     request = file.request
     seconds = min(SIMULATED_S, _SIMULATED_ROWS / sum(load.rate_per_s for load in request.loads))
     done = simulate_plan(
-        file.plan, request.loads, grounds.costs, duration_s=seconds, seed=1, applications=request.applications
+        file.plan, request.loads, basis.costs, duration_s=seconds, seed=1, applications=request.applications
     )
     outcomes = [
         {
@@ -245,12 +245,12 @@ def _simulated(file: PlanFile, grounds: Grounds) -> dict[str, Any]:
 
 
 def _show_infeasible(
-    found: Infeasible, remedies: tuple[Remedy, ...], grounds: Grounds, planner: str, *, as_json: bool
+    found: Infeasible, remedies: tuple[Remedy, ...], basis: CostBasis, planner: str, *, as_json: bool
 ) -> None:
     if as_json:
         import msgspec
 
-        facts = {"fits": False, "planner": planner, "broken": found, "remedies": remedies, "notes": grounds.notes}
+        facts = {"fits": False, "planner": planner, "broken": found, "remedies": remedies, "notes": basis.notes}
         print_json(msgspec.to_builtins(facts))
         return
     from cotenant.cli.console import console as make_console
@@ -260,7 +260,7 @@ def _show_infeasible(
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    count = len(grounds.devices)
+    count = len(basis.devices)
     say(
         f"It does not fit on {count} device{'' if count == 1 else 's'}, says the planner {planner}. "
         f"{found.tenant!r} breaks: {found.constraint}."
@@ -269,31 +269,31 @@ def _show_infeasible(
     say("Any one of these would mend it:" if remedies else "No change of devices, one SLO or rates mends it.")
     for remedy in remedies:
         say(f"  - {remedy.text}")
-    for note in grounds.notes:
+    for note in basis.notes:
         say(f"  {note}")
 
 
-def _tables(profiles: list[str], quantile: str) -> dict[str, Tables]:
+def _tables(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
     """Tables by name of device type; "" for all types without a profile of their own."""
-    from cotenant.plan.sources import read_tables
+    from cotenant.plan.sources import read_profile_costs
 
-    found: dict[str, Tables] = {}
+    found: dict[str, ProfileCosts] = {}
     for text in profiles:
         name, equals, rest = text.partition("=")
         if not equals or Path(text).exists():
             name, rest = "", text
         if name in found:
             raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
-        found[name] = read_tables(Path(rest), quantile)
+        found[name] = read_profile_costs(Path(rest), quantile)
     return found
 
 
-def _grounds(tables: dict[str, Tables], request: Request) -> Grounds:
-    from cotenant.plan.sources import grounds_of
+def _basis(tables: dict[str, ProfileCosts], request: Request) -> CostBasis:
+    from cotenant.plan.sources import basis_of
 
     models = [load.model for load in request.loads]
     models += [stage.model for application in request.applications for stage in application.stages]
-    return grounds_of(tables, request.devices, models)
+    return basis_of(tables, request.devices, models)
 
 
 def _with_devices(request: Request, devices: str | None) -> Request:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cotenant.config import ServerConfig
-    from cotenant.measure.contention import ContentionProfile
+    from cotenant.measure.contention_profile import ContentionProfile
     from cotenant.predict.groups.overlap_errors import HeldOutErrors
     from cotenant.profile.profile_file import Profile
 
@@ -63,7 +63,7 @@ def profile(
     settings = settings_of(repository, chosen_of(None, policy="overlap" if groups else None, lanes=lanes))
     settings, splits, parts = divided(settings, partitions or (), corun)
     if contention:
-        from cotenant.measure.contention import calibrate, contended_cores
+        from cotenant.measure.contention_profile import calibrate, contended_cores
 
         contended_cores(repository, settings)  # before hours of measuring
     effort = Effort(budget_s=budget)

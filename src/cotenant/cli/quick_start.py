@@ -13,7 +13,7 @@ from pathlib import Path
 from cotenant.errors import CotenantError
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import STATE_FOLDER
-from cotenant.serve.process import Running, running
+from cotenant.serve.server_process import RunningServer, running
 from cotenant.workload import Poisson, TenantLoad, Workload, for_capacity, with_rates
 
 PICTURE_LINES = ("Planned, promised and enforced", "Total: 1,234.56 EUR", "98 % answered in time")
@@ -81,7 +81,7 @@ def _service_ns(profile: Profile, model: str) -> float:
 
 
 @contextmanager
-def running_server(repository: Path, contender: Contender) -> Iterator[Running]:
+def running_server(repository: Path, contender: Contender) -> Iterator[RunningServer]:
     """A server of a contender until the block ends; its log goes to a file in the repository's state folder.
 
     Raises CotenantError when it does not start or stop.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from cotenant.work import Round
 
 
-class World(StrEnum):
+class WorldKind(StrEnum):
     """What launches take in the simulator."""
 
     TABLE = "table"
@@ -62,8 +62,8 @@ def simulate(
     noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
     decision_us: Annotated[float, typer.Option(min=0, help="Decision time charged before each launch.")] = 50.0,
     world: Annotated[
-        World, typer.Option(help="'table': launches never slow each other down; 'contention': as calibrated.")
-    ] = World.TABLE,
+        WorldKind, typer.Option(help="'table': launches never slow each other down; 'contention': as calibrated.")
+    ] = WorldKind.TABLE,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,8 +113,8 @@ def simulate(
     scenario = replace(scenario, groups=fitted)
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
-    if world is World.CONTENTION:
-        from cotenant.measure.contention import load_contention
+    if world is WorldKind.CONTENTION:
+        from cotenant.measure.contention_profile import load_contention
         from cotenant.repository import contention_path
 
         contention = load_contention(contention_path(repository)).contention()

@@ -44,7 +44,7 @@ def build(
     from cotenant.cli.console import console as make_console
     from cotenant.zoo import ZooError
     from cotenant.zoo.torch import NAMES
-    from cotenant.zoo.torch.repository import FORMATS, Format, build_repository
+    from cotenant.zoo.torch.torch_repository import FORMATS, Format, build_repository
 
     asked = [name for text in names for name in text.replace(",", " ").split()]
     if not asked:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.cluster.node_server import NodeServer
-from cotenant.cluster.types import Address, ClusterError, NodeReport, Part
+from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport
 
 
 class Agent:
@@ -30,15 +30,15 @@ class Agent:
         """Number of the agent's process."""
         return os.getpid()
 
-    def prepare(self, part: Part) -> Address:
+    def prepare(self, part: NodePlan) -> Address:
         """See NodeServer."""
         return self._server.prepare(part)
 
-    def apply(self, part: Part) -> None:
+    def apply(self, part: NodePlan) -> None:
         """See NodeServer."""
         self._server.apply(part)
 
-    def release(self, part: Part) -> None:
+    def release(self, part: NodePlan) -> None:
         """See NodeServer."""
         self._server.release(part)
 

@@ -10,10 +10,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from typing import Any
 
-from cotenant.cluster.account import Account
-from cotenant.cluster.control import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
 from cotenant.cluster.detector import Detector
-from cotenant.cluster.parts import assign, gains, inventory_of, parts_of, place_guests, table_of
+from cotenant.cluster.interfaces import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
+from cotenant.cluster.load_monitor import LoadMonitor
+from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
 from cotenant.cluster.state import ClusterState
 from cotenant.cluster.types import (
     Address,
@@ -21,11 +21,11 @@ from cotenant.cluster.types import (
     GatewayReport,
     Node,
     NodeLostError,
+    NodePlan,
     NodeReport,
-    Part,
 )
 from cotenant.errors import CotenantError
-from cotenant.plan.follow import Follower, Held, Reason, Step, asked_loads
+from cotenant.plan.follow import PlanFollower, Reason, RunningPlan, Step, asked_loads
 from cotenant.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
@@ -56,7 +56,7 @@ class Controller:
         self._lock = threading.RLock()
         self._state = ClusterState()
         self._detector = Detector(self._settings.detector)
-        self._account = Account(work.loads, work.models, self._settings.follow.tracking)
+        self._monitor = LoadMonitor(work.loads, work.models, self._settings.follow.tracking)
         self._pending: dict[str, Future[NodeReport]] = {}
         self._join_after: dict[str, int] = {}
         self._pool = ThreadPoolExecutor(32, "cotenant-cluster")
@@ -145,7 +145,7 @@ class Controller:
         for node in report.suspects:
             self._detector.suspect(node, self._now_ns())
         with self._lock:
-            self._account.look(report, self._state.reports)
+            self._monitor.observe(report, self._state.reports)
 
     def _cut_lost(self) -> None:
         """Take the nodes that count as lost out of the table, and have the plan made anew."""
@@ -188,7 +188,7 @@ class Controller:
                 return
             try:
                 with self._lock:
-                    self._account.close_window(self._now_ns())
+                    self._monitor.close_window(self._now_ns())
                 self.plan_once()
                 self.join_nodes()
             except Exception:
@@ -223,9 +223,9 @@ class Controller:
         with self._lock:
             nodes = inventory_of(tuple(self._state.members.values()), self._state.parts, work.kinds)
             held, lost = self._state.held, self._state.lost
-            loads = asked_loads(work.loads, self._account.asked(), settings.floor)
+            loads = asked_loads(work.loads, self._monitor.asked(), settings.floor)
         inventory = [work.kinds[node.device] for node in nodes]
-        step = Follower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
+        step = PlanFollower(work.planner, inventory, work.costs, settings).next_step(loads, held, lost)
         if step.held is not None and step.reason is Reason.KEEP:
             self._state.held = step.held
             self._repair()
@@ -238,7 +238,7 @@ class Controller:
             self._run(step, step.held, loads, nodes)
         self._publish()
 
-    def _run(self, step: Step, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
+    def _run(self, step: Step, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
         began_ns = self._now_ns()
         try:
             self._change(held, loads, nodes)
@@ -265,7 +265,7 @@ class Controller:
             self._state.changes = (*self._state.changes, change)[-_CHANGES_KEPT:]
         self._repair()
 
-    def _change(self, held: Held, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
+    def _change(self, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
         """Make before break: load everywhere, then send by the new table, then let go.
 
         What fails before the table is switched leaves no node with a part of the new plan, as far as nodes answer.
@@ -274,7 +274,7 @@ class Controller:
         with self._lock:
             old, runs = dict(self._state.parts), self._state.running()
         placed = assign(held.plan, nodes, {node: part.plan for node, part in runs.items()})
-        new = parts_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
+        new = node_plans_of(placed, loads, work.kinds, work.models, place_guests(held.left_out, placed, old))
         early = {node: part for node, part in new.items() if gains(part, runs.get(node))}
         try:
             addresses: dict[str, Address] = self._all("prepare", new)
@@ -290,7 +290,7 @@ class Controller:
                 raise NodeLostError(f"node {gone[0]!r} is gone")
             state = self._state
             version = state.table.version + 1
-            state.table = table_of(version, new, loads, work.models, addresses, work.applications)
+            state.table = routing_table_of(version, new, loads, work.models, addresses, work.applications)
             self._gateway.set_table(state.table)
             state.parts, state.addresses, state.held, state.lost = new, addresses, held, False
             left = {node: part for node, part in old.items() if node in state.members}
@@ -307,14 +307,14 @@ class Controller:
             _log.warning("node %r does not run its part of the plan: bringing it there", node)
         self._bring(astray)
 
-    def _bring(self, parts: Mapping[str, Part | None]) -> None:
+    def _bring(self, parts: Mapping[str, NodePlan | None]) -> None:
         """Let nodes run these parts alone, whatever they have taken of others; None stops the server."""
         served = {node: part for node, part in parts.items() if part is not None}
         self._all("apply", served, careful=False)
         self._all("release", served, careful=False)
         self._all("pause", {node: None for node, part in parts.items() if part is None}, careful=False)
 
-    def _all(self, method: str, parts: Mapping[str, Part | None], *, careful: bool = True) -> dict[str, Any]:
+    def _all(self, method: str, parts: Mapping[str, NodePlan | None], *, careful: bool = True) -> dict[str, Any]:
         """Call a method of several agents at once. Raises an error where `careful`, that of a lost node first."""
         calls = {
             node: self._pool.submit(
@@ -369,7 +369,7 @@ class Controller:
         from cotenant.cluster.status import status_of
 
         with self._lock:
-            return status_of(self._work.loads, self._state, self._account, self._work.planner.name)
+            return status_of(self._work.loads, self._state, self._monitor, self._work.planner.name)
 
     def _publish(self) -> None:
         import msgspec
@@ -377,6 +377,6 @@ class Controller:
         self._gateway.set_status(msgspec.json.encode(self.status()))
 
 
-def _let_go(old: Part, new: Part | None) -> tuple[str, ...]:
+def _let_go(old: NodePlan, new: NodePlan | None) -> tuple[str, ...]:
     """The models that a node stops serving."""
     return tuple(model for model in old.models if new is None or model not in new.models)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from cotenant.cluster.balance import Balancer
-from cotenant.cluster.types import COUNTED, Address, Counts, GatewayReport, Planned, Route, Table
+from cotenant.cluster.types import COUNTED, Address, Counts, GatewayReport, PlannedApplication, Route, RoutingTable
 from cotenant.types import Outcome
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.ending import FAILURE, Ending
@@ -38,7 +38,7 @@ class BrokenError(Exception):
     """The query was sent and nothing tells how it ended: it may have run."""
 
 
-class Reply(Protocol):
+class NodeReply(Protocol):
     """An answer of a node, passed on as it is."""
 
     @property
@@ -54,7 +54,7 @@ class Link(Protocol):
         """Close them; queries under way break."""
 
 
-R = TypeVar("R", bound=Reply)
+R = TypeVar("R", bound=NodeReply)
 L = TypeVar("L", bound=Link)
 Attempt = Callable[[L, int], Awaitable[R]]
 """Sends a query over a link. The nanoseconds are those that have passed of its time-out: 0 for the first attempt."""
@@ -75,9 +75,9 @@ class Forwarder:
         self._connect = connect
         self._now_ns = now_ns
         self._name = uuid.uuid4().hex
-        self._table = Table(0, (), {})
-        self.applications: Mapping[str, Planned] = {}
-        """Those of the table, by name. They are none of its models: `Applications` asks for their stages here."""
+        self._table = RoutingTable(0, (), {})
+        self.applications: Mapping[str, PlannedApplication] = {}
+        """Those of the table, by name. They are none of its models: `ApplicationBackend` asks for their stages here."""
         self._targets: dict[str, _Target] = {}
         self._links: dict[str, tuple[Address, Any]] = {}
         self._paused: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Forwarder:
         """By tenant, since the start."""
         return dict(self._counts)
 
-    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
         """Send by this table from now on; older ones than the present one are ignored.
 
         Queries under way at a node that has left the table end there in peace, but links to `lost` nodes are cut.

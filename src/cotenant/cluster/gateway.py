@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from cotenant.cluster.forward import Forwarder
-from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Table
+from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, RoutingTable
 
 T = TypeVar("T")
 _MESSAGE_SLACK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ class Gateway:
         self._stops: list[Callable[[], Coroutine[Any, Any, Any]]] = []
 
     def start(
-        self, host: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, table: Table | None = None
+        self, host: str = "127.0.0.1", http_port: int = 8000, grpc_port: int = 8001, table: RoutingTable | None = None
     ) -> Address:
         """Listen; give the address, with the ports that were taken for 0. Raises ClusterError.
 
@@ -42,7 +42,7 @@ class Gateway:
         self._thread.start()
         return self._call(self._start(host, http_port, grpc_port, table))
 
-    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
         """See Forwarder. Returns when queries are sent by it."""
 
         async def do() -> None:
@@ -92,11 +92,11 @@ class Gateway:
             raise ClusterError("the gateway has not been started")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_S)
 
-    async def _start(self, host: str, http_port: int, grpc_port: int, table: Table | None) -> Address:
+    async def _start(self, host: str, http_port: int, grpc_port: int, table: RoutingTable | None) -> Address:
         import grpc
         from aiohttp import web
 
-        from cotenant.cluster.applications import Applications
+        from cotenant.cluster.application_backend import ApplicationBackend
         from cotenant.cluster.gateway_grpc import GrpcGateway
         from cotenant.cluster.gateway_http import http_app
         from cotenant.cluster.links import NodeLink
@@ -109,7 +109,7 @@ class Gateway:
         if table is not None:
             forwarder.set_table(table)
         limits = Limits(max_body_bytes=self._max_body_bytes)
-        self._applications = applications = Applications(forwarder)
+        self._applications = applications = ApplicationBackend(forwarder)
         try:
             bound = listen(host, http_port, "gateway, HTTP")
         except CotenantError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from cotenant.cluster.applications import NO_STATISTICS, NOT_LOADED_HERE, Applications
+from cotenant.cluster.application_backend import NO_STATISTICS, NOT_LOADED_HERE, ApplicationBackend
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.gateway_http import NODE_HEADER, index_entry
 from cotenant.cluster.links import GrpcReply, NodeLink
@@ -48,7 +48,7 @@ class _StatusError(Exception):
 class GrpcGateway:
     """Handlers of the protocol's service and of gRPC's health service, for grpc.aio."""
 
-    def __init__(self, forwarder: Forwarder, applications: Applications, limits: Limits) -> None:
+    def __init__(self, forwarder: Forwarder, applications: ApplicationBackend, limits: Limits) -> None:
         self._forwarder = forwarder
         self._applications = applications
         self._limits = limits

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from cotenant.cluster.applications import NO_STATISTICS, NOT_LOADED_HERE, Applications
+from cotenant.cluster.application_backend import NO_STATISTICS, NOT_LOADED_HERE, ApplicationBackend
 from cotenant.cluster.forward import Forwarder
 from cotenant.cluster.links import Headers, HttpReply, NodeLink
 from cotenant.serve.door.http_app import HttpApp
@@ -33,7 +33,7 @@ _log = logging.getLogger("cotenant.cluster")
 
 def http_app(
     forwarder: Forwarder,
-    applications: Applications,
+    applications: ApplicationBackend,
     status: Callable[[], bytes],
     metrics: Callable[[], bytes],
     limits: Limits,
@@ -51,7 +51,7 @@ class _Handlers:
     def __init__(
         self,
         forwarder: Forwarder,
-        applications: Applications,
+        applications: ApplicationBackend,
         status: Callable[[], bytes],
         metrics: Callable[[], bytes],
         limits: Limits,

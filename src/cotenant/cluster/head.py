@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import structs
 
-from cotenant.cluster.control import ClusterSpec, ControllerSettings
-from cotenant.cluster.types import Address, ClusterError, Planned
+from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
+from cotenant.cluster.types import Address, ClusterError, PlannedApplication
 from cotenant.config import load_server_config
 from cotenant.plan.types import DeviceType, Load, PlanError
 from cotenant.repository import SERVER_FILE, readable_versions
-from cotenant.repository.applications import readable_applications
+from cotenant.repository.application_spec import readable_applications
 
 _log = logging.getLogger("cotenant.cluster")
 
@@ -58,28 +58,28 @@ def read_spec(tenants: Path, root: Path, profiles: Path | None, planner: str, he
     from cotenant.plan.advice import all_loads
     from cotenant.plan.file import read_request
     from cotenant.plan.planners import make_planner
-    from cotenant.plan.sources import grounds_of, read_tables
+    from cotenant.plan.sources import basis_of, read_profile_costs
     from cotenant.serve.brain.plan_names import check_names, shares_of, stage_tenants
 
-    repository = read_tables(root) if profiles is None else None
-    tables = repository or read_tables(profiles or root)
+    repository = read_profile_costs(root) if profiles is None else None
+    tables = repository or read_profile_costs(profiles or root)
     request = read_request(tenants, tables.known, tables.applications)
     kinds: dict[str, DeviceType] = {}
-    grounds = grounds_of({"": tables}, request.devices, [load.model for load in request.loads])
-    for device in grounds.devices:
+    basis = basis_of({"": tables}, request.devices, [load.model for load in request.loads])
+    for device in basis.devices:
         kinds[device.name] = device
-    declared = all_loads(request, tuple(kinds.values()), grounds.costs)
+    declared = all_loads(request, tuple(kinds.values()), basis.costs)
     owners = {load.tenant: load.tenant for load in declared} | stage_tenants(root, request)
     check_names(owners, str(tenants))
     loads = tuple(structs.replace(load, tenant=owners[load.tenant]) for load in declared)
     models = models_of(root, loads)
     applications = planned_applications(root, models, shares_of(replace(request, loads=declared)))
-    return ClusterSpec(loads, kinds, models, grounds.costs, make_planner(planner, headroom), applications)
+    return ClusterSpec(loads, kinds, models, basis.costs, make_planner(planner, headroom), applications)
 
 
 def planned_applications(
     root: Path, models: Mapping[str, str], shares_ns: Mapping[str, Mapping[str, int]]
-) -> tuple[Planned, ...]:
+) -> tuple[PlannedApplication, ...]:
     """The applications of a repository that a cluster can run: those whose stages' models are all among `models`."""
     served = set(models.values())
     found = []
@@ -90,7 +90,7 @@ def planned_applications(
         elif name in models:
             _log.warning("application %r is not served: a tenant is called so, expected a name of its own", name)
         else:
-            found.append(Planned(spec, shares_ns.get(name, {})))
+            found.append(PlannedApplication(spec, shares_ns.get(name, {})))
     return tuple(found)
 
 

@@ -22,13 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
-from cotenant.cluster.types import Address, ClusterError, NodeReport, Part, Served
+from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport, Served
 from cotenant.config import load_server_config
 from cotenant.files import toml_text, write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.types import NS_PER_MS, DevicePlan, PartitionPlan, Plan, Slot
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
-from cotenant.serve.process import StartError, await_ready, spawn, stop_process
+from cotenant.serve.server_process import StartError, await_ready, spawn, stop_process
 
 LOAD_LIMIT_S = 300.0
 _CHANGE_LIMIT_S = 120.0
@@ -60,7 +60,7 @@ class NodeServer:
         self._starter = ThreadPoolExecutor(1, "cotenant-starter")
         """Its thread lives as long as this object, and servers end with the thread that started them."""
 
-    def prepare(self, part: Part) -> Address:
+    def prepare(self, part: NodePlan) -> Address:
         """Load the models of a part beside what is served now; start the server if there is none.
 
         Raises ClusterError with the reason when the server does not start or a model cannot be loaded.
@@ -75,7 +75,7 @@ class NodeServer:
                     self._loaded = (*self._loaded, model)
             return self._address
 
-    def apply(self, part: Part) -> None:
+    def apply(self, part: NodePlan) -> None:
         """Serve by the plan of a part whose models have been prepared. Returns when the server says that it does.
 
         Raises ClusterError when it does not come to that.
@@ -94,7 +94,7 @@ class NodeServer:
                     raise ClusterError(f"the server did not take its new plan; its log is {self._log}")
                 time.sleep(_POLL_S)
 
-    def release(self, part: Part) -> None:
+    def release(self, part: NodePlan) -> None:
         """Let go of the models that are not in the part. No query for them may be on its way any more."""
         with self._changing:
             self._loaded = tuple(model for model in self._loaded if model in part.models)
@@ -147,7 +147,7 @@ class NodeServer:
     def _log(self) -> Path:
         return self._home / "server.log"
 
-    def _start(self, part: Part) -> Address:
+    def _start(self, part: NodePlan) -> Address:
         state = self._models / STATE_FOLDER
         state.mkdir(exist_ok=True)
         if (self._repository / SERVER_FILE).exists():
@@ -183,7 +183,7 @@ class NodeServer:
         if not link.is_symlink():
             link.symlink_to(self._repository / model, target_is_directory=True)
 
-    def _write(self, part: Part) -> None:
+    def _write(self, part: NodePlan) -> None:
         """The plan file of this node: its device alone, with the rates of its part."""
         file = PlanFile(Request(part.loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
         write_whole(self._home / PLAN_FILE, plan_text(file).encode())
@@ -203,7 +203,7 @@ class NodeServer:
             ),
         )
 
-    def _runs(self, part: Part) -> bool:
+    def _runs(self, part: NodePlan) -> bool:
         try:
             return self._plan() == part.plan
         except OSError:  # slow, as a server may be while it changes: not known, so ask again

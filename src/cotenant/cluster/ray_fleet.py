@@ -16,7 +16,7 @@ from typing import Any
 
 from cotenant.cluster.agent import Agent
 from cotenant.cluster.gateway import Gateway
-from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, Table
+from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, RoutingTable
 from cotenant.plan.types import DeviceType
 
 NODE_LABEL = "cotenant-node"
@@ -197,7 +197,7 @@ class RayGateway:
         self._ray = session.ray
         self._max_body_bytes = max_body_bytes
         self._wanted = Address(host, http_port, grpc_port)
-        self._table: Table | None = None
+        self._table: RoutingTable | None = None
         self._lock = threading.RLock()
         self._actor: Any = None
         """None, or one that listens and, where there is a table, has it."""
@@ -208,7 +208,7 @@ class RayGateway:
         """Where it listens."""
         return self._wanted
 
-    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None:
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
         """See GatewayLink. Without a gateway nothing is sent, and the next one begins with this table."""
         with self._lock:
             self._table = table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cotenant.cluster.control import Change
-from cotenant.cluster.types import Address, Node, NodeReport, Part, Table
-from cotenant.plan.follow import Held
+from cotenant.cluster.interfaces import Change
+from cotenant.cluster.types import Address, Node, NodePlan, NodeReport, RoutingTable
+from cotenant.plan.follow import RunningPlan
 from cotenant.plan.types import DevicePlan
 
 
@@ -15,12 +15,12 @@ class ClusterState:
     """Guarded by the controller's lock. `parts` and `addresses` are those of the nodes in the table."""
 
     members: dict[str, Node] = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, NodePlan] = field(default_factory=dict)
     addresses: dict[str, Address] = field(default_factory=dict)
     reports: dict[str, NodeReport] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
-    table: Table = field(default_factory=lambda: Table(0, (), {}))
-    held: Held | None = None
+    table: RoutingTable = field(default_factory=lambda: RoutingTable(0, (), {}))
+    held: RunningPlan | None = None
     lost: bool = False
     breaks: str = ""
     changes: tuple[Change, ...] = ()
@@ -32,14 +32,14 @@ class ClusterState:
             known.pop(node, None)
         self.gone[node] = reason
 
-    def running(self) -> dict[str, Part]:
+    def running(self) -> dict[str, NodePlan]:
         """The parts, each with the plan that its node reports where it has reported one."""
         plans = {node: self._reported(node) for node in self.parts}
         return {node: replace(part, plan=plans[node] or part.plan) for node, part in self.parts.items()}
 
-    def astray(self) -> dict[str, Part | None]:
+    def astray(self) -> dict[str, NodePlan | None]:
         """The nodes that do not run what they are to run, with that: a part, or None for a server without one."""
-        wrong: dict[str, Part | None] = {
+        wrong: dict[str, NodePlan | None] = {
             node: part for node, part in self.parts.items() if self._reported(node) not in (None, part.plan)
         }
         for node, report in self.reports.items():

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cotenant.cluster.types import Address, Counts, Node, NodeReport, Part, Planned, Table
+from cotenant.cluster.types import Address, Counts, Node, NodePlan, NodeReport, PlannedApplication, RoutingTable
 from cotenant.plan.file import plan_tables
 from cotenant.plan.types import Load
 
 if TYPE_CHECKING:
-    from cotenant.cluster.account import Account
+    from cotenant.cluster.load_monitor import LoadMonitor
     from cotenant.cluster.state import ClusterState
 
 
-def status_of(loads: Sequence[Load], state: ClusterState, account: Account, planner: str) -> dict[str, Any]:
+def status_of(loads: Sequence[Load], state: ClusterState, monitor: LoadMonitor, planner: str) -> dict[str, Any]:
     """Nodes with what they serve, tenants with rates and attainment, applications, and the changes so far."""
     held, table, running = state.held, state.table, state.running()
     served = held.plan.rates_per_s if held else {}
@@ -30,13 +30,13 @@ def status_of(loads: Sequence[Load], state: ClusterState, account: Account, plan
             for name, node in sorted(state.members.items())
         ]
         + [{"node": name, "state": "lost", "reason": reason} for name, reason in sorted(state.gone.items())],
-        "tenants": [_tenant(load, served.get(load.tenant, 0.0), table, account) for load in loads],
-        "applications": [_application(each, table, account) for each in table.applications],
+        "tenants": [_tenant(load, served.get(load.tenant, 0.0), table, monitor) for load in loads],
+        "applications": [_application(each, table, monitor) for each in table.applications],
         "changes": [asdict(change) for change in state.changes],
     }
 
 
-def _node(node: Node, part: Part | None, report: NodeReport | None, address: Address | None) -> dict[str, Any]:
+def _node(node: Node, part: NodePlan | None, report: NodeReport | None, address: Address | None) -> dict[str, Any]:
     return {
         "node": node.name,
         "device": node.device,
@@ -50,7 +50,7 @@ def _node(node: Node, part: Part | None, report: NodeReport | None, address: Add
     }
 
 
-def _application(planned: Planned, table: Table, account: Account) -> dict[str, Any]:
+def _application(planned: PlannedApplication, table: RoutingTable, monitor: LoadMonitor) -> dict[str, Any]:
     spec = planned.spec
     nodes = {route.model: [node for node, _ in route.shares] for route in table.routes}
     return {
@@ -65,12 +65,12 @@ def _application(planned: Planned, table: Table, account: Account) -> dict[str, 
             }
             for stage in spec.stages
         ],
-        "queries": asdict(account.counts.get(spec.name, Counts())),
+        "queries": asdict(monitor.counts.get(spec.name, Counts())),
     }
 
 
-def _tenant(load: Load, served: float, table: Table, account: Account) -> dict[str, Any]:
-    rate = account.rates.get(load.tenant)
+def _tenant(load: Load, served: float, table: RoutingTable, monitor: LoadMonitor) -> dict[str, Any]:
+    rate = monitor.rates.get(load.tenant)
     return {
         "tenant": load.tenant,
         "model": load.model,
@@ -79,6 +79,6 @@ def _tenant(load: Load, served: float, table: Table, account: Account) -> dict[s
         "tracked_rate": rate.asked_per_s if rate else None,
         "planned_rate": served,
         "nodes": [node for route in table.routes if route.tenant == load.tenant for node, _ in route.shares],
-        "attainment": account.attainment.get(load.tenant),
-        "queries": asdict(account.counts.get(load.tenant, Counts())),
+        "attainment": monitor.attainment.get(load.tenant),
+        "queries": asdict(monitor.counts.get(load.tenant, Counts())),
     }

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, field
 
 from cotenant.errors import CotenantError
 from cotenant.plan.types import DevicePlan, DeviceType, Load
-from cotenant.repository.applications import ApplicationSpec
+from cotenant.repository.application_spec import ApplicationSpec
 from cotenant.types import Outcome
 
 
@@ -41,7 +41,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodePlan:
     """What one node has of the plan. `models` are the directories of the repository that it serves, sorted.
 
     `loads` are those of its tenants with the rates that this node is to serve. `guests` are tenants for whom no plan
@@ -71,7 +71,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedApplication:
     """An application whose stages are queries of the models that have routes.
 
     `shares_ns` is how the plan divides its SLO, by stage; empty where it was not planned for.
@@ -82,17 +82,17 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RoutingTable:
     """How the gateway sends queries: one route a tenant, and where each node that is named in one listens."""
 
     version: int
     routes: tuple[Route, ...]
     addresses: Mapping[str, Address]
-    applications: tuple[Planned, ...] = ()
+    applications: tuple[PlannedApplication, ...] = ()
 
-    def without(self, lost: tuple[str, ...]) -> Table:
+    def without(self, lost: tuple[str, ...]) -> RoutingTable:
         """The table with no way to these nodes; routes may be left empty."""
-        return Table(
+        return RoutingTable(
             self.version + 1,
             tuple(
                 Route(each.tenant, each.model, each.slo_ns, tuple(s for s in each.shares if s[0] not in lost))

@@ -28,7 +28,7 @@ class Launches:
     `count` numbers launches: the next one gets it.
     """
 
-    __slots__ = ("_needs", "_promised", "count", "free_mask", "growable", "running", "waiting")
+    __slots__ = ("_needs", "_promised", "_sources", "count", "free_mask", "growable", "running", "waiting")
 
     def __init__(self, free_mask: int) -> None:
         self.running: dict[int, Running] = {}
@@ -38,6 +38,8 @@ class Launches:
         self.growable = 0
         self._needs: dict[int, set[int]] = {}
         """What each of those that wait still waits for."""
+        self._sources: dict[int, dict[int, int]] = {}
+        """The slots that each of those that wait gets of each launch that still holds them."""
         self._promised: dict[int, int] = {}
         """The slots of a launch that pass on to others when it ends."""
 
@@ -61,9 +63,11 @@ class Launches:
         if not needs:
             self._start(launch, batch, now_ns, _NEW)
             return True
+        sources = self._sources[number] = {}
         for other in launch.after:
             taken = rest & self.held_for(other) if other in needs else 0
             if taken:
+                sources[other] = taken
                 self._promised[other] = self._promised.get(other, 0) | taken
                 rest &= ~taken
         next_strand_state(_NEW, StrandStep.WAIT, number)
@@ -84,6 +88,8 @@ class Launches:
         if launch.stops and run.state is _RUNNING:
             self.growable -= 1
         self.free_mask |= launch.share.mask & ~self._promised.pop(number, 0)
+        for sources in self._sources.values():
+            sources.pop(number, None)
         return run
 
     def due(self, ended: int) -> list[Launch]:
@@ -97,31 +103,34 @@ class Launches:
 
     def wake(self, launch: Launch, batch: Batch, now_ns: int) -> Launch:
         """Let a launch start that has waited; for the queries that are in its batch by now."""
-        del self.waiting[launch.id], self._needs[launch.id]
+        del self.waiting[launch.id], self._needs[launch.id], self._sources[launch.id]
         if launch.queries != batch.query_ids:
             launch = structs.replace(launch, queries=batch.query_ids)
         self._start(launch, batch, now_ns, _WAITING)
         return launch
 
     def cancel(self, batch: int) -> int:
-        """Nobody waits for a batch: forget those of its launches that wait, and say how many. Who waits for them waits
-        for what they waited for."""
+        """Nobody waits for a batch: forget those of its launches that wait, and say how many.
+
+        Who waits for them waits for what they waited for, and gets of it the slots that they were to pass on.
+        """
         gone = [launch for launch in self.waiting.values() if launch.batch == batch]
         for launch in reversed(gone):
             number = launch.id
             next_strand_state(_WAITING, StrandStep.CANCEL, number)
             del self.waiting[number]
-            needs = self._needs.pop(number)
-            for others in self._needs.values():
+            needs, sources = self._needs.pop(number), self._sources.pop(number)
+            for heir, others in self._needs.items():
                 if number in others:
                     others.remove(number)
                     others |= needs
+                    passed = self._sources[heir].pop(number, 0)
+                    for other, mask in sources.items():
+                        self._sources[heir][other] = self._sources[heir].get(other, 0) | (mask & passed)
             loose = launch.share.mask & ~self._promised.pop(number, 0)
-            for other in needs:
-                back = self._promised.get(other, 0) & loose
-                if back:
-                    self._promised[other] &= ~back
-                    loose &= ~back
+            for other, mask in sources.items():
+                self._promised[other] &= ~(mask & loose)
+                loose &= ~mask
             self.free_mask |= loose
         return len(gone)
 

@@ -11,7 +11,7 @@ Shape = tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class CostedNode:
     """What the rules look at: operator type, integer, string and float attributes, shapes by position.
 
     An omitted optional input has shape None.
@@ -43,7 +43,7 @@ def _known(shapes: Sequence[Shape], position: int) -> tuple[int, ...]:
     return shape
 
 
-def count_macs(node: Node) -> int | None:
+def count_macs(node: CostedNode) -> int | None:
     """Multiply-accumulates of one run of `node`; None when a shape that the count needs is unknown.
 
     Operators without products (elementwise, pooling, data movement) count 0: their cost is their bytes.
@@ -57,21 +57,21 @@ def count_macs(node: Node) -> int | None:
         return None
 
 
-def _convolution(weight: int) -> Callable[[Node], int]:
-    def macs(node: Node) -> int:
+def _convolution(weight: int) -> Callable[[CostedNode], int]:
+    def macs(node: CostedNode) -> int:
         kernel = node.input(weight)
         return prod(node.output()) * prod(kernel) // kernel[0]
 
     return macs
 
 
-def _transposed_convolution(node: Node) -> int:
+def _transposed_convolution(node: CostedNode) -> int:
     kernel = node.input(1)
     return prod(node.input(0)) * prod(kernel) // kernel[0]
 
 
-def _product(left: int, transpose: str = "transA") -> Callable[[Node], int]:
-    def macs(node: Node) -> int:
+def _product(left: int, transpose: str = "transA") -> Callable[[CostedNode], int]:
+    def macs(node: CostedNode) -> int:
         shape = node.input(left)
         depth = shape[-2] if node.number(transpose) and len(shape) > 1 else shape[-1]
         return prod(node.output()) * depth
@@ -79,36 +79,36 @@ def _product(left: int, transpose: str = "transA") -> Callable[[Node], int]:
     return macs
 
 
-def _blocked_product(node: Node) -> int:
+def _blocked_product(node: CostedNode) -> int:
     return prod(node.output()) * node.number("K")
 
 
-def _recurrent(weight: int, recurrence: int, sequence_axis: int) -> Callable[[Node], int]:
-    def macs(node: Node) -> int:
+def _recurrent(weight: int, recurrence: int, sequence_axis: int) -> Callable[[CostedNode], int]:
+    def macs(node: CostedNode) -> int:
         steps, batch = node.input(0)[:2] if sequence_axis == 0 else node.input(0)[1::-1]
         return steps * batch * (prod(node.input(weight)) + prod(node.input(recurrence)))
 
     return macs
 
 
-def _recurrent_onnx(node: Node) -> int:
+def _recurrent_onnx(node: CostedNode) -> int:
     return _recurrent(1, 2, node.number("layout"))(node)
 
 
-def _packed_attention(node: Node) -> int:
+def _packed_attention(node: CostedNode) -> int:
     """com.microsoft Attention: input (B, S, D), weight (D, width of q, k and v together)."""
     batch, length, _ = node.input(0)
     projection = prod(node.input(0)) * node.input(1)[-1]
     return projection + 2 * batch * length * length * node.output()[-1]
 
 
-def _attention(node: Node) -> int:
+def _attention(node: CostedNode) -> int:
     """Scores and weighted sum for query (B, S, D) or (B, H, S, d) against T keys."""
     query, key = node.input(0), node.input(1)
     return 2 * prod(query) * key[-2]
 
 
-def _einsum(node: Node) -> int:
+def _einsum(node: CostedNode) -> int:
     equation = node.attributes.get("equation", "")
     terms = str(equation).replace(" ", "").split("->")[0].split(",")
     sizes: dict[str, int] = {}
@@ -119,7 +119,7 @@ def _einsum(node: Node) -> int:
     return prod(sizes.values()) if len(terms) > 1 else 0
 
 
-_RULES: dict[str, Callable[[Node], int]] = {
+_RULES: dict[str, Callable[[CostedNode], int]] = {
     "Conv": _convolution(1),
     "FusedConv": _convolution(1),
     "NhwcFusedConv": _convolution(1),

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, TypeProto, helper
 
-from cotenant.graph.costs import Node, Shape, count_macs, rule_name
+from cotenant.graph.costs import CostedNode, Shape, count_macs, rule_name
 from cotenant.graph.dfg import Dfg, Dim, Operator, Tensor, build_dfg
 from cotenant.graph.errors import GraphError
 from cotenant.graph.infer import Types, dims_of, infer_types, is_static, tensor_type
@@ -215,7 +215,7 @@ def _topological(nodes: Sequence[onnx.NodeProto], known: set[str], model: str) -
 def _operator(index: int, node: onnx.NodeProto, types: Types, constants: set[str]) -> Operator:
     names = node_inputs(node)
     macs = count_macs(
-        Node(
+        CostedNode(
             rule_name(node.op_type, node.domain),
             {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type in _PLAIN_ATTRIBUTES},
             [_shape(types.get(name)) for name in node.input],

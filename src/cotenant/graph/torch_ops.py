@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from cotenant.graph.costs import Node, Shape, count_macs
+from cotenant.graph.costs import CostedNode, Shape, count_macs
 
 _GROUPS = {
     "Conv": "conv1d conv2d conv3d convolution _convolution mkldnn_convolution cudnn_convolution",
@@ -139,7 +139,7 @@ def macs_of(
     equation = {"equation": arguments["equation"]} if "equation" in arguments else {}
     if op_type == "MatMul" and any(shape is not None and not shape for shape in shapes):
         return None
-    return count_macs(Node(op_type, equation, shapes, outputs))
+    return count_macs(CostedNode(op_type, equation, shapes, outputs))
 
 
 def _recurrent(arguments: Mapping[str, Any], tensors: Mapping[str, Sequence[Shape]]) -> int | None:

@@ -6,7 +6,7 @@ need.
 
 from cotenant.load.errors import LoadError
 from cotenant.load.generator import run_load
-from cotenant.load.process import run_load_process
+from cotenant.load.load_process import run_load_process
 from cotenant.load.result import Lag, LiveStats, LoadResult, TenantInfo, TenantLive
 
 __all__ = [

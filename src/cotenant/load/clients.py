@@ -15,7 +15,7 @@ from urllib.parse import quote
 import grpc
 from google.protobuf import json_format
 
-from cotenant.load.check import AnswerCheck
+from cotenant.load.answer_check import AnswerCheck
 from cotenant.load.errors import LoadError
 from cotenant.load.http import HttpAnswer, HttpPool
 from cotenant.types import Outcome

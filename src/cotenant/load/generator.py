@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from cotenant.load.check import AnswerCheck
+from cotenant.load.answer_check import AnswerCheck
 from cotenant.load.clients import (
     Client,
     GrpcClient,
@@ -29,8 +29,8 @@ from cotenant.load.clients import (
 )
 from cotenant.load.errors import LoadError
 from cotenant.load.http import HttpPool
+from cotenant.load.request_samples import Sample, sample_pool, slo_of
 from cotenant.load.result import Lag, LiveStats, LoadResult, TenantInfo, TenantLive
-from cotenant.load.samples import Sample, sample_pool, slo_of
 from cotenant.load.timer import PreciseTimer
 from cotenant.metrics import OutcomeLog, percentile_ns
 from cotenant.types import ANSWERS, Outcome

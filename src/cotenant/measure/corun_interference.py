@@ -17,21 +17,21 @@ _FEWEST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Features:
+class AntagonistFactors:
     """What a launch and antagonists do to each other: its factor beside them, and that of an antagonist beside it."""
 
     suffered: float
     caused: float
 
 
-def antagonist_features(rows: Sequence[CoRunRow]) -> dict[CoRunner, Features]:
+def antagonist_features(rows: Sequence[CoRunRow]) -> dict[CoRunner, AntagonistFactors]:
     """Sensitivity and pressure of each (tenant, batch, size) measured alone among antagonists, from no counter."""
-    found: dict[CoRunner, Features] = {}
+    found: dict[CoRunner, AntagonistFactors] = {}
     for run in runs_of(rows):
         tenants = [row for row in run if row.target[0] != ANTAGONIST]
         streams = [row.corun().factor for row in run if row.target[0] == ANTAGONIST]
         if len(tenants) == 1 and streams:
-            found[tenants[0].target] = Features(tenants[0].corun().factor, max(streams))
+            found[tenants[0].target] = AntagonistFactors(tenants[0].corun().factor, max(streams))
     return found
 
 

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from cotenant.errors import InvalidValueError
 from cotenant.files import Milliseconds
-from cotenant.plan.rounds import Book, book_of
+from cotenant.plan.rounds import RoundCache, round_cache_of
 from cotenant.plan.types import NS_PER_S, Costs, DeviceType, Load, Name, Rate, checked
 
 _STEPS = 32
@@ -97,7 +97,7 @@ def stage_loads(application: Application, devices: Sequence[DeviceType], costs: 
     Raises PlanError for unequal devices of one name, and what the costs raise.
     """
     kinds = tuple(checked((), devices).values())
-    split = _Split(application, kinds, book_of(costs))
+    split = _Split(application, kinds, round_cache_of(costs))
     slos = split.best()
     return tuple(
         Load(application.tenant(stage), stage.model, application.rate_per_s, slos[stage.name])
@@ -105,23 +105,23 @@ def stage_loads(application: Application, devices: Sequence[DeviceType], costs: 
     )
 
 
-def needed_share(book: Book, load: Load, kinds: Sequence[DeviceType]) -> float:
+def needed_share(cache: RoundCache, load: Load, kinds: Sequence[DeviceType]) -> float:
     """How much of a device a load takes at least, in whole devices, if its partitions are filled up by others.
 
-    As `Book.least_share`, but a rate that does not fill a partition must collect its batch within the SLO too: with
-    batch b in a partition of size p it is busy for L(b, p) in each duty cycle of min(b / rate, SLO - L(b, p)).
+    As `RoundCache.least_share`, but a rate that does not fill a partition must collect its batch within the SLO, too:
+    with batch b in a partition of size p it is busy for L(b, p) in each duty cycle of min(b / rate, SLO - L(b, p)).
     Infinite where no batch is within the SLO.
     """
-    return float(_Needs(book, load.model, load.rate_per_s, kinds).at(np.array([load.slo_ns]))[0])
+    return float(_Needs(cache, load.model, load.rate_per_s, kinds).at(np.array([load.slo_ns]))[0])
 
 
 class _Needs:
     """The needed share of one model at one rate. Arrays of shape (SLOs, partitions, batches)."""
 
-    def __init__(self, book: Book, model: str, rate: float, kinds: Sequence[DeviceType]) -> None:
+    def __init__(self, cache: RoundCache, model: str, rate: float, kinds: Sequence[DeviceType]) -> None:
         sizes = [(kind, size) for kind in kinds for size in kind.sizes]
-        self._batches = np.array(book.costs.batches(model), np.float64)
-        self._ns = np.array([book.curve(model, size, kind.name).latency_ns for kind, size in sizes], np.float64)
+        self._batches = np.array(cache.costs.batches(model), np.float64)
+        self._ns = np.array([cache.curve(model, size, kind.name).latency_ns for kind, size in sizes], np.float64)
         self.edges = np.unique(2 * self._ns.astype(np.int64))
         """SLOs from which on one more batch may fill a partition."""
         self._parts = np.array([size / kind.whole for kind, size in sizes])
@@ -144,10 +144,10 @@ class _Needs:
 class _Split:
     """The search for one application. Ends of stages are nanoseconds after the arrival of a query."""
 
-    def __init__(self, application: Application, kinds: tuple[DeviceType, ...], book: Book) -> None:
+    def __init__(self, application: Application, kinds: tuple[DeviceType, ...], cache: RoundCache) -> None:
         self._application = application
         self._kinds = kinds
-        self._book = book
+        self._cache = cache
         self._order = application.order()
         self._models = {stage.name: stage.model for stage in self._order}
         self._after = {stage.name: stage.after for stage in self._order}
@@ -156,7 +156,7 @@ class _Split:
             for needed in stage.after:
                 self._next[needed].append(stage.name)
         self._needs = {
-            model: _Needs(book, model, application.rate_per_s, kinds) for model in dict.fromkeys(self._models.values())
+            model: _Needs(cache, model, application.rate_per_s, kinds) for model in dict.fromkeys(self._models.values())
         }
 
     def best(self) -> dict[str, int]:
@@ -204,8 +204,8 @@ class _Split:
         slo = self._application.slo_ns
         times = []
         for kind in self._kinds:
-            curve = self._book.curve(model, kind.whole, kind.name)
-            batch = self._book.best_batch(model, slo, kind.whole, kind.name)
+            curve = self._cache.curve(model, kind.whole, kind.name)
+            batch = self._cache.best_batch(model, slo, kind.whole, kind.name)
             times.append(curve.latency_ns[curve.position[batch]] if batch else min(curve.latency_ns))
         return min(times, default=1)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.draft import Draft, explain, impossible_alone
-from cotenant.plan.rounds import Book, book_of
+from cotenant.plan.partial_plan import PartialPlan, diagnose, impossible_alone
+from cotenant.plan.rounds import RoundCache, round_cache_of
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
 
 MIN_GAIN = 1.05
@@ -23,9 +23,9 @@ class Elastic:
     """Searches batch, partition and time sharing together, load by load, those with the largest rate x SLO first.
 
     What is left of a load's rate is first tried as a share of a partition that is in use (`time_sharing`), the fullest
-    first. Otherwise a partition is opened: of the smaller of the most efficient size (`Book.knee`) and the least size
-    that serves the rate, in the smallest piece of a device that is as large, an unused device being split. Where no
-    piece is large enough, the largest there is takes a part of the rate, which the paper leaves open. This goes on
+    first. Otherwise a partition is opened: of the smaller of the most efficient size (`RoundCache.knee`) and the least
+    size that serves the rate, in the smallest piece of a device that is as large, an unused device being split. Where
+    no piece is large enough, the largest there is takes a part of the rate, which the paper leaves open. This goes on
     until the rate is served.
 
     With `with_interference` every round holds beside the others of its device (the paper's gpu-let+int): partitions in
@@ -71,8 +71,8 @@ class Elastic:
     ) -> Plan | Infeasible:
         """See Planner. `running` is ignored."""
         checked(loads, devices)
-        book = book_of(costs)
-        empty = self._draft(book, devices, (), self.most_partitions)
+        cache = round_cache_of(costs)
+        empty = self._partial(cache, devices, (), self.most_partitions)
         for load in loads:
             impossible = impossible_alone(empty, load)
             if impossible is not None:
@@ -83,14 +83,14 @@ class Elastic:
         for reserve, most_partitions in self._ways(asked):
             order = list(asked)
             for _ in range(1 + self.retries):
-                draft = self._draft(book, devices, reserve, most_partitions)
-                draft.slowdowns = slowdowns
-                failed = self._attempt(order, draft)
+                partial = self._partial(cache, devices, reserve, most_partitions)
+                partial.slowdowns = slowdowns
+                failed = self._attempt(order, partial)
                 if failed is None:
-                    return draft.plan(self.name)
+                    return partial.plan(self.name)
                 load, left = failed
                 if first is None:
-                    first = explain(draft, load, left, lambda other, its, rest: self._step(its, rest, other) < rest)
+                    first = diagnose(partial, load, left, lambda other, its, rest: self._step(its, rest, other) < rest)
                 if order[0] is load:
                     break
                 order.remove(load)
@@ -103,9 +103,11 @@ class Elastic:
         first: tuple[Sequence[Load], int] = ((), self.most_partitions)
         return (first, (loads, self.most_partitions), ((), 1)) if self.with_interference else (first,)
 
-    def _draft(self, book: Book, devices: Sequence[DeviceType], reserve: Sequence[Load], most_partitions: int) -> Draft:
-        return Draft(
-            book,
+    def _partial(
+        self, cache: RoundCache, devices: Sequence[DeviceType], reserve: Sequence[Load], most_partitions: int
+    ) -> PartialPlan:
+        return PartialPlan(
+            cache,
             devices,
             interference=self.with_interference,
             reserve=reserve,
@@ -113,40 +115,40 @@ class Elastic:
             most_models=self.most_models if self.time_sharing else 1,
         )
 
-    def _attempt(self, loads: Sequence[Load], draft: Draft) -> tuple[Load, float] | None:
+    def _attempt(self, loads: Sequence[Load], partial: PartialPlan) -> tuple[Load, float] | None:
         """Place all loads in this order; the first that cannot be served, and what is left of its rate."""
         for load in loads:
-            left = self._serve(load, load.rate_per_s, draft)
+            left = self._serve(load, load.rate_per_s, partial)
             if left > 0:
                 return load, left
         return None
 
-    def _serve(self, load: Load, rate: float, draft: Draft) -> float:
+    def _serve(self, load: Load, rate: float, partial: PartialPlan) -> float:
         """Place a load's rate step by step; give what could not be placed, 0 for nothing."""
         least = max(load.rate_per_s * _SERVED, self.rate_slack_per_s)
         while rate > least:
-            left = self._step(load, rate, draft)
+            left = self._step(load, rate, partial)
             if left >= rate:
                 return rate
             rate = left
         return 0.0
 
-    def _step(self, load: Load, rate: float, draft: Draft) -> float:
+    def _step(self, load: Load, rate: float, partial: PartialPlan) -> float:
         """Place some of a rate, all of it if one partition can serve that; give what is left, all of it for none."""
-        if self.time_sharing and self._share(load, rate, draft):
+        if self.time_sharing and self._share(load, rate, partial):
             return 0.0
-        ideals = {kind.name: self._ideal(load, rate, draft, kind) for kind in draft.types}
+        ideals = {kind.name: self._ideal(load, rate, partial, kind) for kind in partial.types}
         fitting: list[tuple[float, int, int]] = []
         smaller: list[tuple[float, int, int]] = []
-        fresh = draft.fresh()
-        for device, kind in enumerate(draft.kinds):
+        fresh = partial.fresh()
+        for device, kind in enumerate(partial.kinds):
             ideal = ideals[kind.name]
             if not ideal:
                 continue
             if device in fresh:
                 fitting.append((1.0, device, ideal))
-            elif draft.made[device]:
-                for size in draft.openings(device):
+            elif partial.made[device]:
+                for size in partial.openings(device):
                     piece = (size / kind.whole, device, size)
                     if size >= ideal:
                         fitting.append(piece)
@@ -154,61 +156,61 @@ class Elastic:
                         smaller.append(piece)
         smaller.sort(key=lambda piece: (-piece[0], piece[1]))
         for _, device, size in (*sorted(fitting), *smaller):
-            served = min(rate, draft.room(load, device, size))
+            served = min(rate, partial.room(load, device, size))
             if served > rate * _SERVED:
-                opened = draft.opened(device, size, load, served)
+                opened = partial.opened(device, size, load, served)
                 if opened is not None:
-                    draft.made[device] = opened
+                    partial.made[device] = opened
                     return rate - served
         return rate
 
-    def _share(self, load: Load, rate: float, draft: Draft) -> bool:
+    def _share(self, load: Load, rate: float, partial: PartialPlan) -> bool:
         """Put all of a rate into a partition in use: the one that then bears the least."""
         best: tuple[float, int, int] | None = None
-        for device, made in enumerate(draft.made):
+        for device, made in enumerate(partial.made):
             for index in range(len(made)):
-                merged = draft.merged(device, index, load, rate)
+                merged = partial.merged(device, index, load, rate)
                 if merged is not None:
                     bears = merged[index].round.bears
                     if best is None or bears < best[0]:
                         best = (bears, device, index)
                         chosen = merged
         if best is not None:
-            draft.made[best[1]] = chosen
+            partial.made[best[1]] = chosen
         return best is not None
 
-    def _ideal(self, load: Load, rate: float, draft: Draft, kind: DeviceType) -> int:
+    def _ideal(self, load: Load, rate: float, partial: PartialPlan, kind: DeviceType) -> int:
         """The size of partition to look for; 0 where this kind of device cannot serve the model."""
-        if draft.most_partitions == 1:
-            return kind.whole if draft.book.capacity(load.model, load.slo_ns, kind.whole, kind.name) > 0 else 0
-        efficient = draft.book.knee(load.model, load.slo_ns, kind, self.min_gain)
+        if partial.most_partitions == 1:
+            return kind.whole if partial.cache.capacity(load.model, load.slo_ns, kind.whole, kind.name) > 0 else 0
+        efficient = partial.cache.knee(load.model, load.slo_ns, kind, self.min_gain)
         if self.knee_only or not efficient:
             return efficient
         for size in kind.sizes:
             if size >= efficient:
                 break
-            capacity = draft.book.capacity(load.model, load.slo_ns, size, kind.name)
-            if capacity >= rate * draft.slowdowns.get((load.tenant, kind.name, size), 1.0):
+            capacity = partial.cache.capacity(load.model, load.slo_ns, size, kind.name)
+            if capacity >= rate * partial.slowdowns.get((load.tenant, kind.name, size), 1.0):
                 return size
         return efficient
 
 
-def _slowdowns(loads: Sequence[Load], draft: Draft) -> dict[tuple[str, str, int], float]:
+def _slowdowns(loads: Sequence[Load], partial: PartialPlan) -> dict[tuple[str, str, int], float]:
     """How much slower each load is to be expected in a partition: the mean over the others, one at a time beside it."""
-    book = draft.book
+    cache = partial.cache
     found = {}
-    for kind in draft.types:
+    for kind in partial.types:
         for size in kind.sizes:
-            beside = draft.beside(kind, size)
+            beside = partial.beside(kind, size)
             if not beside:
                 continue
             batches = [
-                (load.model, book.best_batch(load.model, load.slo_ns, beside, kind.name), beside) for load in loads
+                (load.model, cache.best_batch(load.model, load.slo_ns, beside, kind.name), beside) for load in loads
             ]
             for load in loads:
-                own = book.best_batch(load.model, load.slo_ns, size, kind.name)
+                own = cache.best_batch(load.model, load.slo_ns, size, kind.name)
                 factors = [
-                    book.costs.factor(load.model, own, size, (other,), kind.name)
+                    cache.costs.factor(load.model, own, size, (other,), kind.name)
                     for there, other in zip(loads, batches, strict=True)
                     if own and other[1] and there is not load
                 ]

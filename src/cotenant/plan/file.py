@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownTenant:
     """What is known of a tenant from elsewhere, a model repository say, where its file leaves it out."""
 
     model: str
@@ -106,7 +106,7 @@ class _PlanFile(_Request, frozen=True):
 
 def read_request(
     path: Path,
-    known: Mapping[str, Known] | None = None,
+    known: Mapping[str, KnownTenant] | None = None,
     applications: Mapping[str, KnownApplication] | None = None,
 ) -> Request:
     """Read a file of tenants, applications and devices. `known` gives what the tenants' tables leave out, by tenant,
@@ -121,7 +121,7 @@ def read_request(
 def parse_request(
     text: str,
     where: str,
-    known: Mapping[str, Known] | None = None,
+    known: Mapping[str, KnownTenant] | None = None,
     applications: Mapping[str, KnownApplication] | None = None,
 ) -> Request:
     """As `read_request`; `where` is what errors call the text. Raises PlanError."""
@@ -214,7 +214,7 @@ def _splits(total: int, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _request_of(
-    table: dict[str, Any], where: str, known: Mapping[str, Known], applications: Mapping[str, KnownApplication]
+    table: dict[str, Any], where: str, known: Mapping[str, KnownTenant], applications: Mapping[str, KnownApplication]
 ) -> Request:
     if "plan" in table:
         raise PlanError(f"{where}: holds a plan, expected a file of tenants and devices without [[plan]]")

@@ -14,7 +14,7 @@ from enum import StrEnum
 from msgspec import structs
 
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.tracking import Look, TrackingSettings, look
+from cotenant.plan.tracking import RateVerdict, TrackingSettings, compare_rates
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 LEAST_SHARE = 0.1
@@ -52,7 +52,7 @@ class FollowSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RunningPlan:
     """What runs: the plan, the devices held for it, and the share of the rates that it serves.
 
     `sought_per_s` are the rates for which a plan was last sought, in vain or not; `left_out` the tenants that have no
@@ -80,7 +80,7 @@ class Step:
     `breaks` says what does not fit where less than the whole of each rate is served.
     """
 
-    held: Held | None
+    held: RunningPlan | None
     reason: Reason
     breaks: Infeasible | None = None
 
@@ -105,8 +105,12 @@ def asked_loads(declared: Sequence[Load], tracked: Mapping[str, float], floor: f
 
 
 def compare(
-    loads: Sequence[Load], inventory: Sequence[DeviceType], held: Held, tracking: TrackingSettings, lost: bool = False
-) -> tuple[Reason, Held]:
+    loads: Sequence[Load],
+    inventory: Sequence[DeviceType],
+    held: RunningPlan,
+    tracking: TrackingSettings,
+    lost: bool = False,
+) -> tuple[Reason, RunningPlan]:
     """Whether devices and rates ask for another plan, and what is held after this look at them.
 
     `lost` says that a device of the plan is gone. What was too much for the devices stays so until there are more of
@@ -121,14 +125,14 @@ def compare(
     served = held.plan.rates_per_s
     for tenant, rate in held.sought_per_s.items():
         served[tenant] = max(served.get(tenant, 0.0), rate * (1 + tracking.headroom))
-    seen, calm = look(asked, served, tracking, held.calm)
-    if seen is Look.KEEP:
+    seen, calm = compare_rates(asked, served, tracking, held.calm)
+    if seen is RateVerdict.KEEP:
         return Reason.KEEP, replace(held, calm=calm)
-    return Reason.GROW if seen is Look.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=asked)
+    return Reason.GROW if seen is RateVerdict.GROW else Reason.SHRINK, replace(held, calm=0, sought_per_s=asked)
 
 
 @dataclass(frozen=True, slots=True)
-class Follower:
+class PlanFollower:
     """Seeks plans with this planner, on devices that are taken in their order. All its methods raise what it raises."""
 
     planner: Planner
@@ -136,14 +140,14 @@ class Follower:
     costs: Costs
     settings: FollowSettings
 
-    def next_step(self, loads: Sequence[Load], held: Held | None, lost: bool = False) -> Step:
+    def next_step(self, loads: Sequence[Load], held: RunningPlan | None, lost: bool = False) -> Step:
         """Look at devices and rates, and seek another plan where they ask for one: see `compare` and `seek`."""
         reason = Reason.FIRST
         if held is not None:
             reason, held = compare(loads, self.inventory, held, self.settings.tracking, lost)
         return Step(held, reason) if reason is Reason.KEEP else self.seek(loads, held, reason)
 
-    def seek(self, loads: Sequence[Load], held: Held | None, reason: Reason) -> Step:
+    def seek(self, loads: Sequence[Load], held: RunningPlan | None, reason: Reason) -> Step:
         """Another plan, for a reason that `compare` gave.
 
         Where the rates do not fit onto all devices, the largest common share of them is planned for. `held` in the
@@ -162,11 +166,11 @@ class Follower:
             scaled = rescale(*given, last, replace(self.settings.scaling, patience=patience))
         sought = {load.tenant: load.rate_per_s for load in loads}
         if isinstance(scaled.plan, Plan):
-            return Step(Held(scaled.plan, scaled.devices, sought_per_s=sought, spare=scaled.calm), reason)
+            return Step(RunningPlan(scaled.plan, scaled.devices, sought_per_s=sought, spare=scaled.calm), reason)
         fitted, left_out = self._fit_some(loads, running)
         if fitted.plan is None:
             return Step(None, reason, fitted.breaks)
-        found = Held(fitted.plan, len(self.inventory), fitted.share, left_out, sought)
+        found = RunningPlan(fitted.plan, len(self.inventory), fitted.share, left_out, sought)
         return Step(found, reason, scaled.plan if left_out else fitted.breaks)
 
     def _fit_some(self, loads: Sequence[Load], running: Plan | None) -> tuple[Fitted, tuple[str, ...]]:

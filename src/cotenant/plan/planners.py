@@ -83,7 +83,7 @@ class ForBursts:
         self, loads: Sequence[Load], devices: Sequence[DeviceType], costs: Costs, running: Plan | None = None
     ) -> Plan | Infeasible:
         """See Planner."""
-        from cotenant.plan.arrivals import with_poisson_headroom
+        from cotenant.plan.poisson_headroom import with_poisson_headroom
 
         return self.within.plan(with_poisson_headroom(loads), devices, costs, running)
 

@@ -72,7 +72,7 @@ class Curve:
         return rate, chosen
 
 
-class Book:
+class RoundCache:
     """Curves, capacities and rounds under one set of costs, worked out once each."""
 
     def __init__(self, costs: Costs) -> None:
@@ -235,14 +235,14 @@ class Book:
         return True
 
 
-def book_of(costs: Costs) -> Book:
-    """The book of these costs: the one of the last time, where costs can be told apart."""
-    return _kept_book(costs) if isinstance(costs, Hashable) else Book(costs)
+def round_cache_of(costs: Costs) -> RoundCache:
+    """The cache of these costs: the one of the last time, where costs can be told apart."""
+    return _kept_cache(costs) if isinstance(costs, Hashable) else RoundCache(costs)
 
 
 @lru_cache(maxsize=4)
-def _kept_book(costs: Hashable) -> Book:
-    return Book(cast(Costs, costs))
+def _kept_cache(costs: Hashable) -> RoundCache:
+    return RoundCache(cast(Costs, costs))
 
 
 def _fit(demands: Sequence[Demand], curves: Sequence[Curve]) -> RoundFit | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.rounds import book_of
+from cotenant.plan.rounds import round_cache_of
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner, checked, padded
 
 
@@ -96,7 +96,7 @@ def _grown(
 def _bound(loads: Sequence[Load], inventory: Sequence[DeviceType], costs: Costs) -> int:
     """So many devices at least, whatever the planner."""
     kinds = checked(loads, inventory).values()
-    book = book_of(costs)
-    shares = [min((book.least_share(load, kind) for kind in kinds), default=math.inf) for load in loads]
+    cache = round_cache_of(costs)
+    shares = [min((cache.least_share(load, kind) for kind in kinds), default=math.inf) for load in loads]
     needed = sum(shares)
     return max(1, len(inventory) if needed == math.inf else math.ceil(needed * (1 - 1e-9)))

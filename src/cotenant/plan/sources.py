@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from cotenant.plan.application import Stage
-from cotenant.plan.file import Known, KnownApplication
-from cotenant.plan.tables import Latencies, TableCosts, latencies_of
+from cotenant.plan.file import KnownApplication, KnownTenant
+from cotenant.plan.table_costs import Latencies, TableCosts, latencies_of
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference.factors import Interference
 from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
@@ -22,7 +22,7 @@ from cotenant.repository import (
     profile_path,
     readable_versions,
 )
-from cotenant.repository.applications import readable_applications
+from cotenant.repository.application_spec import readable_applications
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""
@@ -36,7 +36,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class ProfileCosts:
     """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
     `tails` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or models, with an SLO.
@@ -47,13 +47,13 @@ class Tables:
     digest: str
     tails: Latencies | None = None
     interference: Interference | None = None
-    known: Mapping[str, Known] = field(default_factory=dict)
+    known: Mapping[str, KnownTenant] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     applications: Mapping[str, KnownApplication] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Grounds:
+class CostBasis:
     """What a plan for these devices rests on. `devices` are those asked for, without splits that were not measured.
 
     `tail` has latencies at the quantile TAIL, or is None. `fingerprint` changes with the profiles.
@@ -66,11 +66,11 @@ class Grounds:
     notes: tuple[str, ...] = ()
 
 
-READERS: dict[str, Callable[[Path], Tables]] = {}
+READERS: dict[str, Callable[[Path], ProfileCosts]] = {}
 """Readers of files that are no profiles, by their ending. None here: a package that has other tables adds its own."""
 
 
-def read_tables(path: Path, quantile: str = QUANTILE) -> Tables:
+def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
     """Read a profile: a repository's directory, a profile file, or what one of READERS reads.
 
     Raises PlanError, or what a file that cannot be used raises.
@@ -86,13 +86,13 @@ def read_tables(path: Path, quantile: str = QUANTILE) -> Tables:
     return _repository_tables(root, path, quantile)
 
 
-def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> Grounds:
-    """What plans for devices of a profiled repository rest on. Raises what `read_tables` and `grounds_of` raise."""
-    tables = read_tables(root, quantile)
-    return grounds_of({"": tables}, devices, tables.latencies)
+def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> CostBasis:
+    """What plans for devices of a profiled repository rest on. Raises as `read_profile_costs` and `basis_of`."""
+    tables = read_profile_costs(root, quantile)
+    return basis_of({"": tables}, devices, tables.latencies)
 
 
-def grounds_of(tables: Mapping[str, Tables], devices: Sequence[DeviceType], models: Iterable[str]) -> Grounds:
+def basis_of(tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str]) -> CostBasis:
     """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
 
     A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores;
@@ -122,7 +122,7 @@ def grounds_of(tables: Mapping[str, Tables], devices: Sequence[DeviceType], mode
     tail = TableCosts(tails, memory, interference) if tails and len(tails) == len(latencies) else None
     digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
     used = tuple(kinds[device.name] for device in devices)
-    return Grounds(used, TableCosts(latencies, memory, interference), tail, digest, tuple(notes))
+    return CostBasis(used, TableCosts(latencies, memory, interference), tail, digest, tuple(notes))
 
 
 def repository_memory_bytes(version: ModelVersion) -> int:
@@ -137,12 +137,12 @@ def repository_memory_bytes(version: ModelVersion) -> int:
     return WORKER_BYTES + COPIES * files
 
 
-def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
+def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileCosts:
     profile = load_profile(path)
     latencies, tails = _latencies(profile, quantile), _latencies(profile, TAIL)
     notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
     memory = dict.fromkeys(profile.models, 0)
-    known: dict[str, Known] = {}
+    known: dict[str, KnownTenant] = {}
     interference = None
     content = path.read_bytes() + quantile.encode()
     if root is None:
@@ -157,7 +157,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
                     continue
                 latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
                 memory[name] = repository_memory_bytes(found)
-                known[name] = Known(name, round(found.config.tenant.slo_ms * NS_PER_MS))
+                known[name] = KnownTenant(name, round(found.config.tenant.slo_ms * NS_PER_MS))
         notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
         from cotenant.measure.corun_interference import corun_interference
         from cotenant.repository import coruns_path
@@ -170,7 +170,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> Tables:
         else "interference: not measured; partitions are believed not to touch each other"
     )
     digest = sha256(content).hexdigest()
-    return Tables(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root))
+    return ProfileCosts(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root))
 
 
 def _applications(root: Path | None) -> dict[str, KnownApplication]:

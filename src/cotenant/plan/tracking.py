@@ -102,7 +102,7 @@ class Tracker:
         return TrackedRate(known.ewma + alpha * (rate - known.ewma), quantile, recent)
 
 
-class Look(StrEnum):
+class RateVerdict(StrEnum):
     """What a look at rates and plan finds."""
 
     KEEP = "keep"
@@ -110,9 +110,9 @@ class Look(StrEnum):
     SHRINK = "shrink"
 
 
-def look(
+def compare_rates(
     asked: Mapping[str, float], served: Mapping[str, float], settings: TrackingSettings, calm: int = 0
-) -> tuple[Look, int]:
+) -> tuple[RateVerdict, int]:
     """Compare the rates that are asked for with those that the plan serves, headroom included, in rows a second.
 
     `calm` is what the look before gave: the number of looks in a row that found the plan too large. Gives what to do,
@@ -120,7 +120,7 @@ def look(
     """
     wanted = {tenant: rate * (1 + settings.headroom) for tenant, rate in asked.items()}
     if any(rate > served.get(tenant, 0.0) * (1 + settings.hysteresis) for tenant, rate in wanted.items()):
-        return Look.GROW, 0
+        return RateVerdict.GROW, 0
     if any(rate < served.get(tenant, 0.0) * (1 - settings.hysteresis) for tenant, rate in wanted.items()):
-        return (Look.SHRINK, 0) if calm + 1 >= settings.patience else (Look.KEEP, calm + 1)
-    return Look.KEEP, 0
+        return (RateVerdict.SHRINK, 0) if calm + 1 >= settings.patience else (RateVerdict.KEEP, calm + 1)
+    return RateVerdict.KEEP, 0

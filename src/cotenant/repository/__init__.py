@@ -1,6 +1,6 @@
 """The model repository on disk: where what lies, which models and applications it declares. Opens no model."""
 
-from cotenant.repository.models import (
+from cotenant.repository.model_versions import (
     ModelVersion,
     UnknownApplicationError,
     UnknownModelError,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cotenant.config import NS_PER_MS
 from cotenant.core.flow import Finish
 from cotenant.errors import ConfigError
-from cotenant.repository.applications import ApplicationSpec, Source
+from cotenant.repository.application_spec import ApplicationSpec, Source
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.api import (
     Array,
@@ -59,7 +59,7 @@ class ApplicationForm:
         return VERSION
 
     @property
-    def account(self) -> str:
+    def counted_as(self) -> str:
         """Under what name its queries are counted."""
         return self.spec.name
 

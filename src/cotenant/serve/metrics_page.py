@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from cotenant.execute.protocol import WorkerStatus
-from cotenant.serve.brain.accounts import LATENCY_BUCKETS_S, Account
+from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
 from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
 from cotenant.types import Outcome
 
@@ -21,8 +21,10 @@ Figures = Callable[[], PlanFigures | None]
 class _Families(Collector):
     """Makes the metric families anew at each scrape."""
 
-    def __init__(self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers, plan: Figures) -> None:
-        self._accounts = accounts
+    def __init__(
+        self, counters: Mapping[str, TenantCounters], waiting: Waiting, workers: Workers, plan: Figures
+    ) -> None:
+        self._counters = counters
         self._plan = plan
         self._waiting = waiting
         self._workers = workers
@@ -33,8 +35,8 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        accounts = sorted(self._accounts.items())
-        yield from _own(accounts)
+        counters = sorted(self._counters.items())
+        yield from _own(counters)
         queued = GaugeMetricFamily(
             "cotenant_queue_length", "Queries that wait for their first launch.", labels=["tenant"]
         )
@@ -44,10 +46,10 @@ class _Families(Collector):
         yield from _of_workers(self._workers())
         if (figures := self._plan()) is not None:
             yield from plan_metrics(figures)
-        yield from _triton(accounts)
+        yield from _triton(counters)
 
 
-def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
+def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     queries = CounterMetricFamily("cotenant_queries", "Queries by outcome.", labels=["tenant", "outcome"])
     slo = GaugeMetricFamily("cotenant_slo_seconds", "Latency target.", labels=["tenant"])
     attainment = GaugeMetricFamily(
@@ -64,18 +66,18 @@ def _own(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
     reruns = CounterMetricFamily(
         "cotenant_query_reruns", "Queries run again after their batch had failed.", labels=["tenant"]
     )
-    for tenant, account in accounts:
+    for tenant, counted in counters:
         for outcome in Outcome:
-            queries.add_metric([tenant, outcome.value], account.outcomes[outcome])
-        reruns.add_metric([tenant], account.reruns)
-        slo.add_metric([tenant], account.slo_ns / 1e9)
-        attainment.add_metric([tenant], account.attainment)
-        headroom.add_metric([tenant], account.headroom_ns / 1e9)
+            queries.add_metric([tenant, outcome.value], counted.outcomes[outcome])
+        reruns.add_metric([tenant], counted.reruns)
+        slo.add_metric([tenant], counted.slo_ns / 1e9)
+        attainment.add_metric([tenant], counted.attainment)
+        headroom.add_metric([tenant], counted.headroom_ns / 1e9)
         buckets, total = [], 0
-        for bound, count in zip([*map(str, LATENCY_BUCKETS_S), "+Inf"], account.latency_buckets, strict=True):
+        for bound, count in zip([*map(str, LATENCY_BUCKETS_S), "+Inf"], counted.latency_buckets, strict=True):
             total += count
             buckets.append((bound, float(total)))
-        latency.add_metric([tenant], buckets, account.success.ns / 1e9)
+        latency.add_metric([tenant], buckets, counted.success.ns / 1e9)
     return iter([queries, reruns, slo, attainment, headroom, latency])
 
 
@@ -95,12 +97,12 @@ def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     return iter([restarts, resident, start, load])
 
 
-def _triton(accounts: list[tuple[str, Account]]) -> Iterator[Metric]:
-    def counter(name: str, text: str, value: Callable[[Account], float]) -> Metric:
+def _triton(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
+    def counter(name: str, text: str, value: Callable[[TenantCounters], float]) -> Metric:
         # Triton's names have no `_total`, which a counter family would append
         family = Metric(name, text, "unknown")
-        for tenant, account in accounts:
-            family.add_sample(name, {"model": tenant}, value(account))
+        for tenant, counted in counters:
+            family.add_sample(name, {"model": tenant}, value(counted))
         return family
 
     yield counter("nv_inference_request_success", "Requests answered.", lambda a: a.success.count)
@@ -125,10 +127,10 @@ class MetricsPage:
     """Renders the page from counters and from what waits now."""
 
     def __init__(
-        self, accounts: Mapping[str, Account], waiting: Waiting, workers: Workers, plan: Figures = lambda: None
+        self, counters: Mapping[str, TenantCounters], waiting: Waiting, workers: Workers, plan: Figures = lambda: None
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(accounts, waiting, workers, plan))
+        self._registry.register(_Families(counters, waiting, workers, plan))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

@@ -34,8 +34,8 @@ from cotenant.repository import (
     model_names,
     within,
 )
-from cotenant.serve.brain.accounts import Accounts
 from cotenant.serve.brain.clock import Clock, RealClock
+from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver, Observer
 from cotenant.serve.brain.flows import Flows
 from cotenant.serve.brain.groups import foresee, knowing
@@ -44,10 +44,10 @@ from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.brain.reorganise import change, sessions_of
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.opener.application import ServedApplication
-from cotenant.serve.opener.applications import Applications
-from cotenant.serve.opener.models import ServedModel, serve_model
+from cotenant.serve.opener.application_registry import ApplicationRegistry
 from cotenant.serve.opener.profiles import stored_or_measured
+from cotenant.serve.opener.served_application import ServedApplication
+from cotenant.serve.opener.served_models import ServedModel, serve_model
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -71,7 +71,7 @@ class Server:
         self.machine = layout.machine(self.lanes, cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
-        self.accounts = Accounts()
+        self.counters = Counters()
         self.beliefs = OnlineModel(
             max(share.size for share in self.policy.shares),
             grouped=self.policy.grouped,
@@ -87,17 +87,17 @@ class Server:
         self._is_ready = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
-        self._page = MetricsPage(self.accounts.by_tenant, self._waiting, self._executor.workers, self._figures)
+        self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor.workers, self._figures)
         self._driver: Driver | None = None
-        self._flows = Flows(lambda: self.driver, self.clock, self.accounts, self.beliefs, self._stage_model)
-        self._applications = Applications(self.root, self._stage_model, self._owners, self.accounts, self._flows)
+        self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
+        self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        self._driver = Driver(engine, self._executor, self.clock, (self.accounts, self.beliefs, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.beliefs, *extra))
         self._executor.on_event = self._driver.post
         if self.policy.grouped:
             self._groups = fitted_groups(self.root)
@@ -364,7 +364,7 @@ class Server:
         """Start to count and to predict for tenants; between two events, since observers write there too."""
         for served in new:
             name = served.tenant.name
-            self.accounts.add(name, served.tenant.slo_ns)
+            self.counters.add(name, served.tenant.slo_ns)
             self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
             if self._groups is not None:
                 self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))
@@ -391,4 +391,4 @@ class Server:
         return self._driver.read(look) if self._driver is not None else {}
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
-        return statistics_of(served.metadata.name, served.version, self.accounts.by_tenant.get(served.account))
+        return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))

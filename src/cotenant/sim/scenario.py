@@ -31,7 +31,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import application_names, find_versions
-from cotenant.repository.applications import read_application
+from cotenant.repository.application_spec import read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank

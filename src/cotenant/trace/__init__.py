@@ -1,6 +1,6 @@
 """The append-only log of events and the actions that they caused: write, read, replay, explain."""
 
-from cotenant.trace.log import (
+from cotenant.trace.trace_log import (
     FORMAT,
     Header,
     Record,

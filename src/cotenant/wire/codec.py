@@ -60,7 +60,7 @@ class Limits:
     """Tensors of such requests, and of their answers as they are or are believed to become; reading pauses there."""
 
 
-class OutputWish(Struct, frozen=True, gc=False):
+class RequestedOutput(Struct, frozen=True, gc=False):
     """How one output is to be sent: raw bytes or JSON, and `classes` best entries instead of the values (0: values)."""
 
     name: str
@@ -72,15 +72,15 @@ class WireRequest(Struct, frozen=True, gc=False):
     """A decoded request together with how its answer is to be written."""
 
     request: InferRequest
-    wishes: tuple[OutputWish, ...] = ()
+    requested: tuple[RequestedOutput, ...] = ()
     """One for every output asked for, in order; empty means all outputs."""
     binary_default: bool = False
-    """Whether outputs are sent as raw bytes when `wishes` is empty (HTTP)."""
+    """Whether outputs are sent as raw bytes when `requested` is empty (HTTP)."""
 
     @property
     def wants_classes(self) -> bool:
         """Whether any output is to be sent as classes."""
-        return bool(self.wishes) and any(wish.classes for wish in self.wishes)
+        return bool(self.requested) and any(output.classes for output in self.requested)
 
 
 def less_spent(wire: WireRequest, spent_us: str) -> WireRequest:
@@ -264,9 +264,9 @@ def check_counts(inputs: int, outputs: int, limits: Limits) -> None:
         raise bad(f"request asks for {outputs} outputs, expected at most {limits.max_outputs}")
 
 
-def wished_names(wishes: Sequence[OutputWish]) -> tuple[str, ...]:
+def requested_names(requested: Sequence[RequestedOutput]) -> tuple[str, ...]:
     """Return the names of the outputs asked for; a name given twice is refused."""
-    names = tuple(wish.name for wish in wishes)
+    names = tuple(output.name for output in requested)
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise bad(f"output {shown(twice)} is asked for twice")
@@ -379,17 +379,19 @@ def _largest(row: Array, count: int) -> Array:
     return chosen[np.lexsort((-chosen, row[chosen]))[::-1]]
 
 
-_wish = functools.lru_cache(maxsize=1024)(OutputWish)
+_requested_output = functools.lru_cache(maxsize=1024)(RequestedOutput)
 
 
-def select_outputs(wire: WireRequest, outputs: Mapping[str, Array], batched: bool) -> list[tuple[OutputWish, Array]]:
+def select_outputs(
+    wire: WireRequest, outputs: Mapping[str, Array], batched: bool
+) -> list[tuple[RequestedOutput, Array]]:
     """Return the outputs to be sent, in order, with classification applied. INTERNAL when the model left one out."""
-    if not wire.wishes:
-        return [(_wish(name, wire.binary_default), array) for name, array in outputs.items()]
+    if not wire.requested:
+        return [(_requested_output(name, wire.binary_default), array) for name, array in outputs.items()]
     chosen = []
-    for wish in wire.wishes:
-        array = outputs.get(wish.name)
+    for output in wire.requested:
+        array = outputs.get(output.name)
         if array is None:
-            raise ServeError(Status.INTERNAL, f"the model did not produce output {shown(wish.name)}")
-        chosen.append((wish, classify(wish.name, array, wish.classes, batched) if wish.classes else array))
+            raise ServeError(Status.INTERNAL, f"the model did not produce output {shown(output.name)}")
+        chosen.append((output, classify(output.name, array, output.classes, batched) if output.classes else array))
     return chosen

@@ -11,7 +11,7 @@ from cotenant.wire.api import Array, InferRequest, InferResult, ServeError, Stat
 from cotenant.wire.codec import (
     DTYPES,
     Limits,
-    OutputWish,
+    RequestedOutput,
     WireRequest,
     bad,
     check_counts,
@@ -24,9 +24,9 @@ from cotenant.wire.codec import (
     read_priority,
     read_timeout_ns,
     refuse_sequence,
+    requested_names,
     select_outputs,
     shown,
-    wished_names,
 )
 from cotenant.wire.ending import OUTCOME_KEY, Ending
 from cotenant.wire.oip import MESSAGES, NO_SHARED_MEMORY, QUERY_KEY
@@ -95,20 +95,20 @@ def decode_request(message: Any, limits: Limits) -> WireRequest:
                 timeout_ns = read_timeout_ns(_value(parameter))
             elif key in ("sequence_start", "sequence_end"):
                 refuse_sequence(key, _value(parameter))
-    wishes = tuple([_read_output(output) for output in outputs])
+    requested = tuple([_read_output(output) for output in outputs])
     request = InferRequest(
         message.model_name,
         arrays,
         message.model_version,
         message.id,
-        wished_names(wishes) if wishes else (),
+        requested_names(requested) if requested else (),
         priority,
         timeout_ns,
     )
-    return WireRequest(request, wishes, binary_default=True)
+    return WireRequest(request, requested, binary_default=True)
 
 
-def _read_output(output: Any) -> OutputWish:
+def _read_output(output: Any) -> RequestedOutput:
     classes = 0
     if output.parameters:
         for key, parameter in output.parameters.items():
@@ -118,7 +118,7 @@ def _read_output(output: Any) -> OutputWish:
                 classes = read_classes(output.name, _value(parameter))
             elif key == "binary_data":
                 read_flag(key, _value(parameter))
-    return OutputWish(output.name, True, classes)
+    return RequestedOutput(output.name, True, classes)
 
 
 def _decode_contents(name: str, datatype: str, shape: tuple[int, ...], count: int, contents: Any) -> Array:
@@ -149,8 +149,8 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> An
     message.parameters[QUERY_KEY].int64_param = result.query
     message.parameters[OUTCOME_KEY].string_param = result.outcome.value
     raw = message.raw_output_contents
-    for wish, array in select_outputs(wire, result.outputs, batched):
-        message.outputs.add(name=wish.name, datatype=datatype_of(wish.name, array), shape=array.shape)
+    for output, array in select_outputs(wire, result.outputs, batched):
+        message.outputs.add(name=output.name, datatype=datatype_of(output.name, array), shape=array.shape)
         raw.append(encode_raw(array))
     return message
 

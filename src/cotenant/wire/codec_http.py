@@ -18,7 +18,7 @@ from cotenant.wire.api import Array, InferRequest, InferResult, ModelMetadata, S
 from cotenant.wire.codec import (
     DTYPES,
     Limits,
-    OutputWish,
+    RequestedOutput,
     WireRequest,
     bad,
     check_counts,
@@ -32,9 +32,9 @@ from cotenant.wire.codec import (
     read_priority,
     read_timeout_ns,
     refuse_sequence,
+    requested_names,
     select_outputs,
     shown,
-    wished_names,
 )
 from cotenant.wire.oip import NO_SHARED_MEMORY
 
@@ -171,17 +171,17 @@ def decode_request(
     if asked is not None:
         refuse_sequence("sequence_start", asked.sequence_start)
         refuse_sequence("sequence_end", asked.sequence_end)
-    wishes = tuple([_read_output(output, binary_default) for output in outputs])
+    requested = tuple([_read_output(output, binary_default) for output in outputs])
     request = InferRequest(
         model,
         arrays,
         version,
         message.id or "",
-        wished_names(wishes) if wishes else (),
+        requested_names(requested) if requested else (),
         read_priority(asked.priority) if asked is not None else 0,
         read_timeout_ns(asked.timeout) if asked is not None else None,
     )
-    return WireRequest(request, wishes, binary_default)
+    return WireRequest(request, requested, binary_default)
 
 
 def decode_raw_request(metadata: ModelMetadata, version: str, body: bytes | memoryview, limits: Limits) -> WireRequest:
@@ -209,15 +209,15 @@ def _is_absent(data: msgspec.Raw) -> bool:
     return data is _NO_DATA or bytes(memoryview(data)[:5]) in (b"", b"null")
 
 
-def _read_output(output: _Output, binary_default: bool) -> OutputWish:
+def _read_output(output: _Output, binary_default: bool) -> RequestedOutput:
     parameters = output.parameters
     if parameters is None:
-        return OutputWish(output.name, binary_default)
+        return RequestedOutput(output.name, binary_default)
     if parameters.shared_memory_region is not None:
         raise ServeError(Status.UNIMPLEMENTED, f"output {shown(output.name)}: {NO_SHARED_MEMORY}")
     binary = parameters.binary_data
     classes = parameters.classification
-    return OutputWish(
+    return RequestedOutput(
         output.name,
         binary_default if binary is None else read_flag("binary_data", binary),
         0 if classes is None else read_classes(output.name, classes),
@@ -274,22 +274,22 @@ def encode_response(wire: WireRequest, result: InferResult, batched: bool) -> tu
     """
     described: list[dict[str, Any]] = []
     raw: list[Piece] = []
-    for wish, array in select_outputs(wire, result.outputs, batched):
-        datatype = datatype_of(wish.name, array)
-        entry: dict[str, Any] = {"name": wish.name, "datatype": datatype, "shape": array.shape}
-        if wish.binary:
+    for output, array in select_outputs(wire, result.outputs, batched):
+        datatype = datatype_of(output.name, array)
+        entry: dict[str, Any] = {"name": output.name, "datatype": datatype, "shape": array.shape}
+        if output.binary:
             data = raw_view(array)
             entry["parameters"] = {"binary_data_size": len(data)}
             raw.append(data)
         else:
-            entry["data"] = _json_values(wish.name, datatype, array)
+            entry["data"] = _json_values(output.name, datatype, array)
         described.append(entry)
     message: dict[str, Any] = {"model_name": wire.request.model, "model_version": result.model_version}
     if wire.request.id:
         message["id"] = wire.request.id
     message["outputs"] = described
     head = _encode_json(message)
-    if not raw and not wire.binary_default and not any(wish.binary for wish in wire.wishes):
+    if not raw and not wire.binary_default and not any(output.binary for output in wire.requested):
         return [head], None
     return [head, *raw], len(head)
 

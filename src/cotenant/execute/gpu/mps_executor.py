@@ -17,7 +17,7 @@ from cotenant.execute.gpu.sm_ladder import device_name
 from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.protocol import ModelExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.work import Share
 
 
@@ -35,7 +35,7 @@ class MpsExecutor(ProcessExecutor):
         section: DeviceSection,
         partitions: Sequence[Share] = (),
         lane_nice: int = 0,
-        limits: Limits = Limits(),
+        limits: WorkerLimits = WorkerLimits(),
     ) -> None:
         percentage = section.shares[0] if section.shares else 100.0  # shares are equal: see `sm_lanes`
         super().__init__(lane_nice, limits, lambda _: daemon.environment(percentage), device_name(section.index))

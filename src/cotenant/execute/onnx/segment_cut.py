@@ -27,7 +27,7 @@ _PREPACKED = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "Attention
 them one would only add a copy."""
 
 
-class Cutter:
+class OnnxCutter:
     """Cuts one stored graph. Holds the operators and small constants, none of the larger weights.
 
     `shared_weights` are the constants worth sharing between sessions.

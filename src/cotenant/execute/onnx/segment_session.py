@@ -43,7 +43,7 @@ _SHARED_TYPES = frozenset(
 
 
 def normal_threads(threads: Threads) -> Threads:
-    """Key of the ladder of sessions: a session with one thread has no pool, so that every core shares it.
+    """Key of the set of sessions: a session with one thread has no pool, so that every core shares it.
 
     Raises ValueError when there are no threads or a core is listed twice.
     """

@@ -24,7 +24,7 @@ from onnx import TypeProto, numpy_helper
 from cotenant.errors import InvalidValueError
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.onnx.segment_cut import Cutter, sealed_tensors
+from cotenant.execute.onnx.segment_cut import OnnxCutter, sealed_tensors
 from cotenant.execute.onnx.segment_session import (
     Weights,
     load_session,
@@ -86,7 +86,7 @@ class SegmentedModel:
         self._sealed = sealed_tensors(stored)
         self.dfg: Dfg = self._dfg(stored.types, {})
         self._folder = stored.folder
-        self._cutter = Cutter(stored, self.dfg)
+        self._cutter = OnnxCutter(stored, self.dfg)
         self._weights = Weights(stored.folder / WEIGHTS, self._cutter.shared_weights)
         self._constants = _constant_outputs(stored)
         self._segments: dict[tuple[Threads, int, int], _Segment] = {}

@@ -18,7 +18,7 @@ from cotenant.execute.warm import warm_up
 from cotenant.work import Share
 
 
-class OnnxRuntimeExecutor(BaseExecutor[Mapping[str, Any]]):
+class ThreadExecutor(BaseExecutor[Mapping[str, Any]]):
     """Runs launches on pinned lanes. Tensors of a batch stay here between its segments.
 
     A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts, and launches grow.
@@ -122,4 +122,4 @@ class OnnxRuntimeExecutor(BaseExecutor[Mapping[str, Any]]):
 
 def open_threads(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
     """Threads of this process, on whatever cores launches name."""
-    return OnnxRuntimeExecutor(lane_nice)
+    return ThreadExecutor(lane_nice)

@@ -22,7 +22,7 @@ import torch
 
 from cotenant.execute.contents import HeldFolder, copy, digest_of, opened
 from cotenant.execute.errors import ModelError
-from cotenant.execute.torch.check import UnsafeArchiveError, check_fqn, clean_program
+from cotenant.execute.torch.archive_check import UnsafeArchiveError, check_fqn, clean_program
 
 _COPY = "model.pt2"
 _VERSION = "0"

@@ -29,8 +29,8 @@ from cotenant.execute.threads.names import Threads
 from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold
-from cotenant.execute.torch.inputs import InputCheck
-from cotenant.execute.torch.segment import Cutter, Segment
+from cotenant.execute.torch.input_check import InputCheck
+from cotenant.execute.torch.segment import Segment, TorchCutter
 from cotenant.execute.torch.threads import use_threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
@@ -83,7 +83,7 @@ class TorchModel:
         self.names_rows = names_rows([node.meta["val"].shape for node in (*lowered.inputs, *lowered.outputs)])
         modules = dict(archive.program.graph_module.named_children())
         self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)
-        self._cutter = Cutter(self._graph, self.dfg, modules)
+        self._cutter = TorchCutter(self._graph, self.dfg, modules)
         self._weights: dict[str, torch.Tensor] = {}
         self._place_weights(weights)
         self._built: OrderedDict[tuple[torch.device, int, int], Segment] = OrderedDict()

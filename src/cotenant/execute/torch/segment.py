@@ -43,7 +43,7 @@ _IN_PLACE = frozenset(
 """Operators that may write over their first argument, result by result, when nobody else reads it."""
 
 
-class Cutter:
+class TorchCutter:
     """Cuts one program. `modules` are the bodies of its control flow, by name."""
 
     def __init__(self, graph: TorchGraph, dfg: Dfg, modules: dict[str, torch.nn.Module]) -> None:

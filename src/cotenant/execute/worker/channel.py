@@ -79,7 +79,7 @@ class Keep(_Message, frozen=True):
     threads: tuple[int | tuple[int, ...], ...]
 
 
-class Release(_Message, frozen=True):
+class ReleaseBatch(_Message, frozen=True):
     """To a worker: forget the tensors of a paused batch."""
 
     batch: int
@@ -117,7 +117,7 @@ class Ended(_Message, frozen=True):
     outputs: tuple[Layout, ...] = ()
 
 
-ToWorker = Open | AddLane | Prepare | Keep | Release | Run
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run
 FromWorker = Started | Ready | Prepared | Refused | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode

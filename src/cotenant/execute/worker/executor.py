@@ -19,18 +19,18 @@ from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import ModelGoneError, reason_of
 from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
-from cotenant.execute.session_ladder import Wanted
+from cotenant.execute.sessions import Wanted
 from cotenant.execute.worker.channel import Open
-from cotenant.execute.worker.keeper import Keeper
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
+from cotenant.execute.worker.supervisor import WorkerSupervisor
 from cotenant.work import CPU, Share
 
 
-class ProcessExecutor(BaseExecutor[Keeper]):
+class ProcessExecutor(BaseExecutor[WorkerSupervisor]):
     """Runs launches in worker processes. Intermediate tensors stay there, inputs and outputs cross in shared memory.
 
-    Of a paused batch it keeps the keeper whose worker has its tensors. `on_event` is called, like the ends of launches,
-    from threads of this executor that hold no lock which other methods need.
+    Of a paused batch it keeps the supervisor whose worker has its tensors. `on_event` is called, like the ends of
+    launches, from threads of this executor that hold no lock which other methods need.
 
     `environment` gives, by tenant, what its workers have in their environment beside the server's: which share of a GPU
     they get from MPS, for example. `device` is what they open models on.
@@ -39,7 +39,7 @@ class ProcessExecutor(BaseExecutor[Keeper]):
     def __init__(
         self,
         lane_nice: int = 0,
-        limits: Limits = Limits(),
+        limits: WorkerLimits = WorkerLimits(),
         environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
         device: str = CPU,
     ) -> None:
@@ -48,8 +48,8 @@ class ProcessExecutor(BaseExecutor[Keeper]):
         self._lane_nice = lane_nice
         self._environment = environment
         self._limits = limits
-        self._keepers: dict[str, Keeper] = {}
-        self._all: list[Keeper] = []
+        self._supervisors: dict[str, WorkerSupervisor] = {}
+        self._all: list[WorkerSupervisor] = []
         """Those that have not ended, also of models that were removed."""
         self._late: list[threading.Thread] = []
 
@@ -64,61 +64,61 @@ class ProcessExecutor(BaseExecutor[Keeper]):
         message = Open(tenant, *place, _plain(sessions), self._lane_nice, self._device)
         model.close()
         limits = replace(self._limits, memory_bytes=memory_bytes)
-        keeper = Keeper(message, limits, self._batches, self._tell, self._environment(tenant))
-        keeper.load()
+        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self._environment(tenant))
+        supervisor.load()
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
-            self._all.append(keeper)
-        return keeper
+            self._all.append(supervisor)
+        return supervisor
 
     def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
         """See ModelExecutor: the worker does."""
-        assert isinstance(model, Keeper)
+        assert isinstance(model, WorkerSupervisor)
         model.prepare(_plain(sessions), {name: tuple(dims) for name, dims in shapes.items()})
 
     def keep(self, model: Loaded, sessions: Sessions) -> None:
         """See ModelExecutor: the worker does."""
-        assert isinstance(model, Keeper)
+        assert isinstance(model, WorkerSupervisor)
         model.keep(_plain(sessions))
 
     def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
         """See ModelExecutor. Cores know no urgency: the policy's order is all."""
-        assert isinstance(model, Keeper)
+        assert isinstance(model, WorkerSupervisor)
         with self._lock:
-            self._keepers[tenant] = model
+            self._supervisors[tenant] = model
 
     def announce(self, tenant: str) -> None:
         """See ModelExecutor."""
         with self._lock:
-            keeper = self._keepers[tenant]
-        keeper.announce()
+            supervisor = self._supervisors[tenant]
+        supervisor.announce()
 
     def remove_model(self, tenant: str) -> None:
         """See ModelExecutor."""
         with self._lock:
-            self._keepers.pop(tenant, None)
+            self._supervisors.pop(tenant, None)
 
     def problem(self, tenant: str) -> str:
         """See ModelExecutor."""
         with self._lock:
-            keeper = self._keepers.get(tenant)
-        return keeper.problem if keeper else ""
+            supervisor = self._supervisors.get(tenant)
+        return supervisor.problem if supervisor else ""
 
     def workers(self) -> list[WorkerStatus]:
         """See ModelExecutor."""
         with self._lock:
-            keepers = list(self._keepers.values())
-        return [keeper.status for keeper in keepers]
+            supervisors = list(self._supervisors.values())
+        return [supervisor.status for supervisor in supervisors]
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         with self._lock:
-            keeper = self._keepers.get(launch.work.tenant)
+            supervisor = self._supervisors.get(launch.work.tenant)
         try:
             batch = self._batches.begin(launch)
-            if keeper is None or batch.kept not in (None, keeper):
+            if supervisor is None or batch.kept not in (None, supervisor):
                 raise ModelGoneError(launch.work.tenant)
-            problem = keeper.start(launch, batch, on_end)
+            problem = supervisor.start(launch, batch, on_end)
         except Exception as error:
             problem = reason_of(error)
         if problem is not None:
@@ -126,20 +126,20 @@ class ProcessExecutor(BaseExecutor[Keeper]):
 
     def release(self, batch: int) -> None:
         """See Executor."""
-        keeper = self._batches.release(batch)
-        if keeper is not None:
-            keeper.release(batch)
+        supervisor = self._batches.release(batch)
+        if supervisor is not None:
+            supervisor.release(batch)
 
     def close(self) -> None:
         """See Executor."""
         with self._lock:
-            keepers, self._all = self._all, []
+            supervisors, self._all = self._all, []
             late, self._late = self._late, []
-            self._keepers.clear()
-        for keeper in keepers:
-            keeper.close()
-        for keeper in keepers:
-            keeper.join()
+            self._supervisors.clear()
+        for supervisor in supervisors:
+            supervisor.close()
+        for supervisor in supervisors:
+            supervisor.join()
         for thread in late:
             if thread is not threading.current_thread():
                 thread.join()

@@ -33,8 +33,8 @@ class Pending:
 class LaneLink:
     """Sends launches to one lane of a worker, the next one when the last has ended: the buffers serve one at a time.
 
-    Called under its keeper's lock; `outputs` alone is not, as only the keeper reads. To make one raises OSError or
-    MessageError, and leaves nothing behind, when the system or the worker has no room for it.
+    Called under its supervisor's lock; `outputs` alone is not, as only the supervisor reads. To make one raises OSError
+    or MessageError, and leaves nothing behind, when the system or the worker has no room for it.
     """
 
     def __init__(self, control: Channel, cores: tuple[int, ...]) -> None:
@@ -47,7 +47,7 @@ class LaneLink:
                 self._outputs = SharedBuffer.create("cotenant-outputs")
                 if_it_fails.callback(self._outputs.close)
                 descriptors = [theirs.fileno(), self._inputs.descriptor, self._outputs.descriptor]
-                with contextlib.suppress(OSError):  # the worker is dead, which its keeper finds out
+                with contextlib.suppress(OSError):  # the worker is dead, which its supervisor finds out
                     control.send_with(AddLane(cores), descriptors)
             if_it_fails.pop_all()
         self._waiting: deque[Pending] = deque()
@@ -87,6 +87,6 @@ class LaneLink:
             began = time.perf_counter_ns()
             layouts = self._inputs.write(pending.batch.gather())
             pending.input_ns = time.perf_counter_ns() - began
-        with contextlib.suppress(OSError):  # the worker is dead, which its keeper finds out and says
+        with contextlib.suppress(OSError):  # the worker is dead, which its supervisor finds out and says
             self._channel.send(Run(launch.id, launch.batch, launch.work.start, launch.work.end, launch.last, layouts))
         self._is_busy = pending.is_sent = True

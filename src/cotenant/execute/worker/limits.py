@@ -12,7 +12,7 @@ _S = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """Bounds on what a worker may do.
 
     A launch hangs when it has not ended after `hang_factor` times what was predicted for it, and `hang_floor_s` at
@@ -57,7 +57,7 @@ class Loss:
     mend: str = ""
 
 
-def overdue(launches: Iterable[Pending], passed_ns: int, limits: Limits) -> str | None:
+def overdue(launches: Iterable[Pending], passed_ns: int, limits: WorkerLimits) -> str | None:
     """Let `passed_ns` pass for the launches that were sent; say which of them takes too long, if one does.
 
     A launch counts from when it is first seen here, so that none is given up early.

@@ -43,7 +43,7 @@ def _worker(descriptor: int, load_nice: int) -> Any:
     import socket
 
     from cotenant.execute.worker.channel import Channel
-    from cotenant.execute.worker.model import Worker
+    from cotenant.execute.worker.worker import Worker
 
     return Worker(Channel(socket.socket(fileno=descriptor)), load_nice)
 

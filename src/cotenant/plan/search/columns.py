@@ -1,7 +1,7 @@
 """What a partition can hold, as columns: batches of some loads that share a round, and the rates that they serve.
 
 A column runs its batches without a pause: that is the shortest duty cycle, and with the batches given it serves the
-most of every load at once. A filling is one device with a column in each partition that it uses; it knows what the
+most of every load at once. A configuration is one device with a column in each partition in use; it knows what the
 columns cost each other. Columns are the squishy tasks of Nexus (SOSP 2019), section 6.1; their search over batch,
 partition and time sharing together is that of GPU-let (ATC 2022), section 4.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.types import NS_PER_S, DevicePlan, DeviceType, Load, PartitionPlan, Slot
 
 Floats = NDArray[np.float64]
@@ -34,7 +34,7 @@ class Column(NamedTuple):
     slots: tuple[tuple[int, int], ...]
 
 
-class Filling(NamedTuple):
+class DeviceConfiguration(NamedTuple):
     """A device's columns, their duty cycles and executions, and the rate of each load that they serve, in rows/s."""
 
     columns: tuple[Column, ...]
@@ -43,11 +43,11 @@ class Filling(NamedTuple):
     served: tuple[float, ...]
 
 
-class Node(NamedTuple):
+class SplitTree(NamedTuple):
     """Splits by what they begin with: a size, and what may follow it."""
 
     size: int
-    children: tuple[Node, ...]
+    children: tuple[SplitTree, ...]
 
 
 class Grid(NamedTuple):
@@ -59,23 +59,25 @@ class Grid(NamedTuple):
     time: Floats
 
 
-class Shelf:
+class ColumnGenerator:
     """All that loads can be given on one type of device. Pure; remembers what it has worked out.
 
     `alone[size]` is the latency in ns of every load (rows) at every batch (columns), infinite where there is none.
     `typical[size]` is what each load is slowed down by beside others, from a few samples: proposals rest on it, what
-    is promised rests on `filling` alone.
+    is promised rests on `config` alone.
     """
 
-    def __init__(self, book: Book, loads: Sequence[Load], kind: DeviceType, *, interference: bool = True) -> None:
-        self.book = book
+    def __init__(
+        self, cache: RoundCache, loads: Sequence[Load], kind: DeviceType, *, interference: bool = True
+    ) -> None:
+        self.cache = cache
         self.loads = tuple(loads)
         self.kind = kind
         self.interference = interference
-        self._fillings: dict[tuple[Column, ...], Filling | None] = {}
-        self.memory = np.array([book.costs.memory_bytes(load.model) for load in loads], dtype=np.float64)
+        self._configs: dict[tuple[Column, ...], DeviceConfiguration | None] = {}
+        self.memory = np.array([cache.costs.memory_bytes(load.model) for load in loads], dtype=np.float64)
         self.slo = np.array([load.slo_ns for load in loads], dtype=np.float64)
-        curves = {size: [book.curve(load.model, size, kind.name) for load in loads] for size in kind.sizes}
+        curves = {size: [cache.curve(load.model, size, kind.name) for load in loads] for size in kind.sizes}
         width = max(len(curve.batches) for curve in curves[kind.whole])
         self.rows = np.zeros((len(loads), width))
         for number, curve in enumerate(curves[kind.whole]):
@@ -87,7 +89,7 @@ class Shelf:
             for number, curve in enumerate(curves[size]):
                 table[number, : len(curve.batches)] = curve.latency_ns
         self.best = {
-            size: np.array([book.capacity(load.model, load.slo_ns, size, kind.name) for load in loads])
+            size: np.array([cache.capacity(load.model, load.slo_ns, size, kind.name) for load in loads])
             for size in kind.sizes
         }
         self._best = np.stack([self.best[size] for size in kind.sizes])
@@ -99,7 +101,7 @@ class Shelf:
         self._able: dict[tuple[int, int], tuple[Floats, Floats]] = {}
 
     def value(self, prices: Floats) -> tuple[float, Floats]:
-        """No filling serves more than this of the loads, rates being worth `prices` a row/s; and what reaches it.
+        """No configuration serves more than this of the loads, rates being worth `prices` a row/s; and what reaches it.
 
         An upper bound: interference is left out, and memory counts with a price of its own, the best of some, which
         bounds as any price does. Columns of one load are enough for it: several share a round at a weighted mean of
@@ -138,19 +140,19 @@ class Shelf:
         batches = list(self.positions[number])
         return max((each for each in batches if each <= 0.92 * batch), default=batches[0])
 
-    def filling(self, columns: Sequence[Column]) -> Filling | None:
+    def config(self, columns: Sequence[Column]) -> DeviceConfiguration | None:
         """The columns side by side on a device; None where an SLO or the memory breaks."""
         key = tuple(columns)
-        if key in self._fillings:
-            return self._fillings[key]
-        if len(self._fillings) >= _KEPT:
-            self._fillings.clear()
-        found = self._fillings[key] = self._filling(key)
+        if key in self._configs:
+            return self._configs[key]
+        if len(self._configs) >= _KEPT:
+            self._configs.clear()
+        found = self._configs[key] = self._config(key)
         return found
 
-    def _filling(self, columns: tuple[Column, ...]) -> Filling | None:
+    def _config(self, columns: tuple[Column, ...]) -> DeviceConfiguration | None:
         models = [dict.fromkeys(self.loads[number].model for number, _ in column.slots) for column in columns]
-        taken = sum(self.book.costs.memory_bytes(model) for own in models for model in own)
+        taken = sum(self.cache.costs.memory_bytes(model) for own in models for model in own)
         if taken + self.kind.partition_bytes * len(columns) > self.kind.memory_bytes:
             return None
         served = [0.0] * len(self.loads)
@@ -165,16 +167,16 @@ class Shelf:
                 served[number] += batch * NS_PER_S / duty
             duties.append(duty)
             executions.append(took)
-        return Filling(columns, tuple(duties), tuple(executions), tuple(served))
+        return DeviceConfiguration(columns, tuple(duties), tuple(executions), tuple(served))
 
     def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column]) -> int:
         """Time of one batch beside these columns, the worst that at most one slot of each can make of it."""
         model = self.loads[number].model
-        alone = self.book.alone_ns(model, batch, size, self.kind.name)
+        alone = self.cache.alone_ns(model, batch, size, self.kind.name)
         if not self.interference or not beside:
             return alone
         others = [[(self.loads[at].model, rows, column.size) for at, rows in column.slots] for column in beside]
-        return math.ceil(alone * self.book.worst_factor(model, batch, size, others, self.kind.name))
+        return math.ceil(alone * self.cache.worst_factor(model, batch, size, others, self.kind.name))
 
     def propose(self, size: int, wanted: Floats, prices: Floats, free_bytes: float, most: int) -> Column | None:
         """A column of up to `most` slots that serves much of what is wanted, by typical slowdowns; None for nothing.
@@ -261,35 +263,35 @@ class Shelf:
         others = []
         step = max(1, len(self.loads) // _SAMPLES)
         for load in self.loads[::step]:
-            batch = self.book.best_batch(load.model, load.slo_ns, other_size, self.kind.name)
+            batch = self.cache.best_batch(load.model, load.slo_ns, other_size, self.kind.name)
             if batch:
                 others.append((load.model, batch, other_size))
         found = np.ones(len(self.loads))
         for number, load in enumerate(self.loads):
-            own = self.book.best_batch(load.model, load.slo_ns, size, self.kind.name)
+            own = self.cache.best_batch(load.model, load.slo_ns, size, self.kind.name)
             if own and others:
-                slowed = [self.book.factor(load.model, own, size, (other,), self.kind.name) for other in others]
+                slowed = [self.cache.factor(load.model, own, size, (other,), self.kind.name) for other in others]
                 found[number] = sum(slowed) / len(slowed)
         return found
 
 
-def device_plan(shelf: Shelf, filling: Filling, shares: Sequence[float]) -> DevicePlan:
-    """A filling with a share of what it serves of each load. Spare time goes where slowdowns are borne best.
+def device_plan(generator: ColumnGenerator, config: DeviceConfiguration, shares: Sequence[float]) -> DevicePlan:
+    """A configuration with a share of what it serves of each load. Spare time goes where slowdowns are borne best.
 
     With the batches as they are, the duty cycle is stretched until SLOs bear as much as the round does, or until a
     batch holds no more rows.
     """
     made = []
-    for column, duty, took in zip(filling.columns, filling.duty_ns, filling.execution_ns, strict=True):
+    for column, duty, took in zip(config.columns, config.duty_ns, config.execution_ns, strict=True):
         slots = []
         longest = math.inf
         for (number, batch), ns in zip(column.slots, took, strict=True):
-            load = shelf.loads[number]
+            load = generator.loads[number]
             rate = batch * NS_PER_S / duty * shares[number]
             slots.append(Slot(load.tenant, batch, rate))
             longest = min(longest, batch * NS_PER_S / rate, load.slo_ns * duty // (ns + duty))
         made.append(PartitionPlan(column.size, max(duty, int(longest)), tuple(slots)))
-    return DevicePlan(shelf.kind.name, tuple(made))
+    return DevicePlan(generator.kind.name, tuple(made))
 
 
 def _less(split: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -297,14 +299,15 @@ def _less(split: tuple[int, ...], size: int) -> tuple[int, ...]:
     return split[:at] + split[at + 1 :]
 
 
-def _tree(splits: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+def _tree(splits: Sequence[tuple[int, ...]]) -> tuple[SplitTree, ...]:
     """Splits with their largest sizes first, those with a common beginning together."""
     ordered = sorted(dict.fromkeys(tuple(sorted(split, reverse=True)) for split in splits), reverse=True)
     return _nodes([split for split in ordered if split])
 
 
-def _nodes(splits: Sequence[tuple[int, ...]]) -> tuple[Node, ...]:
+def _nodes(splits: Sequence[tuple[int, ...]]) -> tuple[SplitTree, ...]:
     first = dict.fromkeys(split[0] for split in splits)
     return tuple(
-        Node(size, _nodes([split[1:] for split in splits if split[0] == size and len(split) > 1])) for size in first
+        SplitTree(size, _nodes([split[1:] for split in splits if split[0] == size and len(split) > 1]))
+        for size in first
     )

@@ -7,7 +7,7 @@ rows alone the search leaves a little of many loads, for which there is no room 
 
 Columns come from a pool where there is one (`opt_pool`); beside each other their batches are chosen again for the
 slowdowns that they really have. Where little is missing, every column is tried with other batches and with one slot
-more. Deterministic: its effort is counted in fillings, not in seconds, and its generator is seeded.
+more. Deterministic: its budget is counted in configurations, not in seconds, and its random choices are seeded.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cotenant.plan.search.columns import Column, Filling, Floats, Node, Shelf
-from cotenant.plan.search.opt_pool import Guide, rebatched
+from cotenant.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, Floats, SplitTree
+from cotenant.plan.search.opt_pool import PricedColumns, rebatched
 from cotenant.plan.types import NS_PER_S
 
 SERVED = 1e-10
@@ -41,81 +41,81 @@ _COLUMNS, _DEVICES = (1, 2, 3, 4), (1, 2)
 _MARGIN = 1e-7
 
 
-class Effort:
-    """How many fillings a search may still make. Shared by all searches of one plan."""
+class SearchBudget:
+    """How many configurations a search may still make. Shared by all searches of one plan."""
 
     __slots__ = ("left",)
 
-    def __init__(self, fillings: int) -> None:
-        self.left = fillings
+    def __init__(self, configs: int) -> None:
+        self.left = configs
 
 
 class Search:
-    """A state of devices of the given types, with a filling or nothing in each, and the moves that better it.
+    """A state of devices of the given types, with a configuration or nothing in each, and the moves that better it.
 
     `rates` are wanted, in rows/s by load; `worth` is a share of a device for a row/s of each load.
     """
 
     def __init__(
         self,
-        shelves: Mapping[str, Shelf],
+        generators: Mapping[str, ColumnGenerator],
         kinds: Sequence[str],
         rates: Floats,
         worth: Floats,
-        effort: Effort,
+        budget: SearchBudget,
         *,
         most_slots: int,
         seed: int = 0,
-        guide: Guide | None = None,
+        priced: PricedColumns | None = None,
     ) -> None:
-        self.shelves = shelves
+        self.generators = generators
         self.kinds = tuple(kinds)
         self.rates = rates
         self.worth = worth
-        self.effort = effort
+        self.budget = budget
         self.most_slots = most_slots
         self.random = np.random.default_rng(seed)
         self.is_restart = seed != 0  # another seed is another start
-        self.fillings: list[Filling | None] = [None] * len(kinds)
-        is_priced = guide is not None and guide.least > 0  # else worth is a share of a device already
-        device = min(shelf.kind.price for shelf in shelves.values()) if is_priced else 1.0
+        self.configs: list[DeviceConfiguration | None] = [None] * len(kinds)
+        is_priced = priced is not None and priced.least > 0  # else worth is a share of a device already
+        device = min(generator.kind.price for generator in generators.values()) if is_priced else 1.0
         self.remainder = _LAST * np.minimum(rates, _MOST_LAST * device / worth)
-        self.pools = {} if guide is None else guide.pools
-        self.memory = {} if guide is None else guide.memory
+        self.pools = {} if priced is None else priced.pools
+        self.memory = {} if priced is None else priced.memory
 
-    def served(self, fillings: Sequence[Filling | None]) -> Floats:
+    def served(self, configs: Sequence[DeviceConfiguration | None]) -> Floats:
         """Rates that these serve, in rows/s by load."""
         total = np.zeros(len(self.rates))
-        for filling in fillings:
-            if filling is not None:
-                total += filling.served
+        for config in configs:
+            if config is not None:
+                total += config.served
         return total
 
-    def missing(self, fillings: Sequence[Filling | None]) -> Floats:
+    def missing(self, configs: Sequence[DeviceConfiguration | None]) -> Floats:
         """Rates that these do not serve, in rows/s by load; what rounding may lose counts as served."""
-        rest: Floats = self.rates - self.served(fillings)
+        rest: Floats = self.rates - self.served(configs)
         return np.where(rest > self.rates * SERVED, rest, 0.0)
 
-    def run(self, start: Sequence[Filling | None]) -> bool:
-        """Search from a start until all is served; whether it is. The best state found is kept in `fillings`."""
+    def run(self, start: Sequence[DeviceConfiguration | None]) -> bool:
+        """Search from a start until all is served; whether it is. The best state found is kept in `configs`."""
         now = list(start)
         weights = self.worth.copy()
         lost = self.missing(now)
         best = float(lost @ self.worth)
-        self.fillings = list(now)
+        self.configs = list(now)
         is_first = True
-        while best > 0 and self.effort.left > 0:
-            empty = [number for number, filling in enumerate(now) if filling is None]
+        while best > 0 and self.budget.left > 0:
+            empty = [number for number, config in enumerate(now) if config is None]
             if not is_first and self.pools and self.random.random() < _SWAPS:
                 then = self._swapped(now, weights)
             else:
                 turn = empty if is_first and empty else self._turn(len(now))
-                then = [None if number in turn else filling for number, filling in enumerate(now)]
+                then = [None if number in turn else config for number, config in enumerate(now)]
                 is_noisy = self.is_restart or not empty
                 spread = np.exp(_NOISE * self.random.standard_normal(len(weights))) if is_noisy else 1.0
                 for number in turn:
                     then[number] = self.fill(self.kinds[number], self.missing(then), weights * spread)
-                    if self.effort.left <= 0:
+                    if self.budget.left <= 0:
                         break
             is_first = False
             lost_then = self.missing(then)
@@ -127,7 +127,7 @@ class Search:
                         now = self._closed(now, weights)
                         lost = self.missing(now)
                         total = float(lost @ self.worth)
-                    best, self.fillings = total, list(now)
+                    best, self.configs = total, list(now)
             weights = np.where(lost > 0, weights * _GROWTH, weights)
             if weights.max() > 1e3 * self.worth.max():
                 weights = np.sqrt(weights * self.worth)
@@ -137,8 +137,8 @@ class Search:
         """What serving all that is wanted is worth, by load, beside its rows."""
         return np.where(wanted > 0, prices * self.remainder, 0.0)
 
-    def _value(self, filling: Filling, wanted: Floats, prices: Floats) -> float:
-        served = np.array(filling.served)
+    def _value(self, config: DeviceConfiguration, wanted: Floats, prices: Floats) -> float:
+        served = np.array(config.served)
         last = self._last(wanted, prices)
         return float(np.minimum(wanted, served) @ prices + last[served >= wanted].sum())
 
@@ -146,49 +146,51 @@ class Search:
         """What the missing rates are worth."""
         return float(lost @ weights + self._last(lost, weights).sum())
 
-    def _swapped(self, now: Sequence[Filling | None], weights: Floats) -> list[Filling | None]:
+    def _swapped(self, now: Sequence[DeviceConfiguration | None], weights: Floats) -> list[DeviceConfiguration | None]:
         """Some columns, wherever they are, chosen anew; the rest stays."""
         then = list(now)
-        places = [(d, c) for d, filling in enumerate(now) if filling is not None for c in range(len(filling.columns))]
+        places = [(d, c) for d, config in enumerate(now) if config is not None for c in range(len(config.columns))]
         if not places:
             return then
-        self.effort.left -= 1
+        self.budget.left -= 1
         count = min(len(places), int(self.random.choice(_COLUMNS)))
         turn = self._related(now, [places[at] for at in self.random.permutation(len(places)).tolist()])[:count]
         made: dict[int, list[Column | None]] = {}
         wanted = self.rates - self.served(now)
         for device, index in turn:
-            filling = now[device]
-            assert filling is not None
-            made.setdefault(device, list(filling.columns))[index] = None
-            for number, batch in filling.columns[index].slots:
-                wanted[number] += batch * NS_PER_S / filling.duty_ns[index]
+            config = now[device]
+            assert config is not None
+            made.setdefault(device, list(config.columns))[index] = None
+            for number, batch in config.columns[index].slots:
+                wanted[number] += batch * NS_PER_S / config.duty_ns[index]
         wanted = np.where(wanted > self.rates * SERVED, wanted, 0.0)
         spread = np.exp(_NOISE * self.random.standard_normal(len(weights)))
         for device, index in turn:
             old = now[device]
             assert old is not None
-            shelf, size = self.shelves[self.kinds[device]], old.columns[index].size
+            generator, size = self.generators[self.kinds[device]], old.columns[index].size
             own = [column for column in made[device] if column is not None]
-            taken = sum(float(shelf.memory[number]) for column in own for number, _ in column.slots)
-            free = shelf.kind.memory_bytes - taken - shelf.kind.partition_bytes * len(old.columns)
-            column = self._column(shelf, size, wanted, weights * spread, free)
+            taken = sum(float(generator.memory[number]) for column in own for number, _ in column.slots)
+            free = generator.kind.memory_bytes - taken - generator.kind.partition_bytes * len(old.columns)
+            column = self._column(generator, size, wanted, weights * spread, free)
             if column is None:
                 continue
             made[device][index] = column
-            time = shelf.grids[size].time
-            took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
+            time = generator.grids[size].time
+            took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
             for number, batch in column.slots:
                 wanted[number] = max(0.0, wanted[number] - batch * NS_PER_S / sum(took))
         for device in made:
             then[device] = None
         for device, columns in made.items():
             kept = [column for column in columns if column is not None]
-            found = self._held(self.shelves[self.kinds[device]], kept, self.missing(then), weights) if kept else None
+            found = self._held(self.generators[self.kinds[device]], kept, self.missing(then), weights) if kept else None
             then[device] = None if found is None else found[1]
         return then
 
-    def _related(self, now: Sequence[Filling | None], places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _related(
+        self, now: Sequence[DeviceConfiguration | None], places: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         """The places of columns; every other time those first that share loads with the first, or with what is lost."""
         if self.random.random() < 0.5:
             return places
@@ -198,23 +200,23 @@ class Search:
         far = [not any(near[number] for number, _ in own) for own in slots]
         return [places[at] for at in sorted(range(len(places)), key=lambda at: (at > 0, far[at]))]
 
-    def _closed(self, now: Sequence[Filling | None], weights: Floats) -> list[Filling | None]:
+    def _closed(self, now: Sequence[DeviceConfiguration | None], weights: Floats) -> list[DeviceConfiguration | None]:
         """The same columns with better batches, and slots more for what is still missing, as long as that helps."""
         best = list(now)
         lost = float(self.missing(best) @ weights)
         is_better = True
-        while is_better and lost > 0 and self.effort.left > 0:
+        while is_better and lost > 0 and self.budget.left > 0:
             is_better = False
-            for device, filling in enumerate(best):
-                if filling is None:
+            for device, config in enumerate(best):
+                if config is None:
                     continue
-                self.effort.left -= 1
-                shelf = self.shelves[self.kinds[device]]
-                rest: list[Filling | None] = [*best[:device], None, *best[device + 1 :]]
+                self.budget.left -= 1
+                generator = self.generators[self.kinds[device]]
+                rest: list[DeviceConfiguration | None] = [*best[:device], None, *best[device + 1 :]]
                 wanted = self.missing(rest)
                 before = float(wanted @ weights)
-                for columns in self._variants(shelf, filling, self.missing(best), wanted, weights):
-                    other = shelf.filling(columns)
+                for columns in self._variants(generator, config, self.missing(best), wanted, weights):
+                    other = generator.config(columns)
                     if other is not None:
                         left = before - float(np.minimum(wanted, other.served) @ weights)
                         if left < lost * (1 - 1e-6):
@@ -222,18 +224,18 @@ class Search:
         return best
 
     def _variants(
-        self, shelf: Shelf, filling: Filling, lost: Floats, wanted: Floats, weights: Floats
+        self, generator: ColumnGenerator, config: DeviceConfiguration, lost: Floats, wanted: Floats, weights: Floats
     ) -> list[list[Column]]:
-        """The filling with better batches, and with each load that is missing added to one of its columns."""
-        columns = list(filling.columns)
-        found = [self._rebatched(shelf, columns, wanted, weights, filling.execution_ns)]
+        """The configuration with better batches, and with each load that is missing added to one of its columns."""
+        columns = list(config.columns)
+        found = [self._rebatched(generator, columns, wanted, weights, config.execution_ns)]
         for number in np.flatnonzero(lost).tolist():
             for index, column in enumerate(columns):
                 if len(column.slots) < self.most_slots and all(number != other for other, _ in column.slots):
-                    first = int(shelf.rows[number, 0])
+                    first = int(generator.rows[number, 0])
                     slots = tuple(sorted((*column.slots, (number, first))))
                     grown = [*columns[:index], Column(column.size, slots), *columns[index + 1 :]]
-                    found.append(self._rebatched(shelf, grown, wanted, weights, only=index))
+                    found.append(self._rebatched(generator, grown, wanted, weights, only=index))
         return found
 
     def _turn(self, devices: int) -> list[int]:
@@ -241,16 +243,16 @@ class Search:
         count = min(devices, int(self.random.choice(_DEVICES)))
         return [int(number) for number in self.random.permutation(devices)[:count]]
 
-    def fill(self, kind: str, wanted: Floats, prices: Floats) -> Filling | None:
-        """A filling that serves much of what is wanted; None where nothing can be served."""
-        self.effort.left -= 1
-        shelf = self.shelves[kind]
+    def fill(self, kind: str, wanted: Floats, prices: Floats) -> DeviceConfiguration | None:
+        """A configuration that serves much of what is wanted; None where nothing can be served."""
+        self.budget.left -= 1
+        generator = self.generators[kind]
         leaves: list[tuple[float, list[Column]]] = []
-        self._grow(shelf, shelf.tree, [], 0.0, wanted, prices, float(shelf.kind.memory_bytes), leaves)
+        self._grow(generator, generator.tree, [], 0.0, wanted, prices, float(generator.kind.memory_bytes), leaves)
         leaves.sort(key=lambda leaf: (-leaf[0], leaf[1]))
-        best: tuple[float, Filling] | None = None
+        best: tuple[float, DeviceConfiguration] | None = None
         for _, columns in leaves[:_LEAVES]:
-            found = self._held(shelf, columns, wanted, prices)
+            found = self._held(generator, columns, wanted, prices)
             if found is not None and (best is None or found[0] > best[0]):
                 best = found
         if best is None:
@@ -259,8 +261,8 @@ class Search:
 
     def _grow(
         self,
-        shelf: Shelf,
-        nodes: Sequence[Node],
+        generator: ColumnGenerator,
+        nodes: Sequence[SplitTree],
         columns: list[Column],
         value: float,
         wanted: Floats,
@@ -270,35 +272,37 @@ class Search:
     ) -> None:
         """Columns for every split, the largest partition first, each for what those before it leave."""
         for node in nodes:
-            free = free_bytes - shelf.kind.partition_bytes
-            column = self._column(shelf, node.size, wanted, prices, free)
+            free = free_bytes - generator.kind.partition_bytes
+            column = self._column(generator, node.size, wanted, prices, free)
             if column is None:
                 continue
             left, gained, last = wanted.copy(), value, self._last(wanted, prices)
-            time = shelf.grids[node.size].time
-            took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
+            time = generator.grids[node.size].time
+            took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
             for number, batch in column.slots:
                 part = min(left[number], batch * 1e9 / sum(took))
                 left[number] -= part
                 gained += part * prices[number]
                 if left[number] <= 0:
                     gained += float(last[number])
-                free -= float(shelf.memory[number])
+                free -= float(generator.memory[number])
             grown = [*columns, column]
             leaves.append((gained, grown))
-            self._grow(shelf, node.children, grown, gained, left, prices, free, leaves)
+            self._grow(generator, node.children, grown, gained, left, prices, free, leaves)
 
-    def _column(self, shelf: Shelf, size: int, wanted: Floats, prices: Floats, free_bytes: float) -> Column | None:
-        pool = self.pools.get(shelf.kind.name)
+    def _column(
+        self, generator: ColumnGenerator, size: int, wanted: Floats, prices: Floats, free_bytes: float
+    ) -> Column | None:
+        pool = self.pools.get(generator.kind.name)
         if pool is None:
-            return shelf.propose(size, wanted, prices, free_bytes, self.most_slots)
+            return generator.propose(size, wanted, prices, free_bytes, self.most_slots)
         lines = pool.lines[size]
         if not len(lines.memory):
             return None
         last = self._last(wanted, prices)
         values = pool.values(size, wanted, prices, last)
-        price = self.memory.get(shelf.kind.name, 0.0)
-        free = free_bytes + shelf.kind.partition_bytes  # which those of the lines contain
+        price = self.memory.get(generator.kind.name, 0.0)
+        free = free_bytes + generator.kind.partition_bytes  # which those of the lines contain
         net = np.where((values > 0) & (lines.memory <= free), values - price * lines.memory, -np.inf)
         line = int(net.argmax())
         if net[line] == -np.inf:
@@ -309,19 +313,19 @@ class Search:
         return column
 
     def _held(
-        self, shelf: Shelf, columns: Sequence[Column], wanted: Floats, prices: Floats
-    ) -> tuple[float, Filling] | None:
+        self, generator: ColumnGenerator, columns: Sequence[Column], wanted: Floats, prices: Floats
+    ) -> tuple[float, DeviceConfiguration] | None:
         """The columns beside each other, with the batches that are best for the slowdowns that they really have."""
-        best: tuple[float, Filling] | None = None
+        best: tuple[float, DeviceConfiguration] | None = None
         for _ in range(_PASSES):
-            filling = shelf.filling(columns)
-            if filling is not None:
-                value = self._value(filling, wanted, prices)
+            config = generator.config(columns)
+            if config is not None:
+                value = self._value(config, wanted, prices)
                 if best is not None and value <= best[0] * (1 + 1e-9):
                     break
-                best = value, filling
-            took = None if filling is None else filling.execution_ns
-            changed = self._rebatched(shelf, columns, wanted, prices, took)
+                best = value, config
+            took = None if config is None else config.execution_ns
+            changed = self._rebatched(generator, columns, wanted, prices, took)
             if changed == columns:
                 break
             columns = changed
@@ -329,7 +333,7 @@ class Search:
 
     def _rebatched(
         self,
-        shelf: Shelf,
+        generator: ColumnGenerator,
         columns: Sequence[Column],
         wanted: Floats,
         prices: Floats,
@@ -343,7 +347,7 @@ class Search:
         made = list(columns)
         if took is None:
             took = [
-                [shelf.execution_ns(*slot, column.size, made[:at] + made[at + 1 :]) for slot in column.slots]
+                [generator.execution_ns(*slot, column.size, made[:at] + made[at + 1 :]) for slot in column.slots]
                 for at, column in enumerate(made)
             ]
         left = wanted.copy()
@@ -355,18 +359,18 @@ class Search:
                 continue
             factors = []
             for (number, batch), ns in zip(column.slots, took[index], strict=True):
-                alone = shelf.alone[column.size][number, shelf.position(number, batch)]
+                alone = generator.alone[column.size][number, generator.position(number, batch)]
                 factors.append(float(ns / alone) * (1 + _MARGIN))
                 left[number] += batch * NS_PER_S / sum(took[index])
             rest = np.maximum(left, 0.0)
-            found = rebatched(shelf, column, factors, rest, prices, self._last(rest, prices))
+            found = rebatched(generator, column, factors, rest, prices, self._last(rest, prices))
             if found is None:
-                slots = tuple((number, shelf.smaller(number, batch)) for number, batch in column.slots)
+                slots = tuple((number, generator.smaller(number, batch)) for number, batch in column.slots)
                 made[index] = Column(column.size, slots)
             else:
                 made[index] = found[1]
             own_ns = [
-                shelf.alone[column.size][number, shelf.position(number, batch)] * factor
+                generator.alone[column.size][number, generator.position(number, batch)] * factor
                 for (number, batch), factor in zip(made[index].slots, factors, strict=True)
             ]
             for number, batch in made[index].slots:
@@ -375,14 +379,14 @@ class Search:
 
 
 def kept(
-    kinds: Sequence[str], names: Sequence[str], fillings: Sequence[Filling], rates: Floats, worth: Floats
-) -> list[Filling | None]:
-    """Of these fillings, on devices of the types `names`, those that serve the most, on devices of types `kinds`."""
-    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(fillings[n].served, rates) @ worth))
-    start: list[Filling | None] = [None] * len(kinds)
+    kinds: Sequence[str], names: Sequence[str], configs: Sequence[DeviceConfiguration], rates: Floats, worth: Floats
+) -> list[DeviceConfiguration | None]:
+    """Of these configurations of devices of types `names`, those that serve the most, on devices of types `kinds`."""
+    order = sorted(range(len(names)), key=lambda n: -float(np.minimum(configs[n].served, rates) @ worth))
+    start: list[DeviceConfiguration | None] = [None] * len(kinds)
     for number in order:
         for place, name in enumerate(kinds):
             if start[place] is None and name == names[number]:
-                start[place] = fillings[number]
+                start[place] = configs[number]
                 break
     return start

@@ -1,14 +1,14 @@
 """Lower bounds for plans: what even fractions of devices could not undercut.
 
-The dual of covering the rates by fractions of fillings (Gilmore and Gomory, 1961): whatever rates are worth, no plan is
-cheaper than all of them together over the most that a device can serve of them. Any prices make a bound. Two ways to
-say what a device can serve at most are kept:
+The dual of covering the rates by fractions of configurations (Gilmore and Gomory, 1961): whatever rates are worth, no
+plan is cheaper than all of them together over the most that a device can serve of them. Any prices make a bound. Two
+ways to say what a device can serve at most are kept:
 
-- of single loads (`Shelf.value`): a round of several serves no more a unit of time than the best of them does alone.
-  Cheap, so prices for it are sought by multiplying up those of loads that the best device leaves out. It allows a
-  device to serve more of a load than is wanted.
-- of all rounds, with no load counting for more than is wanted of it (`ceiling`): `tighten` takes prices from
-  elsewhere, of rows and of a type's memory. With c the ceiling of a column of each size after memory, a device of
+- of single loads (`ColumnGenerator.value`): a round of several serves no more a unit of time than the best of them
+  alone. Cheap, so prices for it are sought by multiplying up those of loads that the best device leaves out. It allows
+  a device to serve more of a load than is wanted.
+- of all rounds, with no load counting for more than is wanted of it (`pricing_bound`): `tighten` takes prices from
+  elsewhere, of rows and of a type's memory. With c the pricing bound of a column of each size after memory, a device of
   memory M at m a byte is worth at most the largest sum of c over a split, plus m * M: columns pay for their memory at
   the same price, and together they have no more than M. Partitions may stay unused, hence c is 0 at least. A plan
   covers every rate, so that it covers it column by column as well when each counts for no more than is wanted.
@@ -27,9 +27,9 @@ from itertools import product
 
 import numpy as np
 
-from cotenant.plan.search.columns import Column, Floats, Shelf
-from cotenant.plan.search.opt_ceiling import ceiling
+from cotenant.plan.search.columns import Column, ColumnGenerator, Floats
 from cotenant.plan.search.opt_pool import Pool
+from cotenant.plan.search.pricing_bound import pricing_bound
 
 ROUNDS = 60
 _STEP = 0.5
@@ -41,10 +41,10 @@ _LOOKS = 10
 
 
 class Bound:
-    """Proofs of how much of the devices every plan takes, for loads on shelves and their rates in rows/s."""
+    """Proofs of how much of the devices every plan takes, for loads, types of devices and their rates in rows/s."""
 
-    def __init__(self, shelves: Mapping[str, Shelf], rates: Floats, rounds: int = ROUNDS) -> None:
-        self._shelves = dict(shelves)
+    def __init__(self, generators: Mapping[str, ColumnGenerator], rates: Floats, rounds: int = ROUNDS) -> None:
+        self._generators = dict(generators)
         self._rates = rates
         self._rounds = rounds
         self._known: dict[tuple[tuple[str, float], ...], float] = {}
@@ -53,18 +53,18 @@ class Bound:
     def tighten(self, rows: Floats, memory: Mapping[str, float], pools: Mapping[str, Pool]) -> list[tuple[str, Column]]:
         """Take prices of a row/s of each load and of a byte of each type's memory, and prove what follows from them.
 
-        `pools` say what is worth refining; any pools give a valid bound. Gives the columns that stand for the ceilings,
+        `pools` say what is worth refining; any pools give a valid bound. Gives the columns that stand for the bounds,
         by type of device; they need not hold.
         """
         values, made = {}, []
-        for name, shelf in self._shelves.items():
-            kind, price = shelf.kind, memory.get(name, 0.0)
+        for name, generator in self._generators.items():
+            kind, price = generator.kind, memory.get(name, 0.0)
             worth = {}
             for size in kind.sizes:
                 lines = pools[name].lines[size]
                 taken = price * (lines.memory - kind.partition_bytes)
                 reached = float((pools[name].values(size, self._rates, rows) - taken).max(initial=0.0))
-                most, slots = ceiling(shelf, size, self._rates, rows, price, reached)
+                most, slots = pricing_bound(generator, size, self._rates, rows, price, reached)
                 made.append((name, Column(size, slots)))
                 worth[size] = max(0.0, most - price * kind.partition_bytes)
             values[name] = max(sum(worth[size] for size in split) for split in kind.splits) + price * kind.memory_bytes
@@ -74,7 +74,7 @@ class Bound:
 
     def price(self) -> float:
         """A price that every plan costs at least, with as many devices of each type as may be."""
-        costs = {name: shelf.kind.price for name, shelf in self._shelves.items()}
+        costs = {name: generator.kind.price for name, generator in self._generators.items()}
         if min(costs.values()) <= 0:
             return 0.0
         found = self._best({name: 1 / cost for name, cost in costs.items()}, is_sum=False)
@@ -85,7 +85,7 @@ class Bound:
 
     def devices(self) -> float:
         """So many devices at least, whichever they are; infinite where none would do."""
-        found = self._best(dict.fromkeys(self._shelves, 1.0), is_sum=False)
+        found = self._best(dict.fromkeys(self._generators, 1.0), is_sum=False)
         for worth, values in self._proofs:
             most = max(values.values())
             found = max(found, worth / most if most > 0 else math.inf)
@@ -94,7 +94,7 @@ class Bound:
     def least(self, inventory: Sequence[str]) -> float:
         """The price of the cheapest devices of an inventory that are not proven too little; infinite for none."""
         there = Counter(inventory)
-        costs = {name: shelf.kind.price for name, shelf in self._shelves.items() if there[name]}
+        costs = {name: generator.kind.price for name, generator in self._generators.items() if there[name]}
         if math.prod(there[name] + 1 for name in costs) > _CHOICES:
             count = int(min(self.devices(), len(inventory)))
             return max(self.price(), sum(sorted(costs[name] for name in inventory)[:count]))
@@ -113,7 +113,7 @@ class Bound:
 
     def is_too_little(self, kinds: Sequence[str]) -> bool:
         """Whether these devices are proven not to be enough."""
-        weights = {name: float(kinds.count(name)) for name in self._shelves}
+        weights = {name: float(kinds.count(name)) for name in self._generators}
         return self._is_refuted(Counter(kinds)) or self._best(weights, is_sum=True) > 1 + _SLACK
 
     def _is_refuted(self, counts: Mapping[str, int]) -> bool:
@@ -139,7 +139,7 @@ class Bound:
 
     def _sought(self, weights: Mapping[str, float], is_sum: bool) -> float:
         rates = self._rates
-        most = np.max([weight * self._whole(self._shelves[name]) for name, weight in weights.items()], axis=0)
+        most = np.max([weight * self._whole(self._generators[name]) for name, weight in weights.items()], axis=0)
         if (most <= 0).any():
             return math.inf
         prices = 1 / most
@@ -160,7 +160,7 @@ class Bound:
         values = [
             (weight * value, weight * served)
             for name, weight in weights.items()
-            for value, served in [self._shelves[name].value(prices)]
+            for value, served in [self._generators[name].value(prices)]
         ]
         if is_sum:
             total = sum(value for value, _ in values)
@@ -171,6 +171,6 @@ class Bound:
         return (worth / total if total > 0 else math.inf), served
 
     @staticmethod
-    def _whole(shelf: Shelf) -> Floats:
-        most: Floats = np.max([rates * shelf.kind.whole / size for size, rates in shelf.best.items()], axis=0)
+    def _whole(generator: ColumnGenerator) -> Floats:
+        most: Floats = np.max([rates * generator.kind.whole / size for size, rates in generator.best.items()], axis=0)
         return most

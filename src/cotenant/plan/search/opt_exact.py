@@ -1,4 +1,4 @@
-"""Exact answers for what is small: all fillings of a device, and the cheapest choice of fillings that covers all rates.
+"""Exact answers for what is small: all configurations of a device, and the cheapest choice that covers all rates.
 
 The choice is a covering problem for CP-SAT (OR-Tools, the extra `solver`), imported when it is first needed. It runs in
 one thread with a fixed seed and a limit of deterministic time, so that equal questions have equal answers.
@@ -13,11 +13,11 @@ from functools import cache
 from itertools import combinations, product
 from typing import TypeVar
 
-from cotenant.plan.search.columns import Column, Filling, Floats, Shelf
+from cotenant.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, Floats
 
 _UNITS = 10_000_000_000
-"""Parts into which a rate is cut for whole numbers. What a filling serves is rounded up: every choice that serves all
-rates is then one for the solver too, so that its proofs hold. What it finds may lack some parts and is checked after.
+"""Parts into which a rate is cut for whole numbers. What a configuration serves is rounded up: every choice that serves
+all rates is then one for the solver too, so that its proofs hold. What it finds may lack some parts: it is checked.
 """
 _PRICES = 100_000
 _T = TypeVar("_T")
@@ -29,70 +29,74 @@ def has_solver() -> bool:
     return importlib.util.find_spec("ortools") is not None
 
 
-def all_fillings(shelf: Shelf, rates: Floats, most_slots: int, limit: int) -> list[Filling] | None:
-    """Every filling of a device that no other makes superfluous; None where more than `limit` have to be looked at.
+def all_configurations(
+    generator: ColumnGenerator, rates: Floats, most_slots: int, limit: int
+) -> list[DeviceConfiguration] | None:
+    """Every configuration of a device that none makes superfluous; None where more than `limit` have to be looked at.
 
     Rates beyond the wanted `rates` (rows/s by load) count for nothing. A column has at most one slot of each load.
     Without interference, columns that serve no load more than another does are left out before they are combined.
     """
-    numbers = range(len(shelf.loads))
+    numbers = range(len(generator.loads))
     columns: dict[int, list[Column]] = {}
-    for size in shelf.kind.sizes:
+    for size in generator.kind.sizes:
         made = []
-        able = [n for n in numbers if shelf.best[size][n] > 0]
+        able = [n for n in numbers if generator.best[size][n] > 0]
         for count in range(1, most_slots + 1):
             for chosen in combinations(able, count):
-                batches = [list(shelf.positions[number]) for number in chosen]
+                batches = [list(generator.positions[number]) for number in chosen]
                 if math.prod(map(len, batches)) > limit:
                     return None
                 made += [Column(size, tuple(zip(chosen, each, strict=True))) for each in product(*batches)]
                 if len(made) > limit:
                     return None
-        alone = [column for column in made if shelf.filling((column,)) is not None]
-        if not shelf.interference:
-            kept = _undominated(shelf, ((shelf.filling((column,)), column) for column in alone), rates)
+        alone = [column for column in made if generator.config((column,)) is not None]
+        if not generator.interference:
+            kept = _undominated(generator, ((generator.config((column,)), column) for column in alone), rates)
             alone = [column for _, column in kept]
         columns[size] = alone
-    splits = list(dict.fromkeys(tuple(sorted(split)) for split in shelf.kind.splits))
+    splits = list(dict.fromkeys(tuple(sorted(split)) for split in generator.kind.splits))
     if sum(math.prod(1 + len(columns[size]) for size in split) for split in splits) > limit:
         return None
-    found: dict[tuple[Column, ...], Filling] = {}
+    found: dict[tuple[Column, ...], DeviceConfiguration] = {}
     for split in splits:
         for chosen_columns in product(*([None, *columns[size]] for size in split)):
             used = tuple(sorted(column for column in chosen_columns if column is not None))
             if used and used not in found:
-                filling = shelf.filling(used)
-                if filling is not None:
-                    found[used] = filling
-    return [filling for filling, _ in _undominated(shelf, ((filling, None) for filling in found.values()), rates)]
+                config = generator.config(used)
+                if config is not None:
+                    found[used] = config
+    return [config for config, _ in _undominated(generator, ((config, None) for config in found.values()), rates)]
 
 
-def _undominated(shelf: Shelf, made: Iterable[tuple[Filling | None, _T]], rates: Floats) -> list[tuple[Filling, _T]]:
+def _undominated(
+    generator: ColumnGenerator, made: Iterable[tuple[DeviceConfiguration | None, _T]], rates: Floats
+) -> list[tuple[DeviceConfiguration, _T]]:
     """Those whose rates, up to the wanted ones, no other one's reach all."""
     ordered = sorted(
         (
-            (tuple(min(rate, most) for rate, most in zip(filling.served, rates.tolist(), strict=True)), filling, what)
-            for filling, what in made
-            if filling is not None
+            (tuple(min(rate, most) for rate, most in zip(config.served, rates.tolist(), strict=True)), config, what)
+            for config, what in made
+            if config is not None
         ),
         key=lambda each: (-sum(share / most for share, most in zip(each[0], rates.tolist(), strict=True)), each[1]),
     )
-    kept: list[tuple[tuple[float, ...], Filling, _T]] = []
-    for served, filling, what in ordered:
+    kept: list[tuple[tuple[float, ...], DeviceConfiguration, _T]] = []
+    for served, config, what in ordered:
         if not any(all(a >= b for a, b in zip(other, served, strict=True)) for other, _, _ in kept):
-            kept.append((served, filling, what))
-    return [(filling, what) for _, filling, what in kept]
+            kept.append((served, config, what))
+    return [(config, what) for _, config, what in kept]
 
 
 def cover(
-    pool: Mapping[str, Sequence[Filling]],
-    shelves: Mapping[str, Shelf],
+    pool: Mapping[str, Sequence[DeviceConfiguration]],
+    generators: Mapping[str, ColumnGenerator],
     counts: Mapping[str, int],
     rates: Floats,
     seconds: float,
     seed: int,
-) -> tuple[list[tuple[str, Filling]] | None, bool]:
-    """The cheapest fillings that serve all rates, of a pool by type of device; None where there are none.
+) -> tuple[list[tuple[str, DeviceConfiguration]] | None, bool]:
+    """The cheapest configurations that serve all rates, of a pool by type of device; None where there are none.
 
     `counts` are the devices of each type, `seconds` the deterministic time allowed. Also says whether the answer is
     proven for this pool. The rates served may fall short by what `_UNITS` says.
@@ -100,24 +104,24 @@ def cover(
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    uses: list[tuple[str, Filling, cp_model.IntVar]] = []
-    for name, fillings in pool.items():
-        own = [model.new_int_var(0, counts[name], "") for _ in fillings]
+    uses: list[tuple[str, DeviceConfiguration, cp_model.IntVar]] = []
+    for name, configs in pool.items():
+        own = [model.new_int_var(0, counts[name], "") for _ in configs]
         model.add(sum(own) <= counts[name])
-        uses += [(name, filling, use) for filling, use in zip(fillings, own, strict=True)]
+        uses += [(name, config, use) for config, use in zip(configs, own, strict=True)]
     for number, rate in enumerate(rates.tolist()):
         served = [
-            (min(_UNITS, math.ceil(filling.served[number] / rate * _UNITS * (1 + 1e-12))), use)
-            for _, filling, use in uses
+            (min(_UNITS, math.ceil(config.served[number] / rate * _UNITS * (1 + 1e-12))), use)
+            for _, config, use in uses
         ]
         model.add(sum(units * use for units, use in served if units) >= _UNITS)
-    model.minimize(sum(round(shelves[name].kind.price * _PRICES + 1) * use for name, _, use in uses))
+    model.minimize(sum(round(generators[name].kind.price * _PRICES + 1) * use for name, _, use in uses))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = seconds
     status = solver.solve(model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        chosen = [(name, filling) for name, filling, use in uses for _ in range(solver.value(use))]
+        chosen = [(name, config) for name, config, use in uses for _ in range(solver.value(use))]
         return chosen, status == cp_model.OPTIMAL
     return None, status == cp_model.INFEASIBLE

@@ -21,7 +21,7 @@ _ADDED = 150
 """Columns that are added to the linear program in a round at most."""
 
 
-class Prices(NamedTuple):
+class DualPrices(NamedTuple):
     """Of a row/s of each load and, by type of device, of a byte of its memory; and the least price of fractions."""
 
     rows: Floats
@@ -29,9 +29,9 @@ class Prices(NamedTuple):
     least: float
 
 
-def priced(
+def dual_prices(
     pools: Mapping[str, Pool], costs: Mapping[str, float], rates: Floats, more: Sequence[tuple[str, Column]] = ()
-) -> Prices | None:
+) -> DualPrices | None:
     """Prices under which no column of the pools is worth more than it takes; None where not all can be served.
 
     `costs` are the prices of a device of each type, `more` columns beside those of the pools.
@@ -45,7 +45,7 @@ def priced(
     holds: dict[str, pywraplp.Constraint] = {}
     columns = []
     for name, pool in pools.items():
-        kind = pool.shelf.kind
+        kind = pool.generator.kind
         holds[name] = solver.Constraint(-infinity, 0.0)
         for size in kind.sizes:
             has[name, size] = solver.Constraint(-infinity, 0.0)
@@ -70,7 +70,7 @@ def priced(
         pool = pools[name]
         use = solver.NumVar(0.0, infinity, "")
         has[name, column.size].SetCoefficient(use, 1.0)
-        holds[name].SetCoefficient(use, pool.memory_bytes(column) / pool.shelf.kind.memory_bytes)
+        holds[name].SetCoefficient(use, pool.memory_bytes(column) / pool.generator.kind.memory_bytes)
         for number, rate in pool.served(column).items():
             covers[number].SetCoefficient(use, min(1.0, rate / float(rates[number])))
     for turn in range(_ROUNDS):
@@ -83,7 +83,7 @@ def priced(
         for name, size, shares, is_in in columns:
             pool = pools[name]
             lines = pool.lines[size]
-            memory = lines.memory / pool.shelf.kind.memory_bytes
+            memory = lines.memory / pool.generator.kind.memory_bytes
             gain = (rows[lines.loads] * shares).sum(axis=0) + worth[name, size] + memory * bytes_[name]
             gain = np.where(is_in, 0.0, gain)
             for line in np.argsort(-gain, kind="stable")[:_ADDED].tolist():
@@ -102,5 +102,5 @@ def priced(
             break
     if any(unserved.solution_value() > 1e-6 for unserved in missing):
         return None
-    memory_prices = {name: max(0.0, -bytes_[name]) / pool.shelf.kind.memory_bytes for name, pool in pools.items()}
-    return Prices(np.maximum(rows, 0.0) / rates, memory_prices, solver.Objective().Value())
+    memory_prices = {name: max(0.0, -bytes_[name]) / pool.generator.kind.memory_bytes for name, pool in pools.items()}
+    return DualPrices(np.maximum(rows, 0.0) / rates, memory_prices, solver.Objective().Value())

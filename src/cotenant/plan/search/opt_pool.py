@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.plan.search.columns import Column, Floats, Shelf
+from cotenant.plan.search.columns import Column, ColumnGenerator, Floats
 from cotenant.plan.types import NS_PER_S
 
 Ints = NDArray[np.int64]
@@ -34,16 +34,16 @@ class Lines(NamedTuple):
 class Pool:
     """The columns of one type of device, beside neighbours as they typically are, or as if there were none."""
 
-    def __init__(self, shelf: Shelf, rates: Floats, *, alone: bool = False) -> None:
-        self.shelf = shelf
+    def __init__(self, generator: ColumnGenerator, rates: Floats, *, alone: bool = False) -> None:
+        self.generator = generator
         self.lines: dict[int, Lines] = {}
         self.time: dict[int, Floats] = {}
-        for size in shelf.kind.sizes:
-            time = shelf.alone[size]
-            if not alone and size != shelf.kind.whole:
-                time = time * shelf.typical[size][:, None]
+        for size in generator.kind.sizes:
+            time = generator.alone[size]
+            if not alone and size != generator.kind.whole:
+                time = time * generator.typical[size][:, None]
             self.time[size] = time
-            self.lines[size] = _lines(shelf, time, rates)
+            self.lines[size] = _lines(generator, time, rates)
 
     def values(self, size: int, wanted: Floats, prices: Floats, last: Floats | None = None) -> Floats:
         """What each line of a size serves of what is wanted, at these prices of a row/s.
@@ -68,22 +68,22 @@ class Pool:
         last: Floats | None = None,
     ) -> Column:
         """The column with a slot more, of the load and batch that add the most; as it is where none adds anything."""
-        shelf, size = self.shelf, column.size
+        generator, size = self.generator, column.size
         last = np.zeros(len(wanted)) if last is None else last
         time = self.time[size]
         numbers = [number for number, _ in column.slots]
-        took = [time[number, shelf.position(number, batch)] for number, batch in column.slots]
+        took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
         busy = sum(took)
-        slack = min(shelf.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
+        slack = min(generator.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
         duty = busy + time
-        holds = (duty <= slack) & (duty + time <= shelf.slo[:, None])
-        holds &= ((wanted > 0) & (shelf.memory <= free_bytes))[:, None]
+        holds = (duty <= slack) & (duty + time <= generator.slo[:, None])
+        holds &= ((wanted > 0) & (generator.memory <= free_bytes))[:, None]
         holds[numbers] = False
         if not holds.any():
             return column
         rounds = NS_PER_S / duty
-        value = _worth(shelf.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
-        value -= (memory_price * shelf.memory)[:, None]
+        value = _worth(generator.rows * rounds, wanted[:, None], prices[:, None], last[:, None])
+        value -= (memory_price * generator.memory)[:, None]
         before = 0.0
         for number, batch in column.slots:
             own = wanted[number], prices[number], last[number]
@@ -94,25 +94,25 @@ class Pool:
         number, place = divmod(at, value.shape[1])
         if value[number, place] <= before * (1 + 1e-9):
             return column
-        return Column(size, (*column.slots, (number, int(shelf.rows[number, place]))))
+        return Column(size, (*column.slots, (number, int(generator.rows[number, place]))))
 
     def served(self, column: Column) -> dict[int, float]:
         """The rates of a column's loads, in rows/s."""
         time = self.time[column.size]
-        duty = sum(float(time[number, self.shelf.position(number, batch)]) for number, batch in column.slots)
+        duty = sum(float(time[number, self.generator.position(number, batch)]) for number, batch in column.slots)
         return {number: batch * NS_PER_S / duty for number, batch in column.slots}
 
     def memory_bytes(self, column: Column) -> int:
         """What a column takes of a device's memory."""
-        costs, models = self.shelf.book.costs, (self.shelf.loads[number].model for number, _ in column.slots)
-        return sum(map(costs.memory_bytes, dict.fromkeys(models))) + self.shelf.kind.partition_bytes
+        costs, models = self.generator.cache.costs, (self.generator.loads[number].model for number, _ in column.slots)
+        return sum(map(costs.memory_bytes, dict.fromkeys(models))) + self.generator.kind.partition_bytes
 
     def rebatched(self, column: Column, wanted: Floats, prices: Floats) -> Column | None:
         """The column with the batches that serve the most; None where none hold, or there are too many to try."""
-        alone, time = self.shelf.alone[column.size], self.time[column.size]
+        alone, time = self.generator.alone[column.size], self.time[column.size]
         numbers = [number for number, _ in column.slots]
         factors = [float(time[number, 0] / alone[number, 0]) for number in numbers]
-        found = rebatched(self.shelf, column, factors, wanted, prices)
+        found = rebatched(self.generator, column, factors, wanted, prices)
         return None if found is None else found[1]
 
     def column(self, size: int, line: int) -> Column:
@@ -122,7 +122,7 @@ class Pool:
         return Column(size, ((first, batch), (second, other)) if other else ((first, batch),))
 
 
-class Guide(NamedTuple):
+class PricedColumns(NamedTuple):
     """What a search is led by: columns by type of device, a price of a row/s of each load, and of a type's memory.
 
     `least` is the price of fractions of these columns, 0 where it is not known; whole devices seldom cost less.
@@ -134,14 +134,14 @@ class Guide(NamedTuple):
     least: float = 0.0
 
 
-def is_affordable(shelf: Shelf) -> bool:
+def is_affordable(generator: ColumnGenerator) -> bool:
     """Whether all pairs of batches can be looked at."""
-    loads, batches = shelf.rows.shape
-    return loads * loads // 2 * batches * batches * len(shelf.kind.sizes) <= MOST_WORK
+    loads, batches = generator.rows.shape
+    return loads * loads // 2 * batches * batches * len(generator.kind.sizes) <= MOST_WORK
 
 
 def rebatched(
-    shelf: Shelf,
+    generator: ColumnGenerator,
     column: Column,
     factors: Sequence[float],
     wanted: Floats,
@@ -159,7 +159,7 @@ def rebatched(
         return None
     batches, times = [], []
     for axis, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
-        time, rows = shelf.able(column.size, number)
+        time, rows = generator.able(column.size, number)
         shape = _SHAPES[count - 1][axis]
         times.append((time * factor).reshape(shape))
         batches.append(rows.reshape(shape))
@@ -170,7 +170,7 @@ def rebatched(
     value = np.zeros(duty.shape)
     is_late = np.zeros(duty.shape, dtype=np.bool_)
     for number, batch, time in zip(numbers, batches, times, strict=True):
-        is_late |= duty > shelf.slo[number] - time
+        is_late |= duty > generator.slo[number] - time
         value += _worth(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
     value[is_late] = -1.0
     at = int(value.argmax())
@@ -186,8 +186,8 @@ def _worth(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
     return np.minimum(wanted, rate) * price + last * (rate >= wanted)
 
 
-def _lines(shelf: Shelf, time: Floats, rates: Floats) -> Lines:
-    rows, slo = shelf.rows, shelf.slo
+def _lines(generator: ColumnGenerator, time: Floats, rates: Floats) -> Lines:
+    rows, slo = generator.rows, generator.slo
     able = 2 * time <= slo[:, None]
     numbers = np.flatnonzero(able.any(axis=1))
     alone = np.where(able, rows * NS_PER_S / time, 0.0)
@@ -227,10 +227,10 @@ def _lines(shelf: Shelf, time: Floats, rates: Floats) -> Lines:
     )
     loads = np.stack([first_, second_]).astype(np.int64)[:, at]
     made = np.stack([batch, other_batch]).astype(np.int64)[:, at]
-    models = np.unique([load.model for load in shelf.loads], return_inverse=True)[1]
+    models = np.unique([load.model for load in generator.loads], return_inverse=True)[1]
     is_one = models[loads[0]] == models[loads[1]]  # a partition holds a model once
-    memory = shelf.memory[loads[0]] + np.where(is_one, 0.0, shelf.memory[loads[1]])
-    return Lines(loads, made, np.stack([rate, other_rate])[:, at], memory + shelf.kind.partition_bytes)
+    memory = generator.memory[loads[0]] + np.where(is_one, 0.0, generator.memory[loads[1]])
+    return Lines(loads, made, np.stack([rate, other_rate])[:, at], memory + generator.kind.partition_bytes)
 
 
 def _undominated(pair: Floats, share: Floats, other: Floats) -> Ints:

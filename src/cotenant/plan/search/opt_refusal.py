@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cotenant.plan.rounds import Book
+from cotenant.plan.rounds import RoundCache
 from cotenant.plan.search.local_search import Search
 from cotenant.plan.types import DEVICES, INTERFERENCE, MEMORY, DeviceType, Infeasible, Load
 
@@ -16,7 +16,7 @@ def refusal(
     loads: Sequence[Load],
     search: Search,
     devices: Sequence[DeviceType],
-    book: Book,
+    cache: RoundCache,
     is_too_little: bool,
     would_do: Relaxed,
 ) -> Infeasible:
@@ -25,7 +25,7 @@ def refusal(
     A search that goes better by chance when it looks away from something proves nothing where that is not there:
     interference is named only if some model slows another down, memory only if a device cannot hold all models.
     """
-    lost = search.missing(search.fillings)
+    lost = search.missing(search.configs)
     worst = int((lost * search.worth).argmax())
     load = loads[worst]
     served = load.rate_per_s - float(lost[worst])
@@ -34,9 +34,9 @@ def refusal(
         detail = f"{found}; all loads together are more than these {len(devices)} devices serve, however divided"
         return Infeasible(load.tenant, DEVICES, detail)
     models = sorted({load.model for load in loads})
-    if book.interferes(models, devices) and would_do(False, True):
+    if cache.interferes(models, devices) and would_do(False, True):
         return Infeasible(load.tenant, INTERFERENCE, f"{found}; the rest would fit but for interference")
-    needed = sum(book.costs.memory_bytes(model) for model in models)
+    needed = sum(cache.costs.memory_bytes(model) for model in models)
     is_tight = any(kind.memory_bytes < max(map(len, kind.splits)) * (needed + kind.partition_bytes) for kind in devices)
     if is_tight and would_do(True, False):
         return Infeasible(load.tenant, MEMORY, f"{found}; the devices' memory is too little for it")

@@ -1,6 +1,6 @@
 """The cheapest plan that can be found, and how much cheaper any plan could be: column search, CP-SAT and a bound.
 
-A device is a split into columns (`columns`), a plan a choice of fillings that covers all rates. That is a
+A device is a split into columns (`columns`), a plan a choice of configurations that covers all rates. That is a
 configuration problem: its linear relaxation says what rows are worth (`opt_master`), which leads the search and bounds
 it (`opt_bound`); small ones are solved exactly (`opt_exact`), and an anytime local search (`local_search`) does the
 rest, from the plan of elastic partitioning or from the running one.
@@ -16,36 +16,36 @@ import numpy as np
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.check import check_plan
-from cotenant.plan.draft import Draft, impossible_alone
 from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import Book, book_of
-from cotenant.plan.search.columns import Column, Filling, Floats, Shelf, device_plan
-from cotenant.plan.search.local_search import Effort, Search, kept
+from cotenant.plan.partial_plan import PartialPlan, impossible_alone
+from cotenant.plan.rounds import RoundCache, round_cache_of
+from cotenant.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, Floats, device_plan
+from cotenant.plan.search.local_search import Search, SearchBudget, kept
 from cotenant.plan.search.opt_bound import Bound
-from cotenant.plan.search.opt_exact import all_fillings, cover, has_solver
-from cotenant.plan.search.opt_guide import guided, proven
+from cotenant.plan.search.opt_exact import all_configurations, cover, has_solver
 from cotenant.plan.search.opt_moves import aligned, cheaper, limited, moved
-from cotenant.plan.search.opt_pool import Guide
+from cotenant.plan.search.opt_pool import PricedColumns
+from cotenant.plan.search.opt_pricing import priced_columns, proven
 from cotenant.plan.search.opt_refusal import refusal
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, checked, padded
 
-FILLINGS_PER_S = 600
-"""Fillings that a core makes in a second: turns a limit of time into one of work. Measured with 20 loads."""
+CONFIGURATIONS_PER_S = 600
+"""Configurations that a core makes in a second: turns a limit of time into one of work. Measured with 20 loads."""
 _SLICE, _FRESH = 80, 400
-"""Fillings before a search starts again from elsewhere: from a plan's devices, and from nothing."""
-_PROOF_FILLINGS = 0.04
-"""Work of a tighter bound in fillings for each load, batch and size."""
+"""Configurations before a search starts again from elsewhere: from a plan's devices, and from nothing."""
+_PROOF_CONFIGURATIONS = 0.04
+"""Work of a tighter bound in configurations for each load, batch and size."""
 _RESTARTS = 3
 _SMALL = 20_000
-"""Columns and fillings of a type of device that are looked at one by one for an exact answer."""
+"""Columns and configurations of a type of device that are looked at one by one for an exact answer."""
 _SOLVER_S = 0.5
 
 
 class State(NamedTuple):
-    """Devices in use by the names of their types, each with its filling."""
+    """Devices in use by the names of their types, each with its configuration."""
 
     kinds: tuple[str, ...]
-    fillings: tuple[Filling, ...]
+    configs: tuple[DeviceConfiguration, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Optimal:
 
     The answer is never dearer than that of elastic partitioning with interference. `time_limit_s` is what the search
     for any plan may take, `saving_s` what that for cheaper ones may take after it. Both are counted in work done, on a
-    core like that of `FILLINGS_PER_S`, not by the clock: equal questions have equal answers. With the
-    extra `solver` installed and `solver` set, instances of up to `most_slots` loads with few fillings are solved
+    core like that of `CONFIGURATIONS_PER_S`, not by the clock: equal questions have equal answers. With the
+    extra `solver` installed and `solver` set, instances of up to `most_slots` loads with few configurations are solved
     exactly (over the plans that `Found` names), all others are searched by the prices of a linear program, and where
     much may be spent on savings a tighter bound is proven first. Without it the search has no such prices. `move_cost`
     is the price of moving a tenant from where it runs.
@@ -131,34 +131,34 @@ class Optimal:
         asked = padded(loads, self.headroom)
         if not asked:
             return Found(Plan((), self.name), 0.0, 0.0, True)
-        book = book_of(costs)
+        cache = round_cache_of(costs)
         allowed = [limited(device, self.most_partitions) for device in devices]
         for load in asked:
-            impossible = impossible_alone(Draft(book, allowed), load)
+            impossible = impossible_alone(PartialPlan(cache, allowed), load)
             if impossible is not None:
                 return Found(impossible, np.inf, np.inf, True)
-        return _Solving(self, asked, allowed, book, running).solve()
+        return _Solving(self, asked, allowed, cache, running).solve()
 
 
 class _Solving:
     """One question under way."""
 
     def __init__(
-        self, how: Optimal, loads: Sequence[Load], devices: Sequence[DeviceType], book: Book, running: Plan | None
+        self, how: Optimal, loads: Sequence[Load], devices: Sequence[DeviceType], cache: RoundCache, old: Plan | None
     ) -> None:
         self.how = how
         self.loads = tuple(loads)
         self.devices = tuple(devices)
-        self.book = book
-        self.running = running
+        self.cache = cache
+        self.running = old
         self.types = {device.name: device for device in devices}
         self.inventory = tuple(device.name for device in devices)
         self.rates = np.array([load.rate_per_s for load in loads])
-        self.shelves = {name: Shelf(book, loads, kind) for name, kind in self.types.items()}
-        self.bound = Bound(self.shelves, self.rates)
+        self.generators = {name: ColumnGenerator(cache, loads, kind) for name, kind in self.types.items()}
+        self.bound = Bound(self.generators, self.rates)
         self.worth = self._worth()
-        self.guide: Guide | None = None
-        self.effort = Effort(max(1, round(how.time_limit_s * FILLINGS_PER_S)))
+        self.priced: PricedColumns | None = None
+        self.budget = SearchBudget(max(1, round(how.time_limit_s * CONFIGURATIONS_PER_S)))
 
     def solve(self) -> Found:
         least = self.bound.least(self.inventory)
@@ -174,7 +174,7 @@ class _Solving:
             states.append(small[0])
         best = min(states, key=self.score) if states else None
         if best is None or self.price(best.kinds) > least * (1 + 1e-9):
-            self.guide = guided(self.shelves, self.rates, self.worth, solver=self.how.solver)
+            self.priced = priced_columns(self.generators, self.rates, self.worth, solver=self.how.solver)
             greedy = self._greedy()
             if greedy is not None and (best is None or self.score(greedy) < self.score(best)):
                 best = greedy
@@ -182,21 +182,21 @@ class _Solving:
             best, search = self._on_all()
             if best is None:
                 return Found(self._infeasible(search), np.inf, least, False)
-        self.effort = Effort(round(self.how.saving_s * FILLINGS_PER_S))
-        likely = 0.0 if self.guide is None else self.guide.least
+        self.budget = SearchBudget(round(self.how.saving_s * CONFIGURATIONS_PER_S))
+        likely = 0.0 if self.priced is None else self.priced.least
         best = self._reduced(best, max(least, likely))
         if self.price(best.kinds) > least * (1 + 1e-9) and self._is_provable():
             goal = min(self.price(best.kinds), max(least, likely)) * (1 - 1e-9)
-            proven(self.bound, self.shelves, self.rates, lambda m: self.bound.least(self.inventory) >= min(goal, m))
+            proven(self.bound, self.generators, self.rates, lambda m: self.bound.least(self.inventory) >= min(goal, m))
             least = self.bound.least(self.inventory)
         best = self._reduced(best, least)
         return self._found(best, least, False)
 
     def _is_provable(self) -> bool:
         """Whether a tighter bound takes less work than the savings that it may spare."""
-        work = sum(shelf.rows.size * len(shelf.kind.sizes) for shelf in self.shelves.values())
-        is_small = work * _PROOF_FILLINGS <= self.how.saving_s * FILLINGS_PER_S
-        return self.how.solver and has_solver() and self.guide is not None and is_small
+        work = sum(generator.rows.size * len(generator.kind.sizes) for generator in self.generators.values())
+        is_small = work * _PROOF_CONFIGURATIONS <= self.how.saving_s * CONFIGURATIONS_PER_S
+        return self.how.solver and has_solver() and self.priced is not None and is_small
 
     def price(self, kinds: Sequence[str]) -> float:
         """What these devices cost."""
@@ -208,9 +208,8 @@ class _Solving:
         return cost if self.running is None else cost + self.how.move_cost * len(moved(self._plan(state), self.running))
 
     def _worth(self) -> Floats:
-        most = np.max(
-            [np.max([r * s.kind.whole / z for z, r in s.best.items()], axis=0) for s in self.shelves.values()], axis=0
-        )
+        shares = [[r * each.kind.whole / z for z, r in each.best.items()] for each in self.generators.values()]
+        most = np.max([np.max(each, axis=0) for each in shares], axis=0)
         found: Floats = 1 / most
         return found
 
@@ -218,7 +217,7 @@ class _Solving:
         """States that serve everything: the running plan's and that of elastic partitioning."""
         plans: list[Plan | Infeasible] = [] if self.running is None else [self.running]
         elastic = Elastic(with_interference=True)
-        costs = self.book.costs
+        costs = self.cache.costs
         plans.append(elastic.plan(self.loads, [limited(device, 2) for device in self.devices], costs))
         states = [self._state(plan) for plan in plans if isinstance(plan, Plan)]
         return [state for state in states if state is not None]
@@ -227,52 +226,52 @@ class _Solving:
         """A plan of other planners in our terms; None where it does not serve everything, or does not hold."""
         numbers = {load.tenant: number for number, load in enumerate(self.loads)}
         kinds: list[str] = []
-        fillings: list[Filling | None] = []
+        configs: list[DeviceConfiguration | None] = []
         for device in plan.devices:
-            shelf = self.shelves.get(device.device)
-            if shelf is None:
+            generator = self.generators.get(device.device)
+            if generator is None:
                 return None
             columns = []
             for partition in device.partitions:
                 slots = [(numbers[s.tenant], s.batch) for s in partition.slots if s.tenant in numbers]
-                if any(batch not in shelf.positions[number] for number, batch in slots):
+                if any(batch not in generator.positions[number] for number, batch in slots):
                     return None
                 if slots:
                     columns.append(Column(partition.size, tuple(slots)))
             if columns:
                 kinds.append(device.device)
-                fillings.append(shelf.filling(tuple(columns)))
-        return self._accepted(kinds, fillings)
+                configs.append(generator.config(tuple(columns)))
+        return self._accepted(kinds, configs)
 
-    def _accepted(self, kinds: Sequence[str], fillings: Sequence[Filling | None]) -> State | None:
+    def _accepted(self, kinds: Sequence[str], configs: Sequence[DeviceConfiguration | None]) -> State | None:
         """The state where it serves everything within the inventory and the checker finds nothing."""
-        used = [(name, filling) for name, filling in zip(kinds, fillings, strict=False) if filling is not None]
-        exact = [self.shelves[name].filling(filling.columns) for name, filling in used]
-        state = State(tuple(name for name, _ in used), tuple(filling for filling in exact if filling is not None))
-        if len(state.fillings) < len(used) or (self._search(()).missing(state.fillings) > 0).any():
+        used = [(name, config) for name, config in zip(kinds, configs, strict=False) if config is not None]
+        exact = [self.generators[name].config(config.columns) for name, config in used]
+        state = State(tuple(name for name, _ in used), tuple(config for config in exact if config is not None))
+        if len(state.configs) < len(used) or (self._search(()).missing(state.configs) > 0).any():
             return None
-        return None if check_plan(self._plan(state), self.loads, self.devices, self.book.costs) else state
+        return None if check_plan(self._plan(state), self.loads, self.devices, self.cache.costs) else state
 
     def _plan(self, state: State) -> Plan:
-        served = self._search(()).served(state.fillings)
+        served = self._search(()).served(state.configs)
         shares = np.minimum(1.0, self.rates / np.maximum(served, 1e-300)).tolist()
         made = tuple(
-            device_plan(self.shelves[name], filling, shares)
-            for name, filling in zip(state.kinds, state.fillings, strict=True)
+            device_plan(self.generators[name], config, shares)
+            for name, config in zip(state.kinds, state.configs, strict=True)
         )
         plan = Plan(made, self.how.name)
         return plan if self.running is None else aligned(plan, self.running)
 
     def _search(self, kinds: Sequence[str], seed: int = 0) -> Search:
         return Search(
-            self.shelves,
+            self.generators,
             kinds,
             self.rates,
-            self.worth if self.guide is None else self.guide.rows,
-            self.effort,
+            self.worth if self.priced is None else self.priced.rows,
+            self.budget,
             most_slots=self.how.most_slots,
             seed=seed,
-            guide=self.guide,
+            priced=self.priced,
         )
 
     def _greedy(self) -> State | None:
@@ -280,49 +279,49 @@ class _Solving:
         search = self._search(())
         left = list(self.inventory)
         kinds: list[str] = []
-        fillings: list[Filling | None] = []
+        configs: list[DeviceConfiguration | None] = []
         wanted = self.rates
         while left and (wanted > 0).any():
             options = []
             for name in dict.fromkeys(left):
-                filling = search.fill(name, wanted, search.worth)
-                if filling is not None:
-                    value = float(np.minimum(wanted, filling.served) @ search.worth)
-                    options.append((value / max(self.types[name].price, 1e-9), name, filling))
+                config = search.fill(name, wanted, search.worth)
+                if config is not None:
+                    value = float(np.minimum(wanted, config.served) @ search.worth)
+                    options.append((value / max(self.types[name].price, 1e-9), name, config))
             if not options:
                 return None
-            _, name, filling = max(options, key=lambda option: option[0])
+            _, name, config = max(options, key=lambda option: option[0])
             kinds.append(name)
-            fillings.append(filling)
+            configs.append(config)
             left.remove(name)
-            wanted = search.missing(fillings)
-        return None if (wanted > 0).any() else self._accepted(kinds, fillings)
+            wanted = search.missing(configs)
+        return None if (wanted > 0).any() else self._accepted(kinds, configs)
 
     def _on_all(self) -> tuple[State | None, Search]:
         """The search with every device there is, where no start serves everything."""
         best = self._search(self.inventory, self.how.seed)
         lost = np.inf
-        part = max(1, self.effort.left // _RESTARTS)
+        part = max(1, self.budget.left // _RESTARTS)
         for turn in range(0 if self.bound.is_too_little(self.inventory) else _RESTARTS):
             search = self._search(self.inventory, self.how.seed + turn)
-            search.effort = Effort(part)
+            search.budget = SearchBudget(part)
             is_found = search.run([None] * len(self.inventory))
-            state = self._accepted(self.inventory, search.fillings) if is_found else None
+            state = self._accepted(self.inventory, search.configs) if is_found else None
             if state is not None:
                 return state, search
-            left = float(search.missing(search.fillings) @ self.worth)
+            left = float(search.missing(search.configs) @ self.worth)
             if left < lost:
                 best, lost = search, left
         return None, best
 
     def _reduced(self, best: State, least: float) -> State:
-        """Cheaper devices as long as the effort lasts and the bound allows for them, down to the price `least`."""
+        """Cheaper devices as long as the budget lasts and the bound allows for them, down to the price `least`."""
         is_better = True
-        while is_better and self.effort.left > 0 and self.price(best.kinds) > least * (1 + 1e-9):
+        while is_better and self.budget.left > 0 and self.price(best.kinds) > least * (1 + 1e-9):
             is_better = False
             for kinds in cheaper(best.kinds, self.inventory, self.types):
                 is_hopeful = self.price(kinds) >= least * (1 - 1e-9) and not self.bound.is_too_little(kinds)
-                if self.effort.left > 0 and is_hopeful:
+                if self.budget.left > 0 and is_hopeful:
                     state = self._tried(kinds, best)
                     if state is not None and self.score(state) < self.score(best):
                         best, is_better = state, True
@@ -330,42 +329,42 @@ class _Solving:
         return best
 
     def _tried(self, kinds: tuple[str, ...], best: State) -> State | None:
-        """A state on these devices: from what the best one has, then from nothing, in turn while the effort lasts."""
-        total = self.effort.left
+        """A state on these devices: from what the best one has, then from nothing, in turn while the budget lasts."""
+        total = self.budget.left
         spent, turn = 0, 0
         while spent < total:
-            part = Effort(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
+            part = SearchBudget(min(total - spent, _SLICE if turn % 2 == 0 else _FRESH))
             search = self._search(kinds, self.how.seed + turn)
-            search.effort = part
+            search.budget = part
             start = (
-                kept(kinds, best.kinds, best.fillings, self.rates, self.worth) if turn % 2 == 0 else [None] * len(kinds)
+                kept(kinds, best.kinds, best.configs, self.rates, self.worth) if turn % 2 == 0 else [None] * len(kinds)
             )
             asked = part.left
             is_found = search.run(start)
             used = max(1, asked - part.left)
             spent += used
-            self.effort.left -= used
-            state = self._accepted(kinds, search.fillings) if is_found else None
+            self.budget.left -= used
+            state = self._accepted(kinds, search.configs) if is_found else None
             if state is not None:
                 return state
             turn += 1
         return None
 
     def _small(self) -> tuple[State | None, bool] | None:
-        """The exact answer where there are few enough fillings, and whether it is proven; None where there are not."""
+        """The exact answer where configurations are few enough, and whether it is proven; None where they are not."""
         if not self.how.solver or not has_solver() or self.how.most_slots < len(self.loads):
             return None
         pool = {}
-        for name, shelf in self.shelves.items():
-            fillings = all_fillings(shelf, self.rates, min(self.how.most_slots, len(self.loads)), _SMALL)
-            if fillings is None:
+        for name, generator in self.generators.items():
+            configs = all_configurations(generator, self.rates, min(self.how.most_slots, len(self.loads)), _SMALL)
+            if configs is None:
                 return None
-            pool[name] = fillings
+            pool[name] = configs
         counts = {name: self.inventory.count(name) for name in pool}
-        chosen, is_proven = cover(pool, self.shelves, counts, self.rates, 10 * _SOLVER_S, self.how.seed)
+        chosen, is_proven = cover(pool, self.generators, counts, self.rates, 10 * _SOLVER_S, self.how.seed)
         if chosen is None:
             return None, is_proven
-        state = self._accepted([name for name, _ in chosen], [filling for _, filling in chosen])
+        state = self._accepted([name for name, _ in chosen], [config for _, config in chosen])
         return state, is_proven and state is not None
 
     def _found(self, state: State, bound: float, is_proven: bool) -> Found:
@@ -375,12 +374,12 @@ class _Solving:
         return Found(plan, price, min(bound, price), is_proven or price <= bound * (1 + 1e-9), gone)
 
     def _infeasible(self, search: Search | None) -> Infeasible:
-        if search is None or not any(search.fillings):
+        if search is None or not any(search.configs):
             search = self._search(self.inventory, self.how.seed)
-            search.effort = Effort(_SLICE)
+            search.budget = SearchBudget(_SLICE)
             search.run([None] * len(self.inventory))
         is_too_little = self.bound.is_too_little(self.inventory)
-        return refusal(self.loads, search, self.devices, self.book, is_too_little, self._would_do)
+        return refusal(self.loads, search, self.devices, self.cache, is_too_little, self._would_do)
 
     def _would_do(self, interference: bool, memory: bool) -> bool:
         """Whether a short search serves everything when it looks away from something."""
@@ -388,8 +387,11 @@ class _Solving:
             name: kind if memory else replace(kind, memory_bytes=kind.memory_bytes << 20)
             for name, kind in self.types.items()
         }
-        shelves = {name: Shelf(self.book, self.loads, kind, interference=interference) for name, kind in kinds.items()}
-        guide = guided(shelves, self.rates, self.worth, solver=False)
-        slots, effort = self.how.most_slots, Effort(_SLICE)
-        search = Search(shelves, self.inventory, self.rates, self.worth, effort, most_slots=slots, guide=guide)
+        generators = {
+            name: ColumnGenerator(self.cache, self.loads, kind, interference=interference)
+            for name, kind in kinds.items()
+        }
+        priced = priced_columns(generators, self.rates, self.worth, solver=False)
+        slots, budget = self.how.most_slots, SearchBudget(_SLICE)
+        search = Search(generators, self.inventory, self.rates, self.worth, budget, most_slots=slots, priced=priced)
         return search.run([None] * len(self.inventory))

@@ -64,7 +64,7 @@ class Candidate(NamedTuple):
     """Of the paused batch, or of the first query, alone on the whole device."""
 
 
-class Waiting(NamedTuple):
+class GroupCandidates(NamedTuple):
     """What waits, as a decision sees it."""
 
     candidates: list[Candidate]
@@ -77,7 +77,7 @@ class Waiting(NamedTuple):
 
 def waiting_at(
     snapshot: Snapshot, begin_ns: int, cores: int, drop_hopeless: bool, predictor: GroupPredictor
-) -> Waiting:
+) -> GroupCandidates:
     """All candidates for a group that starts at `begin_ns`, and the queries beyond help.
 
     Batches that run now and will stop at a boundary are candidates from that boundary on; a queue is one from its first
@@ -127,7 +127,7 @@ def waiting_at(
                 break
             drops.append(_hopeless(needed, begin_ns, head))
     found.sort()
-    return Waiting(found, tuple(drops), slack if snapshot.queues else 0)
+    return GroupCandidates(found, tuple(drops), slack if snapshot.queues else 0)
 
 
 def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predictor) -> Candidate | None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import Margins
-from cotenant.predict.groups.overlap_features import Features, TenantFacts
+from cotenant.predict.groups.overlap_features import MemberFeatures, TenantFacts
 from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, Monotone, Net, Weights, member_vectors
 from cotenant.predict.table import TablePredictor
 from cotenant.work import CPU, Work
@@ -82,7 +82,7 @@ class OverlapPredictor:
         self._raised_by = tuple((1.0 + share, share * floor_ns) for share in (shares[0], *shares))
         """What a median is multiplied by, and what is added, to get the quantile, by number of members from 0."""
         self._raised_table = np.array(self._raised_by).T
-        self._features = Features(model.facts, model.scale_ns)
+        self._features = MemberFeatures(model.facts, model.scale_ns)
         self._solo = TablePredictor({each.name: each.table for each in model.facts})
         self._number = {name: number for number, name in enumerate(model.tenants, 1)}
         self._used = {name: value.astype(np.float64) for name, value in _effective(model).items()}

@@ -76,7 +76,7 @@ class _Known:
         return found
 
 
-class Features:
+class MemberFeatures:
     """Turns members into rows of WIDTH numbers. `scale_ns` is the latency that counts as 1."""
 
     def __init__(self, facts: Sequence[TenantFacts], scale_ns: float) -> None:

@@ -12,8 +12,8 @@ from cotenant.core.predictor import Group
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import Margins, make_margins
 from cotenant.predict.groups.overlap import OverlapModel, OverlapPredictor
-from cotenant.predict.groups.overlap_features import WIDTH, Features, Floats, TenantFacts, scale_of
-from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, Batch, Monotone, Net, Weights, place_thresholds
+from cotenant.predict.groups.overlap_features import WIDTH, Floats, MemberFeatures, TenantFacts, scale_of
+from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, GroupArrays, Monotone, Net, Weights, place_thresholds
 from cotenant.profile.group_samples import GroupSample
 
 FEWEST_SAMPLES = 10
@@ -65,7 +65,7 @@ def fit_overlap(
     taught = [samples[at] for at in order[held:].tolist()]
     tenants = tuple(sorted({member.work.tenant for sample in samples for member in sample.members}))
     scale_ns = scale_of([sample.median_ns for sample in taught])
-    features = Features(facts, scale_ns)
+    features = MemberFeatures(facts, scale_ns)
     groups = [sample.members for sample in taught]
     batch = to_batch(groups, features, tenants)
     target = np.log([sample.median_ns / scale_ns for sample in taught]).astype(np.float32)
@@ -101,7 +101,7 @@ def calibrated(model: OverlapModel, held_out: Sequence[GroupSample]) -> OverlapM
     return replace(model, margins=margins)
 
 
-def to_batch(groups: Sequence[Group], features: Features, tenants: Sequence[str]) -> Batch:
+def to_batch(groups: Sequence[Group], features: MemberFeatures, tenants: Sequence[str]) -> GroupArrays:
     """Groups as the network takes them; tenants that are not in `tenants` count as unknown."""
     number = {name: at for at, name in enumerate(tenants, 1)}
     slots = max(len(group) for group in groups)
@@ -114,7 +114,7 @@ def to_batch(groups: Sequence[Group], features: Features, tenants: Sequence[str]
             tenant[line, slot] = number.get(member.work.tenant, UNKNOWN)
     powers = np.array(NORMS)
     norms = np.log((solo[:, :, None] ** powers).sum(1)) / powers
-    return Batch(x, tenant, norms.astype(np.float32))
+    return GroupArrays(x, tenant, norms.astype(np.float32))
 
 
 def _batch_size(settings: FitSettings, count: int) -> int:
@@ -123,7 +123,7 @@ def _batch_size(settings: FitSettings, count: int) -> int:
 
 def _descend(
     net: Net,
-    batch: Batch,
+    batch: GroupArrays,
     target: Floats,
     settings: FitSettings,
     steps: int,
@@ -147,7 +147,7 @@ def _descend(
         if hide:
             gone = rng.random(drawn.tenant.shape) < 0.5
             gone[np.arange(size), rng.integers(0, gone.shape[1], size)] = True
-            drawn = Batch(drawn.x, np.where(gone & (drawn.tenant >= 0), UNKNOWN, drawn.tenant), drawn.norms)
+            drawn = GroupArrays(drawn.x, np.where(gone & (drawn.tenant >= 0), UNKNOWN, drawn.tenant), drawn.norms)
         goal = target[rows]
 
         def slope(output: Floats, goal: Floats = goal) -> Floats:

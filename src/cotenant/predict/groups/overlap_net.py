@@ -41,7 +41,7 @@ class Monotone(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class GroupArrays:
     """Groups as arrays. `x`: (groups, slots, WIDTH), `tenant`: (groups, slots), -1 where there is no member,
     `norms`: (groups, len(NORMS))."""
 
@@ -49,9 +49,9 @@ class Batch:
     tenant: Ints
     norms: Floats
 
-    def take(self, rows: Ints) -> Batch:
+    def take(self, rows: Ints) -> GroupArrays:
         """Some of the groups."""
-        return Batch(self.x[rows], self.tenant[rows], self.norms[rows])
+        return GroupArrays(self.x[rows], self.tenant[rows], self.norms[rows])
 
     def __len__(self) -> int:
         return len(self.tenant)
@@ -102,7 +102,7 @@ class Net:
     def _grown(self) -> int:
         return GROWING + (len(ROW_FEATURES) if self.monotone is Monotone.ALL else 0)
 
-    def forward(self, batch: Batch) -> Floats:
+    def forward(self, batch: GroupArrays) -> Floats:
         """Logarithm of the latency over the scale, shape (groups,)."""
         used = self.effective()
         vectors = np.zeros((batch.tenant.size, used["b2"].shape[1]), used["b2"].dtype)
@@ -116,7 +116,7 @@ class Net:
         output: Floats = second @ used["w5"] + pooled @ used["skip"] + batch.norms @ used["norms"] + used["b5"][0]
         return output
 
-    def gradient(self, batch: Batch, loss: Callable[[Floats], Floats]) -> Weights:
+    def gradient(self, batch: GroupArrays, loss: Callable[[Floats], Floats]) -> Weights:
         """Gradient of a loss, by the raw weights. `loss` turns outputs into its derivative by them, shape (groups,)."""
         used = self.effective()
         groups, slots = batch.tenant.shape
@@ -164,7 +164,7 @@ def member_vectors(used: Mapping[str, Reals], tenant: int, x: Reals) -> Reals:
     return _activated(hidden @ used["w2"][tenant] + used["b2"][tenant])
 
 
-def place_thresholds(net: Net, batch: Batch, rng: np.random.Generator) -> None:
+def place_thresholds(net: Net, batch: GroupArrays, rng: np.random.Generator) -> None:
     """Give every layer inputs of unit deviation and thresholds at random samples; weights alone would start bunched."""
     raw = net.weights
     flat, x = batch.tenant.ravel(), batch.x.reshape(-1, WIDTH)

@@ -19,11 +19,11 @@ from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step, Withd
 from cotenant.execute.protocol import Tensors
 from cotenant.predict.online import OnlineModel
 from cotenant.repository.application_form import result_of
-from cotenant.serve.brain.accounts import Accounts
 from cotenant.serve.brain.clock import Clock
+from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver
-from cotenant.serve.opener.application import FindModel, ServedApplication
-from cotenant.serve.opener.models import QueryForm
+from cotenant.serve.opener.served_application import FindModel, ServedApplication
+from cotenant.serve.opener.served_models import QueryForm
 from cotenant.types import Outcome, StageQuery, priority_rank
 from cotenant.wire.api import InferRequest, InferResult, ServeError, Status
 
@@ -66,13 +66,13 @@ class Flows:
         self,
         driver: Callable[[], Driver],
         clock: Clock,
-        accounts: Accounts,
+        counters: Counters,
         beliefs: OnlineModel,
         find: FindModel,
     ) -> None:
         self._driver = driver
         self._clock = clock
-        self._accounts = accounts
+        self._counters = counters
         self._beliefs = beliefs
         self._find = find
         self._runs: dict[int, _Run] = {}
@@ -119,9 +119,9 @@ class Flows:
             runs.append(run)
             with self._changed:
                 self._runs[number] = run
-            account = self._accounts.by_tenant.get(spec.name)
-            if account is not None:
-                account.arrived += 1
+            counted = self._counters.by_tenant.get(spec.name)
+            if counted is not None:
+                counted.arrived += 1
             return ApplicationArrived(number, spec.name, now_ns, now_ns + slo_ns)
 
         number = self._driver().begin(arrive)
@@ -254,10 +254,10 @@ class Flows:
         now = self._clock.now_ns()
         result = result_of(run.number, finish, run.wanted, run.outputs)
         outcome = result.outcome
-        account = self._accounts.by_tenant.get(spec.name)
-        if account is not None:
+        counted = self._counters.by_tenant.get(spec.name)
+        if counted is not None:
             with self._changed:
-                account.end(outcome, now - run.arrival_ns, run.items)
+                counted.end(outcome, now - run.arrival_ns, run.items)
         reason = result.reason or finish.reason
         self._driver().post(ApplicationEnded(run.number, outcome, reason, now))
         try:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from cotenant.plan.file import Request
 from cotenant.plan.types import DevicePlan, PlanError
 from cotenant.repository import model_names, readable_versions
-from cotenant.repository.applications import readable_applications
+from cotenant.repository.application_spec import readable_applications
 
 
 def stage_tenants(root: Path, request: Request) -> dict[str, str]:

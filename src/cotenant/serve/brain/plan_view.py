@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from cotenant.plan.file import plan_tables
 from cotenant.plan.tracking import TrackedRate
 from cotenant.plan.types import DevicePlan
-from cotenant.serve.brain.accounts import Account
+from cotenant.serve.brain.counters import TenantCounters
 from cotenant.serve.brain.plan_lanes import PlanLanes
 
 
@@ -39,7 +39,7 @@ class PlanView(Protocol):
 
 
 def plan_status(
-    plan: DevicePlan, lanes: PlanLanes, figures: PlanFigures, accounts: Mapping[str, Account], breaks: str
+    plan: DevicePlan, lanes: PlanLanes, figures: PlanFigures, counters: Mapping[str, TenantCounters], breaks: str
 ) -> dict[str, Any]:
     """The JSON of the plan. `breaks` says who breaks first where the rates do not fit, or is empty."""
     partitions = [
@@ -56,7 +56,7 @@ def plan_status(
         "rates": {
             tenant: {"ewma": rate.ewma, "quantile": rate.quantile} for tenant, rate in sorted(figures.rates.items())
         },
-        "attainment": {tenant: account.attainment for tenant, account in sorted(accounts.items())},
+        "attainment": {tenant: counted.attainment for tenant, counted in sorted(counters.items())},
     }
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from cotenant.core.actions import Respond
 from cotenant.execute.protocol import Tensors
-from cotenant.serve.brain.accounts import Account, Sum
 from cotenant.serve.brain.clock import Clock
-from cotenant.serve.opener.models import QueryForm, ServedModel
+from cotenant.serve.brain.counters import Sum, TenantCounters
+from cotenant.serve.opener.served_models import QueryForm, ServedModel
 from cotenant.types import Query, priority_rank
 from cotenant.wire.api import Duration, InferResult, ModelStatistics, unanswered
 
@@ -42,21 +42,21 @@ def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Te
         done(unanswered(respond.outcome, respond.query, version, respond.reason))
 
 
-def statistics_of(name: str, version: str, known: Account | None) -> ModelStatistics:
+def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
     """What the protocol tells of a model's counters."""
-    account = known or Account(slo_ns=1)
+    counted = known or TenantCounters(slo_ns=1)
     return ModelStatistics(
         name=name,
         version=version,
-        last_inference_ms=account.last_ms,
-        inference_count=account.rows,
-        execution_count=account.launches,
-        success=_duration(account.success),
-        fail=_duration(account.fail),
-        queue=_duration(account.queue),
-        compute_input=_duration(account.compute_input),
-        compute_infer=_duration(account.compute_infer),
-        compute_output=_duration(account.compute_output),
+        last_inference_ms=counted.last_ms,
+        inference_count=counted.rows,
+        execution_count=counted.launches,
+        success=_duration(counted.success),
+        fail=_duration(counted.fail),
+        queue=_duration(counted.queue),
+        compute_input=_duration(counted.compute_input),
+        compute_infer=_duration(counted.compute_infer),
+        compute_output=_duration(counted.compute_output),
     )
 
 

@@ -13,7 +13,7 @@ from cotenant.errors import ConfigError
 from cotenant.execute.protocol import ModelExecutor, Sessions
 from cotenant.predict.online import OnlineModel
 from cotenant.serve.brain.driver import Driver
-from cotenant.serve.opener.models import ServedModel
+from cotenant.serve.opener.served_models import ServedModel
 from cotenant.work import Share
 
 _LEAVE_S = 60.0

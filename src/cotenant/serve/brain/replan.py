@@ -20,9 +20,9 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
-from cotenant.plan.follow import Follower, FollowSettings, Held, Reason, asked_loads, compare
+from cotenant.plan.follow import FollowSettings, PlanFollower, Reason, RunningPlan, asked_loads, compare
 from cotenant.plan.planners import make_planner
-from cotenant.plan.sources import Grounds, costs_of_repository
+from cotenant.plan.sources import CostBasis, costs_of_repository
 from cotenant.plan.tracking import Tracker, TrackingSettings
 from cotenant.plan.types import DeviceType, Plan, PlanError, Planner
 from cotenant.policies.registry import make_policy
@@ -40,7 +40,7 @@ _STOP_S = 5.0
 _log = logging.getLogger("cotenant.plan")
 
 MakePlanner = Callable[[str, float], Planner]
-FindCosts = Callable[[Path, Sequence[DeviceType]], Grounds]
+FindCosts = Callable[[Path, Sequence[DeviceType]], CostBasis]
 
 
 class Replanner:
@@ -69,7 +69,7 @@ class Replanner:
         tracking = TrackingSettings(headroom=section.headroom)
         self._settings = FollowSettings(tracking, leave_out=False)
         self._tracker = Tracker(tracking)
-        self._held = Held(Plan((served.plan,)))
+        self._held = RunningPlan(Plan((served.plan,)))
         self._window_s = section.period_s / WINDOWS_A_PERIOD if section.period_s else _WINDOW_S
         self._rows: dict[str, int] = {}
         self._counting = threading.Lock()
@@ -133,7 +133,7 @@ class Replanner:
         """See PlanView."""
         with self._changed:
             served, breaks = self._served, self._breaks
-        return plan_status(served.plan, served.lanes, self.figures(), self._server.accounts.by_tenant, breaks)
+        return plan_status(served.plan, served.lanes, self.figures(), self._server.counters.by_tenant, breaks)
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Replanner:
 
     def _reload(self) -> None:
         served = open_plan(self._path, self._section.device, self._place, self._served.lanes, self._server.root)
-        self._reorganise(served, Held(Plan((served.plan,))), "", f"{self._path} was read again")
+        self._reorganise(served, RunningPlan(Plan((served.plan,))), "", f"{self._path} was read again")
 
     def _look(self) -> None:
         """Compare rates and plan; plan anew where they differ too much."""
@@ -183,9 +183,9 @@ class Replanner:
         reason, self._held = compare(loads, (served.device,), self._held, settings.tracking)
         if reason is Reason.KEEP or not loads:
             return
-        grounds = self._costs(self._server.root, (served.device,))
+        basis = self._costs(self._server.root, (served.device,))
         planner = self._planners(self._section.planner, self._section.headroom)
-        step = Follower(planner, grounds.devices, grounds.costs, settings).seek(loads, self._held, reason)
+        step = PlanFollower(planner, basis.devices, basis.costs, settings).seek(loads, self._held, reason)
         detail = step.breaks.detail if step.breaks else ""
         if step.held is None:
             raise PlanError(f"no share of the rates that come fits this machine: {detail}")
@@ -199,7 +199,7 @@ class Replanner:
         rates = ", ".join(f"{load.tenant} {load.rate_per_s:.3g}/s" for load in loads)
         self._reorganise(replace(served, plan=plan, lanes=lanes), step.held, detail, f"{reason.value}: {rates}")
 
-    def _reorganise(self, served: ServedPlan, held: Held, breaks: str, why: str) -> None:
+    def _reorganise(self, served: ServedPlan, held: RunningPlan, breaks: str, why: str) -> None:
         if self._stopping.is_set():
             return
         is_new = served.plan != self._served.plan

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, Answer, error_answer
-from cotenant.serve.door.http_routes import Endpoint, Route, Router
-from cotenant.serve.door.http_waiting import Receive, Waiting
+from cotenant.serve.door.http_pending import PendingReplies, Receive
+from cotenant.serve.door.http_routes import Endpoint, HttpRoute, Router
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
@@ -69,7 +69,7 @@ class HttpApp:
         self,
         backend: Infer,
         limits: Limits,
-        control: Mapping[Endpoint, Callable[[Route, bytes], Answer]],
+        control: Mapping[Endpoint, Callable[[HttpRoute, bytes], Answer]],
         replied: Callable[[InferResult], None] = lambda _: None,
     ) -> None:
         self._backend = backend
@@ -77,7 +77,7 @@ class HttpApp:
         self._calls = control
         self._replied = replied
         self._router = Router()
-        self._waiting: Waiting | None = None
+        self._pending: PendingReplies | None = None
         self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = ThreadPoolExecutor(_CODEC_THREADS, "cotenant-http-codec")
 
@@ -125,7 +125,7 @@ class HttpApp:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": pieces[-1]})
 
-    async def _control(self, route: Route, headers: Headers, receive: Receive) -> Answer:
+    async def _control(self, route: HttpRoute, headers: Headers, receive: Receive) -> Answer:
         if route.endpoint in _PROMPT:
             return self._calls[route.endpoint](route, b"")
         body = b""
@@ -162,7 +162,7 @@ class HttpApp:
             raise ServeError(Status.TOO_LARGE, f"the body has more than {self._limits.max_body_bytes} bytes, the limit")
         return body if len(chunks) == 1 else b"".join(chunks)
 
-    async def _infer(self, route: Route, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
+    async def _infer(self, route: HttpRoute, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
         header_length: int | None = None
         content_encoding = accept = b""
         spent_us = ""
@@ -193,7 +193,7 @@ class HttpApp:
             wires.append(less_spent(wire, spent_us) if spent_us else wire)
             return self._backend.submit(wires[0].request, done)
 
-        result = await self._waiting_on(loop).result(submit, receive, self._codec_threads if is_long else None)
+        result = await self._pending_of(loop).result(submit, receive, self._codec_threads if is_long else None)
         wire = wires[0]
         number = (_QUERY_HEADER, b"%d" % result.query)
         if result.outcome not in ANSWERS:
@@ -211,7 +211,7 @@ class HttpApp:
             return error_answer(error.status.value[0], error.message), [number, *_told(FAILURE)]
         return answer, [number, *_told(Ending(result.outcome)), *described]
 
-    def _decode(self, route: Route, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
+    def _decode(self, route: HttpRoute, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:
         if encoding:
             body = codec_http.decompress(encoding, body, self._limits)
         if header_length == 0:
@@ -219,10 +219,10 @@ class HttpApp:
             return codec_http.decode_raw_request(metadata, route.version, body, self._limits)
         return codec_http.decode_request(route.model, route.version, body, header_length, self._limits)
 
-    def _waiting_on(self, loop: asyncio.AbstractEventLoop) -> Waiting:
-        if self._waiting is None or self._waiting.loop is not loop:
-            self._waiting = Waiting(loop, self._backend.cancel)
-        return self._waiting
+    def _pending_of(self, loop: asyncio.AbstractEventLoop) -> PendingReplies:
+        if self._pending is None or self._pending.loop is not loop:
+            self._pending = PendingReplies(loop, self._backend.cancel)
+        return self._pending
 
 
 @functools.cache
@@ -250,8 +250,8 @@ def _writing_ns(wire: WireRequest, result: InferResult, accept: bytes) -> int:
     """Return roughly how long an answer takes to be written, in nanoseconds. Raw tensors are views and take none."""
     total = 0
     for name, array in result.outputs.items():
-        wish = next((wish for wish in wire.wishes if wish.name == name), None)
-        is_binary, classes = (wish.binary, wish.classes) if wish else (wire.binary_default, 0)
+        output = next((output for output in wire.requested if output.name == name), None)
+        is_binary, classes = (output.binary, output.classes) if output else (wire.binary_default, 0)
         if classes:
             rows = array.shape[0] if array.ndim else 1
             total += _SCAN_NS * array.size + _ITEM_NS * min(array.size, classes * rows)

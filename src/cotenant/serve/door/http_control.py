@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cotenant.serve.door.control import NO_OVERRIDES, model_index, model_metadata, model_statistics
-from cotenant.serve.door.http_routes import Endpoint, Route
+from cotenant.serve.door.http_routes import Endpoint, HttpRoute
 from cotenant.wire.api import Control, Describe, ServeError, Status
 from cotenant.wire.codec_http import parse_json
 from cotenant.wire.oip import SERVER_METADATA
@@ -52,46 +52,46 @@ def error_answer(status: int, message: str) -> Answer:
     return json_answer(status, {"error": message or "the request failed without a reason"})
 
 
-def _server(backend: Control, route: Route, body: bytes) -> Answer:
+def _server(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, SERVER_METADATA)
 
 
-def _live(backend: Control, route: Route, body: bytes) -> Answer:
+def _live(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     live = backend.live()
     return json_answer(200, {"live": True}) if live else error_answer(503, "the server is not live")
 
 
-def _ready(backend: Control, route: Route, body: bytes) -> Answer:
+def _ready(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     ready = backend.ready()
     return json_answer(200, {"ready": True}) if ready else error_answer(503, "the server is not ready")
 
 
-def _model_ready(backend: Describe, route: Route, body: bytes) -> Answer:
+def _model_ready(backend: Describe, route: HttpRoute, body: bytes) -> Answer:
     if backend.model_ready(route.model, route.version):
         return json_answer(200, {"name": route.model, "ready": True})
     return error_answer(503, f"model {route.model!r} is not ready")
 
 
-def _model(backend: Describe, route: Route, body: bytes) -> Answer:
+def _model(backend: Describe, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, model_metadata(backend, route.model, route.version))
 
 
-def _config(backend: Describe, route: Route, body: bytes) -> Answer:
+def _config(backend: Describe, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, dict(backend.config(route.model, route.version)))
 
 
-def _statistics(backend: Control, route: Route, body: bytes) -> Answer:
+def _statistics(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     uncounted: dict[str, Any] = {"batch_stats": [], "memory_usage": [], "response_stats": {}}
     entries = model_statistics(backend, route.model, route.version)
     return json_answer(200, {"model_stats": [entry | uncounted for entry in entries]})
 
 
-def _index(backend: Control, route: Route, body: bytes) -> Answer:
+def _index(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     wanted = parse_json("request JSON", _decode_index, body) if body.strip() else _IndexBody()
     return json_answer(200, model_index(backend, wanted.ready))
 
 
-def _load(backend: Control, route: Route, body: bytes) -> Answer:
+def _load(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     wanted = parse_json("request JSON", _decode_load, body) if body.strip() else _LoadBody()
     if wanted.parameters:
         raise ServeError(Status.UNIMPLEMENTED, NO_OVERRIDES)
@@ -99,28 +99,28 @@ def _load(backend: Control, route: Route, body: bytes) -> Answer:
     return json_answer(200, {})
 
 
-def _unload(backend: Control, route: Route, body: bytes) -> Answer:
+def _unload(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     if body.strip():
         parse_json("request JSON", _decode_load, body)
     backend.unload(route.model)
     return json_answer(200, {})
 
 
-def _metrics(backend: Control, route: Route, body: bytes) -> Answer:
+def _metrics(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     return Answer(200, METRICS_TYPE, backend.metrics())
 
 
-def _plan(backend: Control, route: Route, body: bytes) -> Answer:
+def _plan(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, dict(backend.plan()))
 
 
-OF_MODEL: dict[Endpoint, Callable[[Describe, Route, bytes], Answer]] = {
+OF_MODEL: dict[Endpoint, Callable[[Describe, HttpRoute, bytes], Answer]] = {
     Endpoint.MODEL: _model,
     Endpoint.MODEL_READY: _model_ready,
     Endpoint.CONFIG: _config,
 }
 """The endpoints that describe a model."""
-CONTROL: dict[Endpoint, Callable[[Control, Route, bytes], Answer]] = {
+CONTROL: dict[Endpoint, Callable[[Control, HttpRoute, bytes], Answer]] = {
     **OF_MODEL,
     Endpoint.SERVER: _server,
     Endpoint.LIVE: _live,

@@ -35,7 +35,7 @@ class Endpoint(Enum):
 _POSTED = (Endpoint.INFER, Endpoint.INDEX, Endpoint.LOAD, Endpoint.UNLOAD)
 
 
-class Route(NamedTuple):
+class HttpRoute(NamedTuple):
     """One path; `model` and `version` are empty where the path names none."""
 
     endpoint: Endpoint
@@ -73,9 +73,9 @@ class Router:
     """Paths to routes, with a bounded memory of those seen before. For one event loop, not thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Route] = {}
+        self._known: dict[bytes, HttpRoute] = {}
 
-    def find(self, path: bytes) -> Route:
+    def find(self, path: bytes) -> HttpRoute:
         """Take a raw (still quoted) path apart.
 
         Raises ServeError: NOT_FOUND for a path that the protocol does not have, UNIMPLEMENTED for an extension that is
@@ -91,23 +91,23 @@ class Router:
         return route
 
 
-def parse_path(path: bytes) -> Route:
+def parse_path(path: bytes) -> HttpRoute:
     """Do the work of Router.find without its memory."""
     parts = path.decode("latin-1").strip("/").split("/")
     fixed = _FIXED.get(tuple(parts))
     if fixed is not None:
-        return Route(fixed)
+        return HttpRoute(fixed)
     try:
         parts = [unquote(part, errors="strict") for part in parts]
     except UnicodeDecodeError:
         raise bad("the path has a %-quoted sequence that is not UTF-8") from None
     match parts:
         case ["v2", "models", model, "versions", version, *rest] if tuple(rest) in _OF_MODEL and model and version:
-            return Route(_OF_MODEL[tuple(rest)], model, version)
+            return HttpRoute(_OF_MODEL[tuple(rest)], model, version)
         case ["v2", "models", model, *rest] if tuple(rest) in _OF_MODEL and model:
-            return Route(_OF_MODEL[tuple(rest)], model)
+            return HttpRoute(_OF_MODEL[tuple(rest)], model)
         case ["v2", "repository", "models", model, *rest] if tuple(rest) in _OF_REPOSITORY and model:
-            return Route(_OF_REPOSITORY[tuple(rest)], model)
+            return HttpRoute(_OF_REPOSITORY[tuple(rest)], model)
         case ["v2", kind, *_] if kind in _SHARED_MEMORY:
             raise ServeError(Status.UNIMPLEMENTED, NO_SHARED_MEMORY)
         case ["v2", kind, *_] if kind in _SETTINGS:

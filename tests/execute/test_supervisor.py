@@ -1,4 +1,4 @@
-"""What a keeper and a worker say to each other, in orders that real workers seldom keep: a script is the worker."""
+"""What a supervisor and a worker say to each other, in orders that real workers seldom keep: a script is the worker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import Tensors, Timing
-from cotenant.execute.session_ladder import SessionLadder, Wanted
-from cotenant.execute.worker import keeper as module
+from cotenant.execute.sessions import SessionSet, Wanted
+from cotenant.execute.worker import supervisor as module
 from cotenant.execute.worker.channel import (
     MOST_MESSAGE_BYTES,
     AddLane,
@@ -34,14 +34,14 @@ from cotenant.execute.worker.channel import (
     Prepared,
     Ready,
     Refused,
-    Release,
+    ReleaseBatch,
     Run,
     Started,
 )
-from cotenant.execute.worker.keeper import Keeper
 from cotenant.execute.worker.lane_link import LaneLink, Pending
-from cotenant.execute.worker.limits import Limits
+from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.shared_tensors import Layout
+from cotenant.execute.worker.supervisor import WorkerSupervisor
 from cotenant.work import Share, Work
 
 WAIT_S = 30.0
@@ -106,20 +106,20 @@ class Script:
 
 
 class Stage:
-    """A keeper with scripted workers, and what it told."""
+    """A supervisor with scripted workers, and what it told."""
 
     def __init__(self) -> None:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
-        limits = Limits(backoff_s=0.001, backoff_most_s=0.001, memory_bytes=1000)
-        self.batches: Batches[Keeper] = Batches()
-        self.keeper = Keeper(OPEN, limits, self.batches, self.events.put)
+        limits = WorkerLimits(backoff_s=0.001, backoff_most_s=0.001, memory_bytes=1000)
+        self.batches: Batches[WorkerSupervisor] = Batches()
+        self.supervisor = WorkerSupervisor(OPEN, limits, self.batches, self.events.put)
 
     def next(self) -> Script:
         return Script.made.get(timeout=WAIT_S)
 
     def load(self) -> Script:
-        loading = threading.Thread(target=self.keeper.load, daemon=True)
+        loading = threading.Thread(target=self.supervisor.load, daemon=True)
         loading.start()
         worker = self.next()
         assert worker.open() == OPEN
@@ -129,7 +129,7 @@ class Stage:
 
     def start(self, each: Launch, inputs: int = 1) -> str | None:
         self.batches.put(each.queries[0], tensors(inputs))
-        return self.keeper.start(each, self.batches.begin(each), self.end)
+        return self.supervisor.start(each, self.batches.begin(each), self.end)
 
     def end(self, number: int, error: str | None, _: Timing) -> None:
         self.ends.put((number, error))
@@ -143,7 +143,7 @@ class Stage:
 
         def ask() -> None:
             try:
-                self.keeper.prepare(MORE, SHAPES)
+                self.supervisor.prepare(MORE, SHAPES)
                 went.put("")
             except ModelError as error:
                 went.put(error.reason)
@@ -158,10 +158,10 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(module, "WorkerProcess", Script)
     made = Stage()
     yield made
-    made.keeper.close()
-    for worker in Script.all:  # none of them ends by itself, and the keeper would give it ten seconds
+    made.supervisor.close()
+    for worker in Script.all:  # none of them ends by itself, and the supervisor would give it ten seconds
         worker.kill()
-    made.keeper.join()
+    made.supervisor.join()
 
 
 def test_a_lost_worker_is_dead_before_the_core_is_told(stage: Stage) -> None:
@@ -173,25 +173,25 @@ def test_a_lost_worker_is_dead_before_the_core_is_told(stage: Stage) -> None:
         killed_first.append(worker.is_killed)
         stage.events.put(event)
 
-    stage.keeper._on_event = tell
+    stage.supervisor._on_event = tell
     worker.held = 2000
     worker.say(Prepared())
     assert isinstance(stage.told(), TenantSuspended)
     assert killed_first == [True]
 
 
-def test_a_worker_that_starts_while_its_keeper_closes_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_starts_while_it_is_closed_is_killed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits until it has loaded a model that it will not run."""
 
     def start(*_: object) -> Script:
-        stage.keeper.close()
+        stage.supervisor.close()
         return Script()
 
     worker = stage.load()
     monkeypatch.setattr(module, "WorkerProcess", start)
     worker.kill()
-    stage.keeper._thread.join(WAIT_S)
-    assert not stage.keeper.is_alive
+    stage.supervisor._thread.join(WAIT_S)
+    assert not stage.supervisor.is_alive
     assert stage.next().is_killed
 
 
@@ -203,7 +203,7 @@ def test_sessions_that_are_asked_for_while_a_worker_opens_are_there_when_it_is_u
     assert isinstance(stage.told(), TenantSuspended)
     worker = stage.next()
     assert worker.open() == OPEN
-    stage.keeper.prepare(MORE, SHAPES)  # which is not kept waiting
+    stage.supervisor.prepare(MORE, SHAPES)  # which is not kept waiting
     worker.say(Ready())
     assert worker.hear() == Prepare(NEW, SHAPES)
     assert stage.events.empty()
@@ -240,7 +240,7 @@ def test_sessions_that_cannot_be_had_are_forgotten(stage: Stage, way: str) -> No
         stage.told()
         worker = stage.next()
         worker.open()
-        stage.keeper.prepare(MORE, SHAPES)
+        stage.supervisor.prepare(MORE, SHAPES)
         worker.say(Ready())
     else:
         done = stage.prepare()
@@ -262,16 +262,16 @@ def test_sessions_that_cannot_be_had_are_forgotten(stage: Stage, way: str) -> No
 
 
 def test_a_worker_that_refuses_its_model_is_not_taken_for_one_that_refuses_sessions() -> None:
-    ladder = SessionLadder(OPEN)
-    ladder.prepare(MORE, SHAPES, lambda _: False)
-    assert ladder.begin().sessions == MORE
-    assert ladder.rest() is None
-    ladder.end(Refused("damaged", "").reason)
-    assert ladder.model.sessions == MORE
+    sessions = SessionSet(OPEN)
+    sessions.prepare(MORE, SHAPES, lambda _: False)
+    assert sessions.begin().sessions == MORE
+    assert sessions.rest() is None
+    sessions.end(Refused("damaged", "").reason)
+    assert sessions.model.sessions == MORE
 
 
 def test_sessions_that_cannot_be_told_are_an_error() -> None:
-    ladder = SessionLadder(OPEN)
+    sessions = SessionSet(OPEN)
     many: Wanted = tuple((threads, tuple((at, at + 1) for at in range(1000))) for threads in range(1, 100))
     ours, theirs = Channel.pair()
 
@@ -280,8 +280,8 @@ def test_sessions_that_cannot_be_told_are_an_error() -> None:
         return True
 
     with pytest.raises(ModelError, match="too large"):
-        ladder.prepare(many, SHAPES, send)
-    assert ladder.model == OPEN
+        sessions.prepare(many, SHAPES, send)
+    assert sessions.model == OPEN
     ours.close()
     theirs.close()
 
@@ -294,7 +294,7 @@ def fill(channel: Channel) -> int:
     sent = 0
     with suppress(MessageError):
         while True:
-            channel.send(Release(sent))
+            channel.send(ReleaseBatch(sent))
             sent += 1
     return sent
 
@@ -326,12 +326,12 @@ def test_no_room_is_not_taken_for_an_end(ends: tuple[Channel, Channel]) -> None:
     assert count > 0
     with pytest.raises(MessageError, match="no room"):
         ours.send_with(AddLane((0,)), [])
-    posted = [Release(count + number) for number in range(3)]
+    posted = [ReleaseBatch(count + number) for number in range(3)]
     for each in posted:
         ours.post(each)
     waits = threading.Thread(target=lambda: ours.send(Ready(), waits=True), daemon=True)
     waits.start()
-    assert [theirs.receive() for _ in range(count)] == [Release(number) for number in range(count)]
+    assert [theirs.receive() for _ in range(count)] == [ReleaseBatch(number) for number in range(count)]
     assert theirs.receive() == Ready()
     waits.join(WAIT_S)
     ours.flush()
@@ -399,7 +399,7 @@ def test_what_a_worker_keeps_of_a_batch_goes_when_the_rest_of_it_cannot_be_sent(
 
     monkeypatch.setattr(module, "LaneLink", fail)
     assert "Too many open files" in str(stage.start(launch(1, 1, 2, Share((1,)))))
-    assert worker.hear() == Release(1)
+    assert worker.hear() == ReleaseBatch(1)
     stage.batches.discard(1)
     assert len(stage.batches) == 0
 
@@ -410,10 +410,10 @@ def test_what_finds_no_room_is_told_later(stage: Stage) -> None:
     sessions: Wanted = tuple((threads, ((0, 2),)) for threads in range(1, 20_000))
     told = Keep(tuple(threads for threads, _ in sessions))
     for _ in range(10):
-        stage.keeper.keep(sessions)
+        stage.supervisor.keep(sessions)
     assert [worker.hear() for _ in range(3)] == [told] * 3
     for _ in range(7):
-        worker.say(Ended(77, None, 0, 0, 0))  # whatever it says, the keeper looks whether there is room
+        worker.say(Ended(77, None, 0, 0, 0))  # whatever it says, the supervisor looks whether there is room
         assert worker.hear() == told
 
 

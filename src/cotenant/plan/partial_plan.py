@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from cotenant.plan.rounds import Book, Demand, Neighbour, RoundFit
+from cotenant.plan.rounds import Demand, Neighbour, RoundCache, RoundFit
 from cotenant.plan.types import (
     DEVICES,
     INTERFERENCE,
@@ -26,7 +26,7 @@ _PASSES = 4
 """How often the rounds of a device are adjusted to each other before it counts as impossible."""
 
 
-class DraftPartition(NamedTuple):
+class PartialPartition(NamedTuple):
     """A partition with the tenants that it serves, each at a rate, and their round.
 
     `neighbour` is what the other partitions of the device see of it, `memory_bytes` what its models take.
@@ -40,10 +40,10 @@ class DraftPartition(NamedTuple):
     neighbour: Neighbour = (0, ())
 
 
-Partitions = tuple[DraftPartition, ...]
+Partitions = tuple[PartialPartition, ...]
 
 
-class Draft:
+class PartialPlan:
     """Devices and what was put on them so far.
 
     Sees no interference unless `interference` is set. `reserve` are loads that may yet come into a partition that is
@@ -52,7 +52,7 @@ class Draft:
 
     def __init__(
         self,
-        book: Book,
+        cache: RoundCache,
         devices: Sequence[DeviceType],
         *,
         interference: bool = False,
@@ -60,7 +60,7 @@ class Draft:
         most_partitions: int = 2,
         most_models: int = 3,
     ) -> None:
-        self.book = book
+        self.cache = cache
         self.kinds = tuple(devices)
         self.types = tuple({kind.name: kind for kind in devices}.values())
         self.made: list[Partitions] = [()] * len(devices)
@@ -99,13 +99,13 @@ class Draft:
             around = tuple(partition.neighbour for partition in made)
             if self._reserve:
                 around += self._to_come(kind, (*(partition.size for partition in made), size))
-        return self.book.capacity(load.model, load.slo_ns, size, kind.name, around)
+        return self.cache.capacity(load.model, load.slo_ns, size, kind.name, around)
 
     def opened(self, device: int, size: int, load: Load, rate: float) -> Partitions | None:
         """The partitions of a device with a new one for this load; None where they do not all hold."""
         made = self.made[device]
-        memory_bytes = self.book.costs.memory_bytes(load.model)
-        new = DraftPartition(size, (load,), (Demand(load.model, load.slo_ns, rate),), memory_bytes)
+        memory_bytes = self.cache.costs.memory_bytes(load.model)
+        new = PartialPartition(size, (load,), (Demand(load.model, load.slo_ns, rate),), memory_bytes)
         return self._settled(device, [*made, new], len(made))
 
     def merged(self, device: int, index: int, load: Load, rate: float) -> Partitions | None:
@@ -121,10 +121,10 @@ class Draft:
             return None
         else:
             if all(there.model != load.model for there in loads):
-                memory_bytes += self.book.costs.memory_bytes(load.model)
+                memory_bytes += self.cache.costs.memory_bytes(load.model)
             loads = (*loads, load)
             demands = (*demands, Demand(load.model, load.slo_ns, rate))
-        made[index] = DraftPartition(size, loads, demands, memory_bytes)
+        made[index] = PartialPartition(size, loads, demands, memory_bytes)
         return self._settled(device, made, index)
 
     def plan(self, planner: str) -> Plan:
@@ -142,12 +142,12 @@ class Draft:
         """Whether interference is looked at, and there is any between a model and those that are placed."""
         placed = {work.model for made in self.made for partition in made for work in partition.demands}
         models = sorted(placed | {model})
-        return self._interference and self.book.interferes(models, self.types)
+        return self._interference and self.cache.interferes(models, self.types)
 
-    def relaxed(self, *, memory: bool = True, interference: bool = True) -> Draft:
+    def relaxed(self, *, memory: bool = True, interference: bool = True) -> PartialPlan:
         """A copy that looks away from memory or from interference."""
-        copy = Draft(
-            self.book,
+        copy = PartialPlan(
+            self.cache,
             self.kinds,
             interference=self._interference and interference,
             reserve=self._reserve,
@@ -159,7 +159,7 @@ class Draft:
         copy.slowdowns = self.slowdowns if interference else {}
         return copy
 
-    def _settled(self, device: int, made: list[DraftPartition], changed: int) -> Partitions | None:
+    def _settled(self, device: int, made: list[PartialPartition], changed: int) -> Partitions | None:
         """Rounds for one changed partition and for those that it disturbs, until all hold beside each other."""
         kind = self.kinds[device]
         if self._memory:
@@ -176,7 +176,7 @@ class Draft:
             for index in turn:
                 own = made[index]
                 around = self._around(device, made, index)
-                if not self.book.stands(own.demands, own.round, own.size, kind.name, around):
+                if not self.cache.stands(own.demands, own.round, own.size, kind.name, around):
                     if not self._fitted(device, made, index):
                         return None
                     is_steady = False
@@ -184,18 +184,18 @@ class Draft:
                 return tuple(made)
         return None
 
-    def _fitted(self, device: int, made: list[DraftPartition], index: int) -> bool:
+    def _fitted(self, device: int, made: list[PartialPartition], index: int) -> bool:
         own = made[index]
         around = self._around(device, made, index)
-        fitted = self.book.fit(own.demands, own.size, self.kinds[device].name, around)
+        fitted = self.cache.fit(own.demands, own.size, self.kinds[device].name, around)
         if fitted is None:
             return False
         slots = [(work.model, batch) for work, batch in zip(own.demands, fitted.batches, strict=True)]
         neighbour = own.size, tuple(sorted(set(slots)))
-        made[index] = DraftPartition(own.size, own.loads, own.demands, own.memory_bytes, fitted, neighbour)
+        made[index] = PartialPartition(own.size, own.loads, own.demands, own.memory_bytes, fitted, neighbour)
         return True
 
-    def _around(self, device: int, made: Sequence[DraftPartition], index: int) -> tuple[Neighbour, ...]:
+    def _around(self, device: int, made: Sequence[PartialPartition], index: int) -> tuple[Neighbour, ...]:
         """What partition `index` of those on a device must hold beside: the others, and what may yet come."""
         if not self._interference:
             return ()
@@ -209,7 +209,7 @@ class Draft:
         if not openings:
             return ()
         batches = (
-            (load.model, self.book.best_batch(load.model, load.slo_ns, openings[-1], kind.name))
+            (load.model, self.cache.best_batch(load.model, load.slo_ns, openings[-1], kind.name))
             for load in self._reserve
         )
         slots = tuple(sorted({(model, batch) for model, batch in batches if batch}))
@@ -224,38 +224,40 @@ def _openings(splits: tuple[tuple[int, ...], ...], sizes: tuple[int, ...]) -> tu
     return tuple(sorted({size for counter in left for size in counter}))
 
 
-def explain(draft: Draft, load: Load, left: float, place: Callable[[Draft, Load, float], bool]) -> Infeasible:
+def diagnose(
+    partial: PartialPlan, load: Load, left: float, place: Callable[[PartialPlan, Load, float], bool]
+) -> Infeasible:
     """Why `place` fails with what is left of a load's rate: the constraint without which it succeeds."""
-    impossible = impossible_alone(draft, load)
+    impossible = impossible_alone(partial, load)
     if impossible is not None:
         return impossible
     served = f"{load.rate_per_s - left:.4g} of {load.rate_per_s:.4g} rows/s"
     found = f"tenant {load.tenant!r} gets {served} of model {load.model!r}"
-    if place(draft.relaxed(memory=False), load, left):
+    if place(partial.relaxed(memory=False), load, left):
         return Infeasible(load.tenant, MEMORY, f"{found}; what is left of the devices' memory is too little for it")
-    if draft.sees_interference(load.model) and place(draft.relaxed(interference=False), load, left):
+    if partial.sees_interference(load.model) and place(partial.relaxed(interference=False), load, left):
         return Infeasible(load.tenant, INTERFERENCE, f"{found}; the rest would fit but for interference")
-    return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(draft.kinds)}, without room for the rest")
+    return Infeasible(load.tenant, DEVICES, f"{found}; devices: {len(partial.kinds)}, without room for the rest")
 
 
-def impossible_alone(draft: Draft, load: Load, *, whole: bool = False) -> Infeasible | None:
+def impossible_alone(partial: PartialPlan, load: Load, *, whole: bool = False) -> Infeasible | None:
     """Why no device can serve a load even with nothing else on it, at whatever rate; None where one can.
 
     `whole` allows undivided devices only.
     """
-    book = draft.book
-    kinds = draft.types
+    cache = partial.cache
+    kinds = partial.types
     if not kinds:
         return Infeasible(load.tenant, DEVICES, f"tenant {load.tenant!r} has no device: the inventory is empty")
     able = [
         kind
         for kind in kinds
         for sizes in [(kind.whole,) if whole else kind.sizes]
-        if any(book.capacity(load.model, load.slo_ns, size, kind.name) > 0 for size in sizes)
+        if any(cache.capacity(load.model, load.slo_ns, size, kind.name) > 0 for size in sizes)
     ]
     if not able:
         quickest, kind = min(
-            (min(book.curve(load.model, kind.whole, kind.name).latency_ns), kind.name) for kind in kinds
+            (min(cache.curve(load.model, kind.whole, kind.name).latency_ns), kind.name) for kind in kinds
         )
         detail = (
             f"tenant {load.tenant!r} waits up to one duty cycle and then for its batch: with the quickest batch "
@@ -263,7 +265,7 @@ def impossible_alone(draft: Draft, load: Load, *, whole: bool = False) -> Infeas
             f"{2 * quickest / 1e6:.4g} ms, and its SLO is {load.slo_ns / 1e6:.4g} ms"
         )
         return Infeasible(load.tenant, LATENCY, detail)
-    needed = book.costs.memory_bytes(load.model)
+    needed = cache.costs.memory_bytes(load.model)
     most = max(kind.memory_bytes - kind.partition_bytes for kind in able)
     if needed > most:
         detail = f"model {load.model!r} of tenant {load.tenant!r} takes {needed} bytes, a device has {most} for models"
@@ -271,7 +273,7 @@ def impossible_alone(draft: Draft, load: Load, *, whole: bool = False) -> Infeas
     return None
 
 
-def _plan(partition: DraftPartition) -> PartitionPlan:
+def _plan(partition: PartialPartition) -> PartitionPlan:
     slots = zip(partition.loads, partition.demands, partition.round.batches, strict=True)
     return PartitionPlan(
         partition.size,

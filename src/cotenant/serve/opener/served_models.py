@@ -62,7 +62,7 @@ class ServedModel:
         return str(self.opened.found.version)
 
     @property
-    def account(self) -> str:
+    def counted_as(self) -> str:
         """Under what name its queries are counted."""
         return self.tenant.name
 

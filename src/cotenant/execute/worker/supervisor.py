@@ -19,11 +19,11 @@ from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
-from cotenant.execute.session_ladder import SessionLadder, Wanted
-from cotenant.execute.worker.channel import Ended, Message, Open, Prepared, Ready, Refused, Release, Started
+from cotenant.execute.sessions import SessionSet, Wanted
+from cotenant.execute.worker.channel import Ended, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
+from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
-from cotenant.execute.worker.limits import Limits, Loss, LossKind, overdue
-from cotenant.execute.worker.near_cores import NearCores
+from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
 from cotenant.work import CPU
 
@@ -32,21 +32,21 @@ _MIB = 1 << 20
 _S = 1_000_000_000
 
 
-class Keeper:
+class WorkerSupervisor:
     """Holds one tenant's worker. Implements `Loaded`."""
 
     def __init__(
         self,
         model: Open,
-        limits: Limits,
-        batches: Batches[Keeper],
+        limits: WorkerLimits,
+        batches: Batches[WorkerSupervisor],
         on_event: Callable[[Event], None],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.tenant = model.tenant
         self._environment = environment
         self._model = model
-        self._ladder = SessionLadder(model)
+        self._sessions = SessionSet(model)
         self._limits = limits
         self._batches = batches
         self._on_event = on_event
@@ -61,10 +61,10 @@ class Keeper:
         self._pending: dict[int, Pending] = {}
         self._problem = ""
         self._losses: Counter[str] = Counter()
-        self._near = NearCores()
+        self._affinity = CompletionAffinity()
         self._start_ns = self._load_ns = 0
         self._idle_ns = self._last_ns = 0
-        name, work = f"cotenant-worker-{self.tenant}", lambda: self._ladder.hold(self._keep)
+        name, work = f"cotenant-worker-{self.tenant}", lambda: self._sessions.hold(self._keep)
         self._thread = threading.Thread(target=work, name=name, daemon=True)
 
     # --- for the executor -----------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ class Keeper:
             self.join()
             raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
 
-    def start(self, launch: Launch, batch: BatchTensors[Keeper], on_end: OnEnd) -> str | None:
+    def start(self, launch: Launch, batch: BatchTensors[WorkerSupervisor], on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
         with self._lock:
             if self._closing.is_set() or self._state is WorkerState.DOWN:
@@ -87,18 +87,18 @@ class Keeper:
 
     def release(self, batch: int) -> None:
         """Forget the tensors of a paused batch."""
-        self._send(Release(batch))
+        self._send(ReleaseBatch(batch))
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]]) -> None:
         """Have the worker load further sessions and run each once; waits. Raises ModelError when it cannot.
 
         A worker that is down, or lost meanwhile, is waited for no longer: the next one loads them with the model.
         """
-        self._ladder.prepare(sessions, shapes, self._send)
+        self._sessions.prepare(sessions, shapes, self._send)
 
     def keep(self, sessions: Wanted) -> None:
         """Have the worker let go of all sessions but these."""
-        self._ladder.keep(sessions, self._send)
+        self._sessions.keep(sessions, self._send)
 
     def announce(self) -> None:
         """The core knows the tenant now: tell it if the worker has been lost meanwhile."""
@@ -138,7 +138,7 @@ class Keeper:
             pid, resident = (process.pid, process.resident_bytes()) if process else (0, 0)
             return WorkerStatus(self.tenant, pid, resident, self._start_ns, self._load_ns, dict(self._losses))
 
-    # --- the keeper's thread --------------------------------------------------------------------------------------
+    # --- the supervisor's thread --------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         losses = 0
@@ -171,7 +171,7 @@ class Keeper:
         """Start a worker and have it load the model."""
         began = time.monotonic_ns()
         with self._lock:
-            self._near.leave()  # the worker inherits the cores of this thread
+            self._affinity.leave()  # the worker inherits the cores of this thread
         try:
             process = WorkerProcess(self.tenant, self._model.lane_nice, self._environment)
         except OSError as error:
@@ -196,13 +196,13 @@ class Keeper:
             match message:
                 case Started():
                     self._start_ns = at - last
-                    process.channel.post(self._ladder.begin())
+                    process.channel.post(self._sessions.begin())
                 case Ready() | Prepared(""):
                     self._load_ns = at - began - self._start_ns
                     if isinstance(message, Prepared) and (loss := self._look(process)) is not None:
                         return loss
                     with self._lock:
-                        rest = self._ladder.rest()
+                        rest = self._sessions.rest()
                         if rest is None:
                             self._state = WorkerState.UP
                             return None
@@ -240,7 +240,7 @@ class Keeper:
             if loss is not None:
                 return loss
             if isinstance(message, Prepared):  # only now: what it has loaded it also has room for
-                self._ladder.end(message.reason)
+                self._sessions.end(message.reason)
 
     def _ended(self, message: Ended) -> None:
         pending = self._pending.get(message.launch)
@@ -311,7 +311,7 @@ class Keeper:
         if self._process is not None:
             self._process.kill()
         if loss.kind in (LossKind.MEMORY, LossKind.UNLOADABLE):
-            self._ladder.end(loss.reason)  # the next worker does not try that again
+            self._sessions.end(loss.reason)  # the next worker does not try that again
         with self._telling:
             with self._lock:
                 self._problem = loss.reason
@@ -338,7 +338,7 @@ class Keeper:
             links, self._links = list(self._links.values()), {}
             for link in links:
                 link.close()
-        self._ladder.end("")
+        self._sessions.end("")
         if process is not None:
             process.kill()
             process.wait()
@@ -349,7 +349,7 @@ class Keeper:
         assert self._process is not None
         cores = pending.launch.share.cores
         if self._model.device == CPU:
-            self._near.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
+            self._affinity.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
         try:
             link = self._links.get(cores)
             if link is None:
@@ -358,7 +358,7 @@ class Keeper:
         except Exception as error:
             del self._pending[pending.launch.id]
             if pending.launch.work.start > 0:
-                self._process.channel.post(Release(pending.launch.batch))
+                self._process.channel.post(ReleaseBatch(pending.launch.batch))
             return reason_of(error)
         return None
 

@@ -1,4 +1,4 @@
-"""From a plan to the parts of the nodes and the routes of the gateway. Pure."""
+"""From a plan to the plans of the nodes and the routes of the gateway. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from cotenant.cluster.types import Address, Node, Part, Planned, Route, Table
+from cotenant.cluster.types import Address, Node, NodePlan, PlannedApplication, Route, RoutingTable
 from cotenant.plan.match import match
 from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
 
@@ -52,13 +52,13 @@ def _kept(device: DevicePlan, running: DevicePlan | None) -> int:
     return 2 * sum(tenant in there for tenant in tenants_of(device)) + (device == running)
 
 
-def parts_of(
+def node_plans_of(
     placed: Mapping[str, DevicePlan],
     loads: Sequence[Load],
     kinds: Mapping[str, DeviceType],
     models: Mapping[str, str],
     guests: Mapping[str, str] | None = None,
-) -> dict[str, Part]:
+) -> dict[str, NodePlan]:
     """The part of each node. `models` gives the directory in the repository by tenant, `guests` nodes by tenant."""
     known = {load.tenant: load for load in loads}
     parts = {}
@@ -66,7 +66,7 @@ def parts_of(
         rates = device.rates_per_s
         names = sorted(rates)
         more = tuple(sorted(tenant for tenant, place in (guests or {}).items() if place == node))
-        parts[node] = Part(
+        parts[node] = NodePlan(
             device,
             kinds[device.device],
             tuple(replace(known[name], rate_per_s=rates[name]) for name in names),
@@ -77,7 +77,7 @@ def parts_of(
 
 
 def place_guests(
-    left_out: Sequence[str], placed: Mapping[str, DevicePlan], running: Mapping[str, Part]
+    left_out: Sequence[str], placed: Mapping[str, DevicePlan], running: Mapping[str, NodePlan]
 ) -> dict[str, str]:
     """A node for each tenant that no plan has room for: where it runs, else the one with the fewest tenants."""
     found: dict[str, str] = {}
@@ -90,14 +90,14 @@ def place_guests(
     return found
 
 
-def table_of(
+def routing_table_of(
     version: int,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, NodePlan],
     loads: Iterable[Load],
     models: Mapping[str, str],
     addresses: Mapping[str, Address],
-    applications: tuple[Planned, ...] = (),
-) -> Table:
+    applications: tuple[PlannedApplication, ...] = (),
+) -> RoutingTable:
     """The table of the gateway: every load has a route, an empty one where no node serves it."""
     routes = []
     for load in loads:
@@ -108,10 +108,10 @@ def table_of(
                 shares.append((node, rate))
         routes.append(Route(load.tenant, models[load.tenant], load.slo_ns, tuple(shares)))
     used = {node: addresses[node] for node in parts}
-    return Table(version, tuple(routes), used, applications)
+    return RoutingTable(version, tuple(routes), used, applications)
 
 
-def gains(new: Part, old: Part | None) -> bool:
+def gains(new: NodePlan, old: NodePlan | None) -> bool:
     """Whether a node must take its new part before queries are sent by the new table: somebody gets more there."""
     if old is None or any(tenant not in (*old.tenants, *old.guests) for tenant in new.guests):
         return True

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cotenant.repository.application_form import ApplicationForm, form_of
-from cotenant.repository.applications import ApplicationSpec
-from cotenant.serve.opener.models import ServedModel
+from cotenant.repository.application_spec import ApplicationSpec
+from cotenant.serve.opener.served_models import ServedModel
 from cotenant.wire.api import ServeError, Status
 
 FindModel = Callable[[str], ServedModel]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.tables import TableCosts, WithoutInterference, interpolate
+from cotenant.plan.table_costs import TableCosts, WithoutInterference, interpolate
 from cotenant.plan.types import PlanError
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.work import Work

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cotenant.plan.search.columns import Column, Floats, Shelf
+from cotenant.plan.search.columns import Column, ColumnGenerator, Floats
 from cotenant.plan.search.opt_bound import Bound
 from cotenant.plan.search.opt_exact import has_solver
-from cotenant.plan.search.opt_master import Prices, priced
-from cotenant.plan.search.opt_pool import Guide, Pool, is_affordable
+from cotenant.plan.search.opt_master import DualPrices, dual_prices
+from cotenant.plan.search.opt_pool import Pool, PricedColumns, is_affordable
 
 _PROOFS = 3
 """How often prices are sought for a bound at most."""
@@ -22,20 +22,25 @@ _GAIN = 1e-4
 """Share of a device that a guess has to be worth beyond them."""
 
 
-def guided(shelves: Mapping[str, Shelf], rates: Floats, worth: Floats, *, solver: bool) -> Guide | None:
+def priced_columns(
+    generators: Mapping[str, ColumnGenerator], rates: Floats, worth: Floats, *, solver: bool
+) -> PricedColumns | None:
     """Columns beside typical neighbours and their prices, `worth` without the solver; None where there are too many."""
-    if not all(is_affordable(shelf) for shelf in shelves.values()):
+    if not all(is_affordable(generator) for generator in generators.values()):
         return None
-    pools = {name: Pool(shelf, rates) for name, shelf in shelves.items()}
-    prices = _priced(pools, rates) if solver else None
+    pools = {name: Pool(generator, rates) for name, generator in generators.items()}
+    prices = _prices(pools, rates) if solver else None
     if prices is None:
-        return Guide(pools, worth, {})
+        return PricedColumns(pools, worth, {})
     # a load that has no price would never be served, and any is served in the end
-    return Guide(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory, prices.least)
+    return PricedColumns(pools, np.maximum(prices.rows, 0.02 * worth), prices.memory, prices.least)
 
 
 def proven(
-    bound: Bound, shelves: Mapping[str, Shelf], rates: Floats, is_enough: Callable[[float], bool] = lambda _: False
+    bound: Bound,
+    generators: Mapping[str, ColumnGenerator],
+    rates: Floats,
+    is_enough: Callable[[float], bool] = lambda _: False,
 ) -> None:
     """Tighten a bound by the prices of columns that know no interference. Needs the solver.
 
@@ -43,41 +48,41 @@ def proven(
     there are none, the bound is enough, or it has been tried a few times. Such columns are guessed as long as that
     finds any, as a proof takes longer. `is_enough` is told the least price of fractions: no prices prove more.
     """
-    pools = {name: Pool(shelf, rates, alone=True) for name, shelf in shelves.items()}
+    pools = {name: Pool(generator, rates, alone=True) for name, generator in generators.items()}
     more: dict[tuple[str, Column], None] = {}
     for _ in range(_PROOFS):
-        prices = _priced(pools, rates, list(more))
+        prices = _prices(pools, rates, list(more))
         for _ in range(_GUESSES):
             known = len(more)
             if prices is not None:
                 more.update(dict.fromkeys(_guessed(pools, rates, prices)))
             if len(more) == known:
                 break
-            prices = _priced(pools, rates, list(more))
+            prices = _prices(pools, rates, list(more))
         if prices is None:
             return
         made = bound.tighten(prices.rows, prices.memory, pools)
         known = len(more)
         for name, column in made:
             if len(column.slots) > 2:
-                shelf = shelves[name]
+                generator = generators[name]
                 better = pools[name].rebatched(column, rates, prices.rows) or column
                 for number in range(len(better.slots)):  # what holds but for rounding holds with smaller batches
-                    if shelf.filling((better,)) is not None:
+                    if generator.config((better,)) is not None:
                         more[name, better] = None
                         break
                     slots = list(better.slots)
-                    slots[number] = slots[number][0], shelf.smaller(*slots[number])
+                    slots[number] = slots[number][0], generator.smaller(*slots[number])
                     better = better._replace(slots=tuple(slots))
         if len(more) == known or is_enough(prices.least):
             return
 
 
-def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: Prices) -> list[tuple[str, Column]]:
+def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: DualPrices) -> list[tuple[str, Column]]:
     """The best columns of the pools with a load more, where that makes them worth more than any without."""
     found = []
     for name, pool in pools.items():
-        kind, price = pool.shelf.kind, prices.memory[name]
+        kind, price = pool.generator.kind, prices.memory[name]
         for size, lines in pool.lines.items():
             net = pool.values(size, rates, prices.rows) - price * lines.memory
             most = float(net.max(initial=0.0))
@@ -90,6 +95,6 @@ def _guessed(pools: Mapping[str, Pool], rates: Floats, prices: Prices) -> list[t
     return found
 
 
-def _priced(pools: Mapping[str, Pool], rates: Floats, more: Sequence[tuple[str, Column]] = ()) -> Prices | None:
-    costs = {name: pool.shelf.kind.price for name, pool in pools.items()}
-    return priced(pools, costs, rates, more) if has_solver() and min(costs.values()) > 0 else None
+def _prices(pools: Mapping[str, Pool], rates: Floats, more: Sequence[tuple[str, Column]] = ()) -> DualPrices | None:
+    costs = {name: pool.generator.kind.price for name, pool in pools.items()}
+    return dual_prices(pools, costs, rates, more) if has_solver() and min(costs.values()) > 0 else None

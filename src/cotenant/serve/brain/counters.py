@@ -32,7 +32,7 @@ class Sum:
 
 
 @dataclass(slots=True)
-class Account:
+class TenantCounters:
     """Everything counted of one tenant since it was added."""
 
     slo_ns: int
@@ -72,26 +72,26 @@ class Account:
         return sum(self.recent) / len(self.recent) if self.recent else 1.0
 
 
-class Accounts:
+class Counters:
     """An observer of the driver. Everything is counted under the driver's lock; readers take a moment's view."""
 
     def __init__(self) -> None:
-        self.by_tenant: dict[str, Account] = {}
+        self.by_tenant: dict[str, TenantCounters] = {}
         self._open: dict[int, Query] = {}
-        self._running: dict[int, tuple[Launch, Account]] = {}
+        self._running: dict[int, tuple[Launch, TenantCounters]] = {}
 
     def add(self, tenant: str, slo_ns: int) -> None:
         """Start counting for a tenant."""
-        self.by_tenant[tenant] = Account(slo_ns)
+        self.by_tenant[tenant] = TenantCounters(slo_ns)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
         if isinstance(event, QueryArrived):
             query = event.query
             self._open[query.id] = query
-            account = self.by_tenant.get(query.tenant)
-            if account is not None:
-                account.arrived += 1
+            counted = self.by_tenant.get(query.tenant)
+            if counted is not None:
+                counted.arrived += 1
         elif isinstance(event, LaunchEnded):
             launch, owner = self._running.pop(event.launch)
             if timing is not None:
@@ -106,25 +106,25 @@ class Accounts:
         return None
 
     def _launched(self, launch: Launch, time_ns: int) -> None:
-        account = self.by_tenant[launch.work.tenant]
-        self._running[launch.id] = launch, account
-        account.headroom_ns = launch.headroom_ns
+        counted = self.by_tenant[launch.work.tenant]
+        self._running[launch.id] = launch, counted
+        counted.headroom_ns = launch.headroom_ns
         if launch.work.is_first:
-            account.launches += 1
+            counted.launches += 1
             for query in launch.queries:
-                account.queue.add(time_ns - self._open[query].arrival_ns)
+                counted.queue.add(time_ns - self._open[query].arrival_ns)
 
     def _responded(self, respond: Respond, time_ns: int) -> None:
         query = self._open.pop(respond.query)
-        account = self.by_tenant.get(query.tenant)
-        if account is not None:
-            account.end(respond.outcome, time_ns - query.arrival_ns, query.items)
+        counted = self.by_tenant.get(query.tenant)
+        if counted is not None:
+            counted.end(respond.outcome, time_ns - query.arrival_ns, query.items)
 
 
-def _add_timing(account: Account, launch: Launch, timing: Timing, actions: list[Action]) -> None:
+def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:
     """Each query of a batch takes all of its time. Those are counted that this launch has answered."""
     queries = len(launch.queries)
     answered = sum([isinstance(action, Respond) and action.outcome in ANSWERS for action in actions])
-    account.compute_input.add(timing.input_ns * queries, answered)
-    account.compute_infer.add(timing.infer_ns * queries, answered)
-    account.compute_output.add(timing.output_ns * queries, answered)
+    counted.compute_input.add(timing.input_ns * queries, answered)
+    counted.compute_infer.add(timing.infer_ns * queries, answered)
+    counted.compute_output.add(timing.output_ns * queries, answered)

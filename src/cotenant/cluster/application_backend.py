@@ -49,7 +49,7 @@ class _Model(NamedTuple):
     shapes: Sequence[Mapping[str, Sequence[int]]]
 
 
-class Applications:
+class ApplicationBackend:
     """The applications of the forwarder's table. Implements Infer for their names.
 
     `prepare` comes before every other call about an application, `admit` before a query.

@@ -35,7 +35,7 @@ class StartError(CotenantError):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """A server that is ready, and what it said then: where it listens, and the states of its models."""
 
     process: subprocess.Popen[bytes]
@@ -80,7 +80,7 @@ def spawn(
         )
 
 
-def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = START_LIMIT_S) -> Running:
+def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = START_LIMIT_S) -> RunningServer:
     """The server of a process once it is ready.
 
     Raises StartError when it ends instead, or is not ready after `limit_s` seconds. It is killed then.
@@ -100,7 +100,7 @@ def await_ready(process: subprocess.Popen[bytes], log: Path, limit_s: float = ST
     finally:
         timer.cancel()
     ready = json.loads(line)
-    return Running(
+    return RunningServer(
         process, ready.get("host", "127.0.0.1"), ready["http_port"], ready["grpc_port"], ready.get("models", {})
     )
 
@@ -122,7 +122,7 @@ def running(
     cores: Sequence[int] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     stop_s: float = STOP_LIMIT_S,
-) -> Iterator[Running]:
+) -> Iterator[RunningServer]:
     """`spawn` a server, wait until it is ready, and stop it when the block ends, which it has `stop_s` seconds for.
 
     Its exit status is then at `process.returncode`. Raises StartError as `await_ready` does.

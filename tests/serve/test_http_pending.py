@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.serve.door.http_waiting import Waiting
+from cotenant.serve.door.http_pending import PendingReplies
 from cotenant.types import Outcome
 from cotenant.wire.api import InferResult
 
@@ -58,9 +58,9 @@ def test_the_loop_is_called_once_for_results_that_come_together(monkeypatch: pyt
         calls: list[Any] = []
         call = loop.call_soon_threadsafe
         monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: (calls.append(args), call(*args))[1])
-        waiting = Waiting(loop, backend.cancelled.append)
+        pending = PendingReplies(loop, backend.cancelled.append)
         for batch in range(2):
-            tasks = [asyncio.create_task(waiting.result(backend.submit, stays)) for _ in range(3)]
+            tasks = [asyncio.create_task(pending.result(backend.submit, stays)) for _ in range(3)]
             await asyncio.sleep(0)
             numbers = [3 * batch + each for each in range(3)]
             from_another_thread(lambda numbers=numbers: backend.end(*numbers))  # type: ignore[misc]
@@ -77,8 +77,8 @@ def test_a_query_that_ends_while_it_is_submitted_is_answered_at_once() -> None:
             done(InferResult(Outcome.REJECTED, 7))
             return 7
 
-        waiting = Waiting(asyncio.get_running_loop(), lambda _: None)
-        assert (await waiting.result(submit, stays)).outcome is Outcome.REJECTED
+        pending = PendingReplies(asyncio.get_running_loop(), lambda _: None)
+        assert (await pending.result(submit, stays)).outcome is Outcome.REJECTED
 
     run(body())
 
@@ -96,9 +96,9 @@ def test_a_client_that_goes_away_withdraws_its_query_and_no_other() -> None:
             backend.cancelled.append(query)
             backend.open[query](InferResult(Outcome.CANCELLED, query))
 
-        waiting = Waiting(asyncio.get_running_loop(), cancel)
-        leaving = asyncio.create_task(waiting.result(backend.submit, leaves))
-        staying = asyncio.create_task(waiting.result(backend.submit, stays))
+        pending = PendingReplies(asyncio.get_running_loop(), cancel)
+        leaving = asyncio.create_task(pending.result(backend.submit, leaves))
+        staying = asyncio.create_task(pending.result(backend.submit, stays))
         await asyncio.sleep(0)
         left.set()
         assert (await leaving).outcome is Outcome.CANCELLED
@@ -112,15 +112,15 @@ def test_a_client_that_goes_away_withdraws_its_query_and_no_other() -> None:
 def test_a_request_that_is_given_up_withdraws_its_query_and_a_late_result_does_no_harm() -> None:
     async def body() -> None:
         backend = Backend()
-        waiting = Waiting(asyncio.get_running_loop(), backend.cancelled.append)
-        task = asyncio.create_task(waiting.result(backend.submit, stays))
+        pending = PendingReplies(asyncio.get_running_loop(), backend.cancelled.append)
+        task = asyncio.create_task(pending.result(backend.submit, stays))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert backend.cancelled == [0]
         from_another_thread(lambda: backend.end(0))
-        next_one = asyncio.create_task(waiting.result(backend.submit, stays))
+        next_one = asyncio.create_task(pending.result(backend.submit, stays))
         await asyncio.sleep(0)
         from_another_thread(lambda: backend.end(1))
         assert (await next_one).query == 1
@@ -130,10 +130,10 @@ def test_a_request_that_is_given_up_withdraws_its_query_and_a_late_result_does_n
 
 def test_a_result_after_the_loop_has_closed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loop, backend = asyncio.new_event_loop(), Backend()
-    made: list[Waiting] = []
+    made: list[PendingReplies] = []
 
     async def body() -> None:
-        made.append(Waiting(loop, backend.cancelled.append))
+        made.append(PendingReplies(loop, backend.cancelled.append))
         task = asyncio.create_task(made[0].result(backend.submit, stays))
         await asyncio.sleep(0)
         task.cancel()

@@ -1,4 +1,4 @@
-"""Where a keeper's thread waits for completions: on the cores of the lanes that run its launches.
+"""Where a supervisor's thread waits for completions: on the cores of the lanes that run its launches.
 
 A completion then finds it on a core that is awake and has just become free; waking another core takes a virtual machine
 longer than all the rest of a dispatch.
@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterable
 
 
-class NearCores:
-    """The cores that one thread may be on now. Not thread-safe: its keeper has a lock."""
+class CompletionAffinity:
+    """The cores that one thread may be on now. Not thread-safe: its supervisor has a lock."""
 
     def __init__(self) -> None:
         self._all = self._near = os.sched_getaffinity(os.getpid())

@@ -19,7 +19,7 @@ Send = Callable[[Message], bool]
 """Tells the worker something; False when it is not there. Raises CotenantError when that cannot be said."""
 
 
-class SessionLadder:
+class SessionSet:
     """What the worker of a model loads when it starts, which is what it has by then.
 
     One caller at a time prepares and keeps; the rest is for the thread that keeps the worker.

@@ -9,7 +9,7 @@ from cotenant.execute.threads.lanes import be_nice, settle
 from cotenant.work import CPU
 
 
-class Place(Protocol):
+class LanePlace(Protocol):
     """What a lane's thread does to compute somewhere. Used by that thread alone."""
 
     @property
@@ -24,7 +24,7 @@ class Place(Protocol):
 
 
 class OnCores:
-    """The cores of a partition. Implements `Place`."""
+    """The cores of a partition. Implements `LanePlace`."""
 
     def __init__(self, cores: tuple[int, ...], nice: int) -> None:
         self.threads: int | tuple[int, ...] = cores if len(cores) > 1 else 1
@@ -32,16 +32,16 @@ class OnCores:
         self._nice = nice
 
     def settle(self) -> AbstractContextManager[Any]:
-        """See Place: bound to the first of the cores, and nice."""
+        """See LanePlace: bound to the first of the cores, and nice."""
         settle(self._cores, self._nice)
         return nullcontext()
 
     def finish(self) -> None:
-        """See Place: it has been."""
+        """See LanePlace: it has been."""
 
 
 class OnGpu:
-    """A stream of a GPU; MPS bounds the SMs of its whole process. Implements `Place`. Not yet run on hardware."""
+    """A stream of a GPU; MPS bounds the SMs of its whole process. Implements `LanePlace`. Not yet run on hardware."""
 
     threads: int | tuple[int, ...] = 1
 
@@ -51,7 +51,7 @@ class OnGpu:
         self._stream: Any = None
 
     def settle(self) -> AbstractContextManager[Any]:
-        """See Place: on a stream of its own, on any core."""
+        """See LanePlace: on a stream of its own, on any core."""
         import torch
 
         be_nice(self._nice)
@@ -61,10 +61,10 @@ class OnGpu:
         return context
 
     def finish(self) -> None:
-        """See Place."""
+        """See LanePlace."""
         self._stream.synchronize()
 
 
-def place_of(device: str, cores: tuple[int, ...], nice: int) -> Place:
+def place_of(device: str, cores: tuple[int, ...], nice: int) -> LanePlace:
     """The place of a lane by the device of its partition."""
     return OnCores(cores, nice) if device == CPU else OnGpu(device, nice)

@@ -10,7 +10,7 @@ from cotenant.plan.tracking import TrackedRate, Tracker, TrackingSettings
 from cotenant.plan.types import Load
 
 
-class Account:
+class LoadMonitor:
     """Counts of the gateway and of the nodes, put together.
 
     The gateway sees every query but not its rows, which nodes count: rows a query are taken from the nodes, and the
@@ -45,7 +45,7 @@ class Account:
         """Rows a second of each tenant that a plan should serve; nothing before the first window has ended."""
         return self._tracker.asked()
 
-    def look(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
+    def observe(self, report: GatewayReport, nodes: Mapping[str, NodeReport]) -> None:
         """Take what gateway and nodes have counted so far."""
         if report.gateway != self._gateway:
             self._gateway = report.gateway

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.plan.search.columns import Floats, Shelf
+from cotenant.plan.search.columns import ColumnGenerator, Floats
 from cotenant.plan.types import NS_PER_S
 
 Slots = tuple[tuple[int, int], ...]
@@ -41,8 +41,8 @@ _MOST_NODES = 3000
 """Beginnings that are looked at in one interval; with more of them what the cells say has to do."""
 
 
-def ceiling(
-    shelf: Shelf, size: int, rates: Floats, prices: Floats, memory_price: float, reached: float
+def pricing_bound(
+    generator: ColumnGenerator, size: int, rates: Floats, prices: Floats, memory_price: float, reached: float
 ) -> tuple[float, Slots]:
     """An upper bound, 0 or more, of what one column of `size` is worth after its models' memory at `memory_price`.
 
@@ -50,22 +50,22 @@ def ceiling(
     be worth, below which nothing is refined. A column has at most one slot of each load. Interference is left out.
     Also gives a choice, loads and batches, that is worth about that much, or nothing; it need not hold.
     """
-    time = shelf.alone[size]
-    able = 2 * time <= shelf.slo[:, None]
+    time = generator.alone[size]
+    able = 2 * time <= generator.slo[:, None]
     if not able.any():
         return 0.0, ()
     first = float(time[able].min())
-    last = float((shelf.slo[:, None] - time)[able].max())
+    last = float((generator.slo[:, None] - time)[able].max())
     count = int(np.ceil(np.log(max(last / first, 1.0)) / np.log(_RATIO))) + 1
     edges: Floats = first * (1 - 1e-9) * np.power(_RATIO, np.arange(count + 1.0))
     low, high = edges[:-1], edges[1:]
-    sharing = Counter(load.model for load in shelf.loads)  # a partition holds a model once, whoever asks for it
-    paid = memory_price * shelf.memory / np.array([sharing[load.model] for load in shelf.loads])
+    sharing = Counter(load.model for load in generator.loads)  # a partition holds a model once, whoever asks for it
+    paid = memory_price * generator.memory / np.array([sharing[load.model] for load in generator.loads])
     least, cells = reached * (1 + _CLOSE), _CELLS
     best = 0.0
     slots: Slots = ()
     for turn in range(_FINEST + 1):
-        tables = _knapsack(shelf, time, able, low, high, rates, prices, paid, cells)
+        tables = _knapsack(generator, time, able, low, high, rates, prices, paid, cells)
         worth = tables[-1][:, -1].copy()
         found: dict[int, Slots] = {}
         if turn:
@@ -73,7 +73,7 @@ def ceiling(
                 ends = float(low[line]), float(high[line])
                 own = [table[line] for table in tables]
                 worth[line], found[line] = _searched(
-                    shelf, time, able, *ends, rates, prices, paid, own, max(least, best)
+                    generator, time, able, *ends, rates, prices, paid, own, max(least, best)
                 )
         open_ = worth > max(least, best)
         is_last = turn == _FINEST or np.count_nonzero(open_) > _MOST_OPEN
@@ -94,7 +94,7 @@ def ceiling(
 
 
 def _searched(
-    shelf: Shelf,
+    generator: ColumnGenerator,
     time: Floats,
     able: NDArray[np.bool_],
     low: float,
@@ -113,10 +113,12 @@ def _searched(
     options: list[list[tuple[float, float, int]]] = []
     for number in range(len(rates)):
         ns = time[number]
-        worth = prices[number] * np.minimum(rates[number], shelf.rows[number] * NS_PER_S / low) - paid[number]
-        fits = able[number] & (ns <= high) & (low + ns <= shelf.slo[number]) & (worth > 0)
+        worth = prices[number] * np.minimum(rates[number], generator.rows[number] * NS_PER_S / low) - paid[number]
+        fits = able[number] & (ns <= high) & (low + ns <= generator.slo[number]) & (worth > 0)
         own: list[tuple[float, float, int]] = []
-        each = zip(ns[fits].tolist(), worth[fits].tolist(), shelf.rows[number][fits].astype(int).tolist(), strict=True)
+        each = zip(
+            ns[fits].tolist(), worth[fits].tolist(), generator.rows[number][fits].astype(int).tolist(), strict=True
+        )
         for took, gain, rows in sorted(each):
             if not own or gain > own[-1][1]:
                 own.append((took, gain, rows))
@@ -150,7 +152,7 @@ def _cells(time: Any, high: Any, cells: int) -> NDArray[np.int64]:
 
 
 def _knapsack(
-    shelf: Shelf,
+    generator: ColumnGenerator,
     time: Floats,
     able: NDArray[np.bool_],
     low: Floats,
@@ -167,7 +169,7 @@ def _knapsack(
     places = np.arange(cells + 1)
     for number in range(len(rates)):
         best = table
-        batches = shelf.rows[number]
+        batches = generator.rows[number]
         enough = float((rates[number] * high).max()) / NS_PER_S
         quickest = np.inf  # of the batches that serve all there is to serve, whatever the duty cycle
         for at in np.flatnonzero(able[number]).tolist():
@@ -176,7 +178,7 @@ def _knapsack(
                 continue
             if batches[at] >= enough:
                 quickest = ns
-            fits = (ns <= high) & (low + ns <= shelf.slo[number])
+            fits = (ns <= high) & (low + ns <= generator.slo[number])
             worth = prices[number] * np.minimum(rates[number], batches[at] * NS_PER_S / low) - paid[number]
             fits &= worth > 0
             chosen = lines[fits]

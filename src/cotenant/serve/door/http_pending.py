@@ -22,7 +22,7 @@ _WATCH_AFTER_S = 0.01
 """A client's disconnect is looked for once its query has lasted this long, or twice that; sooner costs a task each."""
 
 
-class Waiting:
+class PendingReplies:
     """The waiting requests of the running loop. `cancel` withdraws a query, by its number."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, cancel: Callable[[int], None]) -> None:

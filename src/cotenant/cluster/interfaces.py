@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from cotenant.cluster.detector import DetectorSettings
-from cotenant.cluster.types import GatewayReport, Node, Planned, Table
+from cotenant.cluster.types import GatewayReport, Node, PlannedApplication, RoutingTable
 from cotenant.plan.follow import FollowSettings
 from cotenant.plan.types import Costs, DeviceType, Load, Planner
 
@@ -35,7 +35,7 @@ class Fleet(Protocol):
 class GatewayLink(Protocol):
     """The gateway as the controller sees it: see `Gateway`."""
 
-    def set_table(self, table: Table, lost: tuple[str, ...] = ()) -> None: ...  # noqa: D102
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None: ...  # noqa: D102
     def set_status(self, status: bytes) -> None: ...  # noqa: D102
     def report(self) -> GatewayReport: ...  # noqa: D102
 
@@ -52,7 +52,7 @@ class ClusterSpec:
     models: Mapping[str, str]
     costs: Costs
     planner: Planner
-    applications: tuple[Planned, ...] = ()
+    applications: tuple[PlannedApplication, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

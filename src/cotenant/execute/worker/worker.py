@@ -26,11 +26,11 @@ from cotenant.execute.worker.channel import (
     Prepared,
     Ready,
     Refused,
-    Release,
+    ReleaseBatch,
     Run,
     Started,
 )
-from cotenant.execute.worker.place import Place, place_of
+from cotenant.execute.worker.lane_place import LanePlace, place_of
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, copied
 from cotenant.work import CPU
 
@@ -75,7 +75,7 @@ class Worker:
                 message, descriptors = self._channel.receive_with()
                 if isinstance(message, AddLane):
                     self._add_lane(model, message.cores, place_of(device, message.cores, nice), descriptors)
-                elif isinstance(message, Release):
+                elif isinstance(message, ReleaseBatch):
                     self._batches.pop(message.batch, None)
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
                     threading.Thread(target=self._prepare, args=(model, message, device), daemon=True).start()
@@ -84,7 +84,7 @@ class Worker:
             for thread in self._lanes:
                 thread.join()
 
-    def _add_lane(self, model: Runner, cores: tuple[int, ...], place: Place, descriptors: list[int]) -> None:
+    def _add_lane(self, model: Runner, cores: tuple[int, ...], place: LanePlace, descriptors: list[int]) -> None:
         end, inputs, outputs = descriptors
         arguments = (
             model,
@@ -119,7 +119,7 @@ class Worker:
     def _run_lane(
         self,
         model: Runner,
-        place: Place,
+        place: LanePlace,
         lane: Channel,
         inputs: SharedBuffer,
         outputs: SharedBuffer,
@@ -132,7 +132,7 @@ class Worker:
                 except MessageError as error:
                     self._channel.send(Ended(run.launch, reason_of(error), 0, 0, 0), waits=True)
 
-    def _run(self, model: Runner, place: Place, run: Run, inputs: SharedBuffer, outputs: SharedBuffer) -> Ended:
+    def _run(self, model: Runner, place: LanePlace, run: Run, inputs: SharedBuffer, outputs: SharedBuffer) -> Ended:
         began = started = ran = time.perf_counter_ns()
         error: str | None = None
         layouts: tuple[Layout, ...] = ()

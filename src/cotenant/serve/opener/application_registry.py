@@ -10,16 +10,16 @@ from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.repository import within
 from cotenant.repository.application_form import VERSION
-from cotenant.repository.applications import ApplicationSpec, read_application
-from cotenant.serve.brain.accounts import Accounts
+from cotenant.repository.application_spec import ApplicationSpec, read_application
+from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.flows import Flows
-from cotenant.serve.opener.application import FindModel, ServedApplication, fit
+from cotenant.serve.opener.served_application import FindModel, ServedApplication, fit
 from cotenant.wire.api import IndexEntry, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
 
 
-class Applications:
+class ApplicationRegistry:
     """Follows the models: an application is served while all its models are. `owners` gives models by tenant.
 
     Everything but `find` is called under the server's lock of loading.
@@ -30,13 +30,13 @@ class Applications:
         root: Path,
         find: FindModel,
         owners: Callable[[], Mapping[str, str]],
-        accounts: Accounts,
+        counters: Counters,
         flows: Flows,
     ) -> None:
         self._root = root
         self._find_model = find
         self._owners = owners
-        self._accounts = accounts
+        self._counters = counters
         self.flows = flows
         self._shares_ns: Mapping[str, Mapping[str, int]] = {}
         self._specs: dict[str, ApplicationSpec] = {}
@@ -73,8 +73,8 @@ class Applications:
             raise ServeError(Status.INVALID_ARGUMENT, told) from None
         old = self._specs.get(name)
         self._specs[name] = spec
-        if name not in self._accounts.by_tenant or old is None or old.slo_ns != spec.slo_ns:
-            self._accounts.add(name, spec.slo_ns)
+        if name not in self._counters.by_tenant or old is None or old.slo_ns != spec.slo_ns:
+            self._counters.add(name, spec.slo_ns)
         self._refit(name)
         if name not in self.served:
             raise ServeError(Status.UNAVAILABLE, self.failed[name])
