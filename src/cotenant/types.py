@@ -5,7 +5,7 @@ Times are integer nanoseconds on one monotonic clock. Everything here is frozen:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from msgspec import Struct
@@ -95,6 +95,9 @@ class Tenant(_Remembers):
             raise InvalidValueError(where, "priority", self.priority, "0 (unset) or a level from 1 (most urgent)")
         if self.max_queue < 1:
             raise InvalidValueError(where, "max_queue", self.max_queue, "at least 1")
+
+    def __reduce__(self) -> tuple[type[Tenant], tuple[object, ...]]:
+        return Tenant, tuple(getattr(self, each.name) for each in fields(self))
 
     @property
     def unit_count(self) -> int:

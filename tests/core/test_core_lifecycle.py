@@ -9,12 +9,16 @@ import pytest
 from cotenant.core.lifecycle import (
     BATCH_TRANSITIONS,
     QUERY_TRANSITIONS,
+    STRAND_TRANSITIONS,
     BatchState,
     BatchStep,
     QueryState,
     QueryStep,
+    StrandState,
+    StrandStep,
     next_batch_state,
     next_query_state,
+    next_strand_state,
 )
 from cotenant.errors import ProtocolViolationError
 
@@ -42,6 +46,27 @@ BATCH_TABLE = {
     ("DOOMED", "END"): "ENDED",
 }
 
+STRAND_TABLE = {
+    ("NEW", "LAUNCH"): "RUNNING",
+    ("NEW", "WAIT"): "WAITING",
+    ("WAITING", "LAUNCH"): "RUNNING",
+    ("WAITING", "CANCEL"): "ENDED",
+    ("RUNNING", "GROW"): "GROWING",
+    ("RUNNING", "END"): "ENDED",
+    ("GROWING", "GREW"): "RUNNING",
+    ("GROWING", "END"): "ENDED",
+}
+
+
+@pytest.mark.parametrize(("state", "step"), list(product(StrandState, StrandStep)), ids=lambda value: value.name)
+def test_strand_steps(state: StrandState, step: StrandStep) -> None:
+    expected = STRAND_TABLE.get((state.name, step.name))
+    if expected is None:
+        with pytest.raises(ProtocolViolationError, match=f"launch 7: {step.name} cannot happen while {state.name}"):
+            next_strand_state(state, step, 7)
+    else:
+        assert next_strand_state(state, step, 7) is StrandState[expected]
+
 
 @pytest.mark.parametrize(("state", "step"), list(product(QueryState, QueryStep)), ids=lambda value: value.name)
 def test_query_steps(state: QueryState, step: QueryStep) -> None:
@@ -66,5 +91,7 @@ def test_batch_steps(state: BatchState, step: BatchStep) -> None:
 def test_every_state_has_its_row_and_the_end_is_final() -> None:
     assert set(QUERY_TRANSITIONS) == set(QueryState)
     assert set(BATCH_TRANSITIONS) == set(BatchState)
+    assert set(STRAND_TRANSITIONS) == set(StrandState)
+    assert STRAND_TRANSITIONS[StrandState.ENDED] == {}
     assert QUERY_TRANSITIONS[QueryState.ENDED] == {}
     assert BATCH_TRANSITIONS[BatchState.ENDED] == {}

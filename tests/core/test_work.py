@@ -1,0 +1,107 @@
+"""Work, shares and machines: what is to run, where, and how the slots of several devices are numbered."""
+
+from __future__ import annotations
+
+import pickle
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.errors import InvalidValueError
+from cotenant.types import Tenant
+from cotenant.work import CPU, Machine, Share, Work
+
+DEVICES = st.dictionaries(
+    st.sampled_from(["cpu", "cuda:0", "cuda:1", "npu"]), st.sets(st.integers(0, 140), min_size=1), min_size=1
+)
+
+
+def test_work_is_taken_apart_at_units_and_rows() -> None:
+    work = Work("a", 1, 4, 2, 9, version=3)
+    assert work.until(5) == Work("a", 1, 4, 2, 5, 3)
+    assert work.since(5) == Work("a", 1, 4, 5, 9, 3)
+    assert work.part(1, 4) == Work("a", 1, 3, 2, 9, 3, (1, 4))
+    assert work.part(1, 4).until(5).rows == (1, 4)
+    assert [
+        each.is_first for each in (work, Work("a", 0, 4), Work("a", 0, 4).part(0, 1), Work("a", 0, 4).part(1, 4))
+    ] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_work_is_remembered_by_what_it_says() -> None:
+    known = {(Work("a", 0, 1, 0, 4), 2): 5}
+    assert known[Work("a", 0, 1, 0, 4), 2] == 5
+    assert (Work("a", 0, 1, 0, 4, 1), 2) not in known
+    assert (Work("a", 0, 1, 0, 4, rows=(0, 1)), 2) not in known
+    assert sorted([Work("a", 0, 2), Work("a", 0, 1, rows=(0, 1)), Work("a", 0, 1)]) == [
+        Work("a", 0, 1),
+        Work("a", 0, 1, rows=(0, 1)),
+        Work("a", 0, 2),
+    ]
+
+
+def test_a_tenant_knows_the_work_of_its_batches() -> None:
+    tenant = Tenant("a", 5, cuts=(0, 3, 7))
+    assert tenant.work(1, 2) == Work("a", 1, 2, 0, 7)
+    assert tenant.work(1, 2) is tenant.work(1, 2)
+    assert tenant.work(0, 2, 3) == Work("a", 0, 2, 3, 7)
+    assert pickle.loads(pickle.dumps(tenant)) == tenant
+    assert pickle.loads(pickle.dumps(tenant)).work(1, 2) == tenant.work(1, 2)
+
+
+@given(devices=DEVICES)
+def test_slots_of_different_devices_have_different_numbers(devices: dict[str, set[int]]) -> None:
+    machine = Machine.of(devices)
+    assert machine.mask.bit_count() == sum(len(slots) for slots in devices.values())
+    singles = [machine.share((slot,), device) for device, slots in devices.items() for slot in slots]
+    assert len({share.mask for share in singles}) == len(singles)
+    assert sum(share.mask for share in singles) == machine.mask
+    assert all(share in machine and share.mask & machine.mask for share in singles)
+    assert Machine.holding(singles).mask == machine.mask
+
+
+def test_the_same_core_of_two_devices_is_not_the_same() -> None:
+    machine = Machine.of({CPU: (0, 1), "cuda:0": range(3)})
+    cpu, gpu = machine.share((0,)), machine.share((0,), "cuda:0")
+    assert (cpu.mask, gpu.mask, gpu.first) == (1, 4, 2)
+    assert cpu != gpu
+    assert Share((0,), "cuda:0") not in machine, "of another machine, in which its number is another"
+
+
+@pytest.mark.parametrize(
+    ("cores", "device", "text"),
+    [
+        ((2,), CPU, "cores is (2,), expected cores that device 'cpu' has"),
+        ((0,), "npu", "device is 'npu', expected a device of the machine: cpu, cuda:0"),
+        ((), CPU, "distinct core numbers from 0, at least one"),
+        ((1, 1), CPU, "distinct core numbers"),
+        ((-1,), CPU, "distinct core numbers"),
+        ((0,), "", "expected a device of the machine"),
+    ],
+)
+def test_a_share_that_is_not_there_is_named(cores: tuple[int, ...], device: str, text: str) -> None:
+    with pytest.raises(InvalidValueError) as error:
+        Machine.of({CPU: (0, 1), "cuda:0": (0, 1)}).share(cores, device)
+    assert text in str(error.value)
+
+
+def test_a_machine_has_devices_of_different_names_and_slots() -> None:
+    for devices in ((), (Share((0,)), Share((1,))), (Share((0,)), Share((0,), "npu"))):
+        with pytest.raises(InvalidValueError, match="devices of different names and slots"):
+            Machine(devices)
+
+
+def test_files_say_nothing_twice_of_a_share() -> None:
+    share = Machine.of({CPU: (0, 1), "cuda:0": range(132)}).share(range(100, 132), "cuda:0")
+    told = msgspec.json.encode(share)
+    assert b"mask" not in told
+    assert b"size" not in told
+    read = msgspec.json.decode(told, type=Share)
+    assert (read, read.mask, read.size) == (share, share.mask, 32)
+    assert pickle.loads(pickle.dumps(share)).mask == share.mask
