@@ -67,6 +67,15 @@ def test_devices_are_taken_at_once_and_given_back_late() -> None:
     assert counts == [(4, 1), (4, 2), (2, 0), (2, 0)]
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_devices_that_are_exactly_full_are_enough(devices: int) -> None:
+    planner = SquishyBinPacking()
+    held = least_devices(planner, middle(devices), INVENTORY, COSTS)
+    assert held.devices == devices
+    again = rescale(planner, middle(devices), INVENTORY, COSTS, held)
+    assert again == Scaled(held.plan, devices)
+
+
 def test_a_load_that_comes_back_starts_the_wait_anew() -> None:
     planner = SquishyBinPacking()
     settings_ = ScalingSettings(patience=2)
@@ -106,5 +115,7 @@ def test_the_order_of_the_inventory_is_kept() -> None:
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(InvalidValueError, match="margin is -1"):
         ScalingSettings(margin=-1)
+    with pytest.raises(InvalidValueError, match="margin is inf"):
+        ScalingSettings(margin=float("inf"))
     with pytest.raises(InvalidValueError, match="patience is 0"):
         ScalingSettings(patience=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import cast
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.plan.check import check_plan
+from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import Book
 from cotenant.plan.search.columns import Column, Filling, Floats, Shelf
 from cotenant.plan.search.local_search import Effort, Search, kept
@@ -20,10 +22,10 @@ from cotenant.plan.search.opt_bound import Bound
 from cotenant.plan.search.opt_exact import all_fillings
 from cotenant.plan.search.opt_guide import guided
 from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.tables import WithoutInterference
-from cotenant.plan.types import Load, Plan
+from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.types import Infeasible, Load, Plan
 from oracles import Few
-from plan_samples import CPU, FINE, GPU, MODELS, THREE_CORES, TWO_WAYS, costs, load
+from plan_samples import CPU, FINE, GIB, GPU, MODELS, THREE_CORES, TWO_WAYS, costs, latencies, load
 
 COSTS = costs()
 BOOK = Book(COSTS)
@@ -206,6 +208,32 @@ def test_what_fits_on_few_devices_is_planned_on_few(more: int) -> None:
         assert found.price == devices
         assert found.bound <= devices
         assert check_plan(found.plan, loads, inventory, COSTS) == ()
+
+
+def test_without_any_effort_devices_are_filled_one_after_the_other() -> None:
+    """Where two partitions a device are not enough, and no search is made."""
+    hasty, paper = Optimal(time_limit_s=0.0, saving_s=0.0, solver=False), Elastic(with_interference=True)
+    planned = 0
+    for seed in (0, 5, 6, 9, 11):
+        loads = tight(seed, 0.7, 2)
+        assert isinstance(paper.plan(loads, [FINE] * 2, COSTS), Infeasible)
+        plan = hasty.plan(loads, [FINE] * 2, COSTS)
+        planned += isinstance(plan, Plan)
+        if isinstance(plan, Plan):
+            assert check_plan(plan, loads, [FINE] * 2, COSTS) == ()
+    assert planned >= 4
+
+
+def test_of_two_types_the_one_that_serves_more_for_its_price_is_filled() -> None:
+    loads = tight(5, 0.6, 2)
+    hasty = Optimal(time_limit_s=0.0, saving_s=0.0, solver=False)
+    for dear, cheap in (("one", "two"), ("two", "one")):
+        kinds = {name: replace(FINE, name=name) for name in ("one", "two")}
+        kinds[dear] = replace(kinds[dear], price=3.0)
+        believed = TableCosts(dict.fromkeys(kinds, latencies(FINE.sizes, 100)), dict.fromkeys(MODELS, GIB))
+        plan = hasty.plan(loads, [kinds[name] for name in ("one", "one", "two", "two")], believed)
+        assert isinstance(plan, Plan)
+        assert {device.device for device in plan.devices} == {cheap}
 
 
 def test_a_dear_device_gives_way_to_a_cheap_one() -> None:
