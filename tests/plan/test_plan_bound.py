@@ -160,6 +160,16 @@ def test_it_is_tighter_than_that_of_single_loads() -> None:
     assert bound.least(["gpu"] * 2) == math.inf
 
 
+def test_a_plan_that_could_not_be_cheaper_is_proven_so() -> None:
+    """Where there are too many loads to try everything, and fractions of devices would do with half as many."""
+    pytest.importorskip("ortools")
+    capacity = Book(COSTS).capacity("heavy", 150 * 10**6, 100, "gpu")
+    whole = replace(GPU, splits=((100,),), memory_bytes=GIB + GIB // 2)
+    loads = [*(load("heavy", 0.55 * capacity, 150, f"t{n}") for n in range(4)), load("small", 20, 10)]
+    found = Optimal().solve(loads, [whole] * 6, COSTS)
+    assert (found.price, found.bound, found.is_proven, found.gap) == (4.0, 4.0, True, 0.0)
+
+
 def even_fractions(
     shelves: dict[str, Shelf], rates: Floats, costs: dict[str, float], counts: dict[str, int] | None = None
 ) -> float:

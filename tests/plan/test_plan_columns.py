@@ -113,6 +113,13 @@ def test_a_proposed_column_is_nearly_the_best_of_all(
         assert best * 0.75 <= worth(found) <= best * (1 + 1e-9)
 
 
+def test_of_columns_that_serve_all_the_shortest_is_proposed() -> None:
+    shelf = Shelf(Book(COSTS), [load("small", 1, 50), load("deep", 1, 250)], FINE)
+    for number in (0, 1):
+        wanted = np.eye(2)[number]
+        assert shelf.propose(100, wanted, wanted, 8.0 * GIB, 3) == Column(100, ((number, 1),))
+
+
 @given(loads=some_loads(3), data=st.data())
 @settings(max_examples=40)
 def test_spare_time_goes_where_slowdowns_are_borne_best(loads: list[Load], data: st.DataObject) -> None:

@@ -69,10 +69,10 @@ def test_devices_are_taken_at_once_and_given_back_late() -> None:
 
 @pytest.mark.parametrize("devices", [1, 2, 3, 5])
 def test_devices_that_are_exactly_full_are_enough(devices: int) -> None:
-    planner = SquishyBinPacking()
-    held = least_devices(planner, middle(devices), INVENTORY, COSTS)
+    planner, inventory = SquishyBinPacking(), [replace(GPU, splits=((100,),))] * 6
+    held = least_devices(planner, middle(devices), inventory, COSTS)
     assert held.devices == devices
-    again = rescale(planner, middle(devices), INVENTORY, COSTS, held)
+    again = rescale(planner, middle(devices), inventory, COSTS, held)
     assert again == Scaled(held.plan, devices)
 
 

@@ -172,6 +172,21 @@ def test_batches_are_bettered_and_loads_added_while_that_helps(seed: int) -> Non
         assert len(numbers) == 3 or lost_by((*column.slots, (number, 1))) >= lost(end) * (1 - 1e-5)
 
 
+@given(seed=st.integers(0, 30), prices=st.lists(st.floats(0.1, 1.0), min_size=8, max_size=8))
+@settings(max_examples=25)
+def test_executions_are_worked_out_where_they_are_not_known(seed: int, prices: list[float]) -> None:
+    search = search_of(tight(seed, 0.9, 3), 3, 10)
+    shelf, worth = search.shelves["gpu"], search.worth * prices[: len(search.worth)]
+    filling = search.fill("gpu", search.rates, worth)
+    assert filling
+    made = search._rebatched(shelf, filling.columns, search.rates, worth, filling.execution_ns)
+    assert search._rebatched(shelf, filling.columns, search.rates, worth) == made
+    for only, column in enumerate(filling.columns):
+        one = search._rebatched(shelf, filling.columns, search.rates, worth, only=only)
+        assert [at for at, each in enumerate(filling.columns) if one[at] != each] in ([], [only])
+        assert [number for number, _ in one[only].slots] == [number for number, _ in column.slots]
+
+
 def test_places_of_what_is_lost_or_shared_come_first_every_other_time() -> None:
     loads = [load("small", rate, 250, f"t{n}") for n, rate in enumerate((1.0, 1.0, 1.0, 1e6))]
     search = search_of(loads, 4, 1, is_guided=False)
