@@ -13,8 +13,8 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import Book
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.tables import WithoutInterference
-from cotenant.plan.types import DEVICES, LATENCY, Infeasible, Load, Plan, Planner
+from cotenant.plan.tables import TableCosts, WithoutInterference
+from cotenant.plan.types import DEVICES, LATENCY, NS_PER_S, Infeasible, Load, Plan, Planner
 from plan_samples import GPU, MS, costs, load, some_loads
 
 COSTS = costs()
@@ -74,6 +74,12 @@ def test_devices_that_are_exactly_full_are_enough(devices: int) -> None:
     assert held.devices == devices
     again = rescale(planner, middle(devices), inventory, COSTS, held)
     assert again == Scaled(held.plan, devices)
+
+
+def test_less_than_a_row_a_second_is_a_rate() -> None:
+    slow = TableCosts({"gpu": {"slow": {100: {1: 4 * NS_PER_S}}}}, {"slow": 1})
+    whole = replace(GPU, splits=((100,),))
+    assert least_devices(Elastic(), [load("slow", 0.2, 10_000)], [whole] * 3, slow).devices == 1
 
 
 def test_a_load_that_comes_back_starts_the_wait_anew() -> None:
