@@ -46,7 +46,7 @@ _REPLAYED = ("tests/golden", "tests/sim", "tests/parity")
 AREAS = {
     "core": ("tests/core", "tests/policies", *_REPLAYED, _ENGINE),
     "policies": ("tests/policies", "tests/core", *_REPLAYED, _ENGINE),
-    "plan": ("tests/plan", "tests/cli/test_cli_plan.py"),
+    "plan": ("tests/plan", "tests/cli/test_cli_plan.py", "tests/golden/test_golden_plans.py"),
     "execute/worker": (
         *("tests/execute/test_batches.py", "tests/execute/test_supervisor.py", "tests/execute/test_buffers.py"),
         *("tests/execute/test_worker_place.py", "tests/execute/test_processes.py", "tests/conformance"),

@@ -13,7 +13,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application, Stage, needed_share, stage_loads
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import RoundCache
-from cotenant.plan.types import LATENCY, Infeasible, Load
+from cotenant.plan.types import DEVICES, LATENCY, Infeasible, Load
 from plan_samples import CPU, GPU, MODELS, MS, costs
 
 COSTS = costs()
@@ -125,6 +125,15 @@ def test_what_no_device_can_do_in_time_is_left_to_the_planner() -> None:
     failed = Elastic().plan(loads, [GPU], COSTS)
     assert isinstance(failed, Infeasible)
     assert failed.constraint == LATENCY
+
+
+def test_without_devices_the_planner_says_so() -> None:
+    application = app(Stage("a", "small"), Stage("b", "heavy", ("a",)))
+    loads = stage_loads(application, (), COSTS)
+    assert 0 < sum(load.slo_ns for load in loads) <= application.slo_ns
+    failed = Elastic().plan(loads, [], COSTS)
+    assert isinstance(failed, Infeasible)
+    assert failed.constraint == DEVICES
 
 
 def test_a_load_needs_at_least_what_the_bound_says() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
@@ -160,3 +161,74 @@ def test_it_is_tighter_than_that_of_single_loads() -> None:
     assert bound.price() > before * 1.2
     assert bound.least(["gpu"] * 5) == 3
     assert bound.least(["gpu"] * 2) == math.inf
+
+
+def test_a_plan_that_could_not_be_cheaper_is_proven_so() -> None:
+    """Where there are too many loads to try everything, and fractions of devices would do with half as many."""
+    pytest.importorskip("ortools")
+    capacity = RoundCache(COSTS).capacity("heavy", 150 * 10**6, 100, "gpu")
+    whole = replace(GPU, splits=((100,),), memory_bytes=GIB + GIB // 2)
+    loads = [*(load("heavy", 0.55 * capacity, 150, f"t{n}") for n in range(4)), load("small", 20, 10)]
+    found = Optimal().solve(loads, [whole] * 6, COSTS)
+    assert (found.price, found.bound, found.is_proven, found.gap) == (4.0, 4.0, True, 0.0)
+
+
+def even_fractions(
+    generators: dict[str, ColumnGenerator], rates: Floats, costs: dict[str, float], counts: dict[str, int] | None = None
+) -> float:
+    """What fractions of partitions could do, each with one load, without memory: the linear program itself.
+
+    The least cost of all rates, or with `counts` the largest share of them that so many devices serve.
+    """
+    uses = [(name, split) for name, generator in generators.items() for split in generator.kind.splits]
+    parts = [
+        (name, size, n)
+        for name, generator in generators.items()
+        for size in generator.kind.sizes
+        for n in range(len(rates))
+    ]
+    share = [] if counts is None else [-1.0]
+    lines, most = [], []
+    for name, generator in generators.items():
+        for size in generator.kind.sizes:
+            room = [-float(split.count(size)) if name == own else 0.0 for own, split in uses]
+            lines.append([*room, *[float((own, part) == (name, size)) for own, part, _ in parts], *share[1:]])
+            most.append(0.0)
+        if counts is not None:
+            lines.append([*[float(own == name) for own, _ in uses], *[0.0] * len(parts)])
+            most.append(counts[name])
+    lines = [[*line, *[0.0] * len(share)] for line in lines]
+    for number, rate in enumerate(rates):
+        served = [-generators[name].best[size][n] / rate * (n == number) for name, size, n in parts]
+        lines.append([*[0.0] * len(uses), *served, *[-each for each in share]])
+        most.append(-1.0 if counts is None else 0.0)
+    goal = [0.0 if share else costs[name] for name, _ in uses]
+    found = linprog([*goal, *[0.0] * len(parts), *share], np.array(lines), most)
+    assert found.status == 0
+    return abs(float(found.fun))
+
+
+@given(
+    loads=some_loads(5).map(lambda each: [load(its.model, its.rate_per_s, 250, its.tenant) for its in each]),
+    price=st.sampled_from((None, 0.3, 1.0)),
+    counts=st.tuples(st.integers(1, 4), st.integers(0, 4)),
+)
+@settings(max_examples=25, deadline=None)
+def test_where_memory_is_no_bound_it_is_that_of_fractions(
+    loads: list[Load], price: float | None, counts: tuple[int, int]
+) -> None:
+    kinds = [FINE] if price is None else [FINE, replace(CPU, price=price)]
+    generators = {
+        kind.name: ColumnGenerator(RoundCache(COSTS), loads, replace(kind, memory_bytes=1 << 60)) for kind in kinds
+    }
+    rates, costs_of = rates_of(loads), {kind.name: kind.price for kind in kinds}
+    bound = Bound(generators, rates)
+    least = even_fractions(generators, rates, costs_of)
+    assert 0.985 * least <= bound.price() <= least
+    fewest = even_fractions(generators, rates, dict.fromkeys(generators, 1.0))
+    assert math.ceil(0.985 * fewest) <= bound.devices() <= math.ceil(fewest)
+    there = dict(zip(generators, counts, strict=False))
+    share = even_fractions(generators, rates, costs_of, there)
+    is_too_little = bound.is_too_little([name for name, count in there.items() for _ in range(count)])
+    assert is_too_little <= (share < 1)
+    assert is_too_little >= (share < 0.985)

@@ -233,6 +233,29 @@ def test_a_refusal_names_what_is_tightest(
     assert tenant in (None, refused.tenant)
 
 
+def test_a_refusal_names_who_misses_most_of_a_device() -> None:
+    """Ten devices are missing for a few heavy rows, half a device for many small ones."""
+    book = RoundCache(COSTS)
+    capacity = {model: book.capacity(model, 250 * MS, 100, "gpu") for model in ("small", "heavy")}
+    assert capacity["small"] > 10 * capacity["heavy"]
+    refused = QUICK.plan(
+        [load("small", 1.5 * capacity["small"], 250), load("heavy", 10 * capacity["heavy"], 250)], [GPU], COSTS
+    )
+    assert isinstance(refused, Infeasible)
+    assert refused.tenant == "heavy"
+
+
+def test_what_is_not_found_is_not_proven() -> None:
+    """Two loads that take more than half a device each, of three on two devices: what fractions could do, none can."""
+    whole = replace(GPU, splits=((100,),), memory_bytes=3 * GIB // 2)
+    models = ("heavy", "deep", "wide")
+    loads = [load(model, 0.6 * RoundCache(COSTS).capacity(model, 250 * MS, 100, "gpu"), 250) for model in models]
+    found = QUICK.solve(loads, [whole] * 2, COSTS)
+    assert isinstance(found.plan, Infeasible)
+    assert not found.is_proven
+    assert found.price == math.inf
+
+
 def test_a_refusal_for_interference_says_so() -> None:
     """Two loads that need half of the device each, and all of that half's time when alone."""
     rough = TableCosts(

@@ -11,6 +11,7 @@ from random import Random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._planners import greedy
@@ -18,6 +19,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.check import MEMORY as MEMORY_BROKEN
 from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
+from cotenant.plan.follow import largest_fit
 from cotenant.plan.rounds import Demand, RoundCache, round_cache_of
 from cotenant.plan.search.optimal import Optimal
 from cotenant.plan.table_costs import TableCosts, WithoutInterference
@@ -39,7 +41,7 @@ from cotenant.plan.types import (
     Slot,
 )
 from cotenant.work import Work
-from plan_samples import CPU, GIB, GPU, MODELS, MS, Line, costs, load, some_devices, some_loads
+from plan_samples import CPU, GIB, GPU, MODELS, MS, Line, costs, latencies, load, some_devices, some_loads
 
 COSTS = costs()
 BLIND: tuple[Planner, ...] = (SquishyBinPacking(), greedy(), greedy(knee_only=True), Elastic())
@@ -84,6 +86,23 @@ def test_memory_is_kept_within(planner: Planner, loads: list[Load], memory: int)
     plan = planner.plan(loads, tight, COSTS)
     if isinstance(plan, Plan):
         assert check_plan(plan, loads, tight, believed(planner, COSTS)) == ()
+
+
+@pytest.mark.parametrize("planner", ALL, ids=IDS)
+@given(loads=some_loads(4), kind=st.sampled_from((GPU, CPU)), added=st.sampled_from((0.1, 1.0, 4.0)))
+@settings(max_examples=60)
+def test_plans_that_are_as_full_as_can_be_hold(
+    planner: Planner, loads: list[Load], kind: DeviceType, added: float
+) -> None:
+    """The largest rates for which there is a plan, beside neighbours that harm little and much."""
+    harmful = {each.name: Line(added, 0.35, 1.0) for each in (GPU, CPU)}
+    made = TableCosts(
+        {each.name: latencies(each.sizes, each.whole) for each in (GPU, CPU)}, dict.fromkeys(MODELS, GIB), harmful
+    )
+    many = [structs.replace(each, rate_per_s=each.rate_per_s * 50) for each in loads]
+    fitted = largest_fit(planner, many, [kind] * 2, made)
+    if fitted.plan is not None:
+        assert check_plan(fitted.plan, many, [kind] * 2, believed(planner, made), fitted.share) == ()
 
 
 def test_a_plan_that_ignores_memory_would_be_refuted() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from cotenant.plan.rounds import RoundCache
 from cotenant.plan.search.columns import Column, ColumnGenerator
@@ -17,7 +19,7 @@ from cotenant.plan.search.opt_master import dual_prices
 from cotenant.plan.search.opt_pool import Pool, rebatched
 from cotenant.plan.search.opt_pricing import priced_columns
 from cotenant.plan.types import Load
-from plan_samples import FINE, GIB, costs, load, some_loads
+from plan_samples import CPU, FINE, GIB, costs, load, some_loads
 
 COSTS = costs()
 LOADS = [load("small", 200, 40), load("middle", 80, 120), load("deep", 100, 250), load("heavy", 30, 250)]
@@ -154,3 +156,43 @@ def test_what_a_search_says_is_served_is_served(loads: list[Load], seed: int) ->
             assert generator.config(config.columns) == config
             memory = sum(COSTS.memory_bytes(loads[n].model) for c in config.columns for n, _ in c.slots)
             assert memory <= FINE.memory_bytes or math.isinf(memory)
+
+
+@given(loads=some_loads(4), memory=st.integers(1, 6), price=st.sampled_from((0.2, 1.0)), data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_the_least_price_is_that_of_all_columns_in_one_program(
+    loads: list[Load], memory: int, price: float, data: st.DataObject
+) -> None:
+    """Of two types of device, and with a column of three loads beside those of the pools where there are so many."""
+    pytest.importorskip("ortools")
+    rates = np.array([its.rate_per_s for its in loads])
+    kinds = [replace(each, memory_bytes=memory * GIB, partition_bytes=GIB // 8) for each in (FINE, CPU)]
+    pools = {kind.name: Pool(ColumnGenerator(RoundCache(COSTS), loads, kind), rates) for kind in kinds}
+    costs_of = {"gpu": 1.0, "cpu": price}
+    more = [("gpu", Column(100, tuple((n, data.draw(st.integers(1, 16))) for n in range(3))))] if len(loads) > 2 else []
+    columns = [
+        (name, pool.column(z, at))
+        for name, pool in pools.items()
+        for z in pool.lines
+        for at in range(len(pool.lines[z].memory))
+    ]
+    columns += more
+    goal = [costs_of[kind.name] for kind in kinds for _ in kind.splits] + [0.0] * len(columns)
+    lines = []
+    for kind in kinds:
+        for size in kind.sizes:
+            has = [-float(split.count(size)) * (kind is own) for own in kinds for split in own.splits]
+            lines.append(has + [float((name, column.size) == (kind.name, size)) for name, column in columns])
+        holds = [-float(kind.memory_bytes) * (kind is own) for own in kinds for _ in own.splits]
+        taken = [pools[name].memory_bytes(column) * (name == kind.name) for name, column in columns]
+        lines.append([each / GIB for each in holds + taken])
+    served = [pools[name].served(column) for name, column in columns]
+    for number, rate in enumerate(rates):
+        own = [-min(1.0, each.get(number, 0.0) / rate) for each in served]
+        lines.append([0.0] * (len(goal) - len(columns)) + own)
+    found = linprog(goal, np.array(lines), [0.0] * (len(lines) - len(loads)) + [-1.0] * len(loads))
+    prices = dual_prices(pools, costs_of, rates, more)
+    assert (prices is None) == (found.status == 2)
+    if prices is not None:
+        assert prices.least == pytest.approx(found.fun, rel=1e-5)
+        assert prices.rows @ rates == pytest.approx(found.fun, rel=1e-5)

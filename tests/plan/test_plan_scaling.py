@@ -13,8 +13,8 @@ from cotenant.plan.check import check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.rounds import RoundCache
 from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import DEVICES, LATENCY, Infeasible, Load, Plan, Planner
+from cotenant.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.plan.types import DEVICES, LATENCY, NS_PER_S, Infeasible, Load, Plan, Planner
 from plan_samples import GPU, MS, costs, load, some_loads
 
 COSTS = costs()
@@ -67,6 +67,21 @@ def test_devices_are_taken_at_once_and_given_back_late() -> None:
     assert counts == [(4, 1), (4, 2), (2, 0), (2, 0)]
 
 
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_devices_that_are_exactly_full_are_enough(devices: int) -> None:
+    planner, inventory = SquishyBinPacking(), [replace(GPU, splits=((100,),))] * 6
+    held = least_devices(planner, middle(devices), inventory, COSTS)
+    assert held.devices == devices
+    again = rescale(planner, middle(devices), inventory, COSTS, held)
+    assert again == Scaled(held.plan, devices)
+
+
+def test_less_than_a_row_a_second_is_a_rate() -> None:
+    slow = TableCosts({"gpu": {"slow": {100: {1: 4 * NS_PER_S}}}}, {"slow": 1})
+    whole = replace(GPU, splits=((100,),))
+    assert least_devices(Elastic(), [load("slow", 0.2, 10_000)], [whole] * 3, slow).devices == 1
+
+
 def test_a_load_that_comes_back_starts_the_wait_anew() -> None:
     planner = SquishyBinPacking()
     settings_ = ScalingSettings(patience=2)
@@ -106,5 +121,7 @@ def test_the_order_of_the_inventory_is_kept() -> None:
 def test_settings_out_of_range_are_named() -> None:
     with pytest.raises(InvalidValueError, match="margin is -1"):
         ScalingSettings(margin=-1)
+    with pytest.raises(InvalidValueError, match="margin is inf"):
+        ScalingSettings(margin=float("inf"))
     with pytest.raises(InvalidValueError, match="patience is 0"):
         ScalingSettings(patience=0)

@@ -121,7 +121,8 @@ class _Needs:
     def __init__(self, cache: RoundCache, model: str, rate: float, kinds: Sequence[DeviceType]) -> None:
         sizes = [(kind, size) for kind in kinds for size in kind.sizes]
         self._batches = np.array(cache.costs.batches(model), np.float64)
-        self._ns = np.array([cache.curve(model, size, kind.name).latency_ns for kind, size in sizes], np.float64)
+        curves = [cache.curve(model, size, kind.name).latency_ns for kind, size in sizes]
+        self._ns = np.array(curves, np.float64).reshape(-1, len(self._batches))  # of no devices as well
         self.edges = np.unique(2 * self._ns.astype(np.int64))
         """SLOs from which on one more batch may fill a partition."""
         self._parts = np.array([size / kind.whole for kind, size in sizes])

@@ -212,8 +212,7 @@ class PartialPlan:
             (load.model, self.cache.best_batch(load.model, load.slo_ns, openings[-1], kind.name))
             for load in self._reserve
         )
-        slots = tuple(sorted({(model, batch) for model, batch in batches if batch}))
-        return ((openings[-1], slots),) if slots else ()
+        return ((openings[-1], tuple(sorted({(model, batch) for model, batch in batches if batch}))),)
 
 
 @lru_cache(maxsize=1 << 12)

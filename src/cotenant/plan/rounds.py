@@ -94,9 +94,7 @@ class RoundCache:
                 raise PlanError(f"batches of model {model!r} are {tuple(batches)!r}, expected ascending ones from 1")
             latency = [self.costs.latency_ns(Work(model, 0, batch), size, device) for batch in batches]
             if neighbours:
-                beside = [
-                    [(other, batch, other_size) for other, batch in slots] for other_size, slots in neighbours if slots
-                ]
+                beside = [[(other, batch, other_size) for other, batch in slots] for other_size, slots in neighbours]
                 latency = [
                     math.ceil(ns * self.worst_factor(model, batch, size, beside, device))
                     for batch, ns in zip(batches, latency, strict=True)
