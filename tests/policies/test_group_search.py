@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.engine import Engine
-from cotenant.core.events import LaunchEnded, PlanDue, QueryArrived
+from cotenant.core.events import LaunchEnded, LookAheadDue, QueryArrived
 from cotenant.core.predictor import Group
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import Snapshot
@@ -171,7 +171,7 @@ def test_decisions_hardly_ever_ask_for_a_group_that_was_not_foreseen() -> None:
         tenant = (A, B)[number * number % 7 % 2]
         actions = core.handle(QueryArrived(Query(number, tenant.name, now, now + tenant.slo_ns)), now)
         running += [action.id for action in actions if hasattr(action, "partition")]
-        core.handle(PlanDue(), now)
+        core.handle(LookAheadDue(), now)
         if number % 3 == 0 and running:
             now += 15 * MS
             ended, running = running, []

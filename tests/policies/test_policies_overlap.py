@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.papers.abacus._group_world import GroupWorld
-from cotenant.core.actions import Launch, Plan
+from cotenant.core.actions import Launch, LookAhead
 from cotenant.core.engine import Engine
-from cotenant.core.events import LaunchEnded, PlanDue, QueryArrived, QueryCancelled
+from cotenant.core.events import LaunchEnded, LookAheadDue, QueryArrived, QueryCancelled
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError, ProtocolViolationError
@@ -187,9 +187,9 @@ def launches(actions: Sequence[object]) -> list[Launch]:
 def test_the_next_group_is_chosen_while_this_one_runs_and_starts_without_another_thought() -> None:
     core = engine()
     first = core.handle(QueryArrived(query(0, "a")), 0)
-    assert not any(isinstance(action, Plan) for action in first), "nothing waits that could be planned"
-    assert core.handle(QueryArrived(query(1, "b", 200)), MS)[0] == Plan()
-    assert core.handle(PlanDue(), MS) == []
+    assert not any(isinstance(action, LookAhead) for action in first), "nothing waits that could be planned"
+    assert core.handle(QueryArrived(query(1, "b", 200)), MS)[0] == LookAhead()
+    assert core.handle(LookAheadDue(), MS) == []
     started = launches(core.handle(LaunchEnded(0), 20 * MS))
     assert [(launch.queries, launch.ahead, launch.group) for launch in started] == [((1,), True, 1)]
 
@@ -198,9 +198,9 @@ def test_an_urgent_query_that_comes_meanwhile_changes_the_plan() -> None:
     core = engine(Blend(1.2))
     core.handle(QueryArrived(query(0, "a")), 0)
     core.handle(QueryArrived(query(1, "b", 200)), MS)
-    core.handle(PlanDue(), MS)
-    assert core.handle(QueryArrived(query(2, "c", 35, 2)), 2 * MS)[0] == Plan()
-    core.handle(PlanDue(), 2 * MS)
+    core.handle(LookAheadDue(), MS)
+    assert core.handle(QueryArrived(query(2, "c", 35, 2)), 2 * MS)[0] == LookAhead()
+    core.handle(LookAheadDue(), 2 * MS)
     started = launches(core.handle(LaunchEnded(0), 20 * MS))
     assert [(launch.queries, launch.ahead) for launch in started] == [((2,), True)]
 
@@ -210,7 +210,7 @@ def test_a_plan_is_made_anew_when_the_group_took_longer_than_it_allows() -> None
     core.handle(QueryArrived(query(0, "a", 100)), 0)
     core.handle(QueryArrived(query(1, "b", 65)), MS)
     core.handle(QueryArrived(query(2, "c", 100, 1)), MS)
-    core.handle(PlanDue(), MS)
+    core.handle(LookAheadDue(), MS)
     actions = core.handle(LaunchEnded(0), 30 * MS)  # 10 ms late: b has 36 ms left and needs 40
     assert {launch.work.tenant for launch in launches(actions)} == {"c"}
     assert all(not launch.ahead for launch in launches(actions))
@@ -221,7 +221,7 @@ def test_a_plan_is_made_anew_when_a_query_of_it_is_gone() -> None:
     core.handle(QueryArrived(query(0, "a")), 0)
     core.handle(QueryArrived(query(1, "b", 200)), MS)
     core.handle(QueryArrived(query(2, "c", 200, 1)), MS)
-    core.handle(PlanDue(), MS)
+    core.handle(LookAheadDue(), MS)
     core.handle(QueryCancelled(1), 2 * MS)
     started = launches(core.handle(LaunchEnded(0), 20 * MS))
     assert [(launch.queries, launch.ahead) for launch in started] == [((2,), False)]
@@ -233,7 +233,7 @@ def test_a_group_starts_only_when_the_last_launch_of_the_one_before_has_ended() 
     core.handle(QueryArrived(query(1, "b", 300)), 0)
     core.handle(QueryArrived(query(2, "c", 300)), 0)
     core.handle(QueryArrived(query(3, "a", 300)), 0)
-    core.handle(PlanDue(), 0)
+    core.handle(LookAheadDue(), 0)
     pair = launches(core.handle(LaunchEnded(0), 20 * MS))
     assert len(pair) == 2
     assert launches(core.handle(LaunchEnded(pair[0].id), 30 * MS)) == []
@@ -252,7 +252,7 @@ def test_starting_a_group_while_one_runs_is_caught() -> None:
     core.handle(QueryArrived(query(0, "a")), 0)
     core.handle(QueryArrived(query(1, "b")), 0)
     with pytest.raises(ProtocolViolationError, match="starts a group while another one runs"):
-        core.handle(PlanDue(), 0)
+        core.handle(LookAheadDue(), 0)
 
 
 def test_planned_groups_are_charged_only_the_rest_of_the_decision() -> None:
@@ -311,7 +311,7 @@ def test_the_search_comes_close_to_trying_everything(slo_a: int, slo_b: int, cos
     core.handle(QueryArrived(query(0, "c", 500)), 0)
     core.handle(QueryArrived(query(1, "a", slo_a)), 0)
     core.handle(QueryArrived(query(2, "b", slo_b)), 0)
-    core.handle(PlanDue(), 0)
+    core.handle(LookAheadDue(), 0)
     begin = 10 * MS
     started = launches(core.handle(LaunchEnded(0), begin))
     alone = {"a": 20 * MS, "b": 40 * MS}

@@ -19,7 +19,7 @@ from cotenant.config import DeviceSection, PolicySection, ServerConfig, ServerSe
 from cotenant.core.actions import Launch
 from cotenant.core.events import (
     LaunchEnded,
-    PlanDue,
+    LookAheadDue,
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
@@ -751,7 +751,7 @@ def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str) ->
         started_now = [action for action in actions if isinstance(action, Launch)]
         assert not (running and started_now), "a group starts before the last one has ended"
         running.update({launch.id: launch.group for launch in started_now})
-    assert len(watch.events(PlanDue)) > 0
+    assert len(watch.events(LookAheadDue)) > 0
     if len(server.lanes) > 1:
         assert max(Counter(launch.group for launch in watch.actions(Launch)).values()) > 1
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cotenant import trace
-from cotenant.core.actions import Launch, Plan, Release, Respond, SetTimer
+from cotenant.core.actions import Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
-    PlanDue,
+    LookAheadDue,
     PolicyChanged,
     PredictorChanged,
     QueryArrived,
@@ -342,7 +342,7 @@ class EngineMachine(RuleBasedStateMachine):
                 assert all(launch.batch != action.batch for launch in self.running.values())
                 assert not self.batches.pop(action.batch)[1] - set(self.ended)
                 self.tensors.release(action.batch)
-            elif isinstance(action, Plan):
+            elif isinstance(action, LookAhead):
                 assert self.policy.grouped
                 assert self.running, "nothing to plan behind"
             else:
@@ -353,8 +353,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.timer = action.at_ns
         if ended is not None and ended.last and isinstance(event, LaunchEnded) and event.error is None:
             assert not self.batches.pop(ended.batch)[1] - set(self.ended), "the last unit ran, but someone is left"
-        if any(isinstance(action, Plan) for action in actions):
-            self.tell(PlanDue())
+        if any(isinstance(action, LookAhead) for action in actions):
+            self.tell(LookAheadDue())
         if isinstance(event, QueryArrived):
             is_refused = self.ended.get(event.query.id) is Outcome.REJECTED
             if self.draining or event.query.tenant not in self.tenants:

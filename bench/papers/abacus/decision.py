@@ -26,7 +26,7 @@ from bench._data import Headline, paper_figure
 from bench.decision import WAITING, setting
 from cotenant.core.actions import Action, Launch
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, PlanDue, QueryArrived
+from cotenant.core.events import Event, LaunchEnded, LookAheadDue, QueryArrived
 from cotenant.measure.group_sampler import sample_groups
 from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.groups.grouped import GroupedPredictor
@@ -106,7 +106,7 @@ def measure(case: str, largest: int, count: int) -> dict[str, Any]:
         actions = engine.handle(event, now)
         taken = perf_counter_ns() - began
         started = [action for action in actions if isinstance(action, Launch)]
-        if type(event) is PlanDue:
+        if type(event) is LookAheadDue:
             choosing.append(taken)
         elif started:
             starting.append(taken)
@@ -123,7 +123,7 @@ def measure(case: str, largest: int, count: int) -> dict[str, Any]:
                 tenant = tenants[random.randrange(len(tenants))]
                 handle(QueryArrived(Query(number, tenant.name, now, now + tenant.slo_ns)))
                 number += 1
-            handle(PlanDue())
+            handle(LookAheadDue())
             ended = list(running)
             running.clear()
             now += ended[0].predicted_ns

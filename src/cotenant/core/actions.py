@@ -70,8 +70,8 @@ class SetTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Hand back a PlanDue event as soon as the launches before this action are on their way."""
+class LookAhead:
+    """Hand back a LookAheadDue event as soon as the launches before this action are on their way."""
 
 
-Action = Launch | Grow | Respond | Release | SetTimer | Plan
+Action = Launch | Grow | Respond | Release | SetTimer | LookAhead

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cotenant.core.actions import Action, Grow, Plan, Respond
+from cotenant.core.actions import Action, Grow, LookAhead, Respond
 from cotenant.core.admission import most_cores, refusal
 from cotenant.core.books import Books
 from cotenant.core.decisions import fault_of
@@ -20,7 +20,7 @@ from cotenant.core.events import (
     Event,
     LaunchEnded,
     LaunchGrew,
-    PlanDue,
+    LookAheadDue,
     PolicyChanged,
     PredictorChanged,
     QueryArrived,
@@ -61,8 +61,8 @@ class Engine(Books):
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
         super().__init__(predictor, machine, Expiries(policy.drop))
         self._machine = machine
-        self._is_planning = False
-        """A Plan action is on its way."""
+        self._is_looking_ahead = False
+        """A LookAhead is on its way."""
         self._draining = False
         self._use(policy)
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
@@ -80,7 +80,7 @@ class Engine(Books):
             DrainStarted: self._on_drain,
             TenantSuspended: self._on_suspended,
             TenantResumed: self._on_resumed,
-            PlanDue: self._on_plan_due,
+            LookAheadDue: self._on_plan_due,
             PolicyChanged: self._on_policy,
         }
         for tenant in tenants:
@@ -256,8 +256,8 @@ class Engine(Books):
     def _on_resumed(self, event: TenantResumed, now_ns: int, actions: list[Action]) -> None:
         self._queues.resume(event.tenant)
 
-    def _on_plan_due(self, event: PlanDue, now_ns: int, actions: list[Action]) -> None:
-        self._is_planning = False
+    def _on_plan_due(self, event: LookAheadDue, now_ns: int, actions: list[Action]) -> None:
+        self._is_looking_ahead = False
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor
@@ -296,14 +296,14 @@ class Engine(Books):
         if not (launches.running or launches.waiting):
             self._decide(now_ns, actions)
             is_due = bool(launches.running) and bool(self._queues.waiting or self._paused)
-        elif type(event) is PlanDue:
+        elif type(event) is LookAheadDue:
             self._decide(now_ns, actions)
             return
         else:
             is_due = type(event) is QueryArrived
-        if is_due and not self._is_planning:
-            self._is_planning = True
-            actions.append(Plan())
+        if is_due and not self._is_looking_ahead:
+            self._is_looking_ahead = True
+            actions.append(LookAhead())
 
     def _decide(self, now_ns: int, actions: list[Action]) -> None:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)

@@ -125,8 +125,8 @@ class TenantResumed:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanDue:
-    """There is time to choose the next group while the present one runs: the answer to the action Plan."""
+class LookAheadDue:
+    """There is time to choose the next group while the present one runs: the answer to the action LookAhead."""
 
 
 Event = (
@@ -141,7 +141,7 @@ Event = (
     | DrainStarted
     | TenantSuspended
     | TenantResumed
-    | PlanDue
+    | LookAheadDue
     | PolicyChanged
     | QueryWithdrawn
     | ApplicationArrived

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Protocol
 
-from cotenant.core.actions import Action, Grow, Launch, Plan, Respond, SetTimer
-from cotenant.core.events import Event, LaunchEnded, LaunchGrew, PlanDue, QueryArrived, TimerFired
+from cotenant.core.actions import Action, Grow, Launch, LookAhead, Respond, SetTimer
+from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query
@@ -19,7 +19,7 @@ from cotenant.world.simulated import World
 
 _NEVER = 1 << 62
 _TIMER = TimerFired()
-_PLAN = PlanDue()
+_LOOK_AHEAD = LookAheadDue()
 
 OnRespond = Callable[[Respond, int], None]
 Log = Callable[[int, Event, list[Action]], None]
@@ -64,13 +64,13 @@ def simulate(
     handle = engine.handle
     moved = False
     event: Event
-    is_planning = False
+    is_looking_ahead = False
     thinking_until = 0
     growing: list[tuple[int, int]] = []
     start, next_ns, pop = world.start, world.next_ns, world.pop
     while True:
-        if is_planning:
-            is_planning, event = False, _PLAN
+        if is_looking_ahead:
+            is_looking_ahead, event = False, _LOOK_AHEAD
             thinking_until = max(thinking_until, now) + decision_ns
         elif growing and growing[0][0] <= min(end, timer, arrival):
             now, number = heappop(growing)
@@ -101,8 +101,8 @@ def simulate(
                 moved = True
             elif kind is SetTimer:
                 timer = action.at_ns  # type: ignore[union-attr]
-            elif kind is Plan:
-                is_planning = True
+            elif kind is LookAhead:
+                is_looking_ahead = True
             elif kind is Grow:
                 at = world.grow(action.launch, action.share, now)  # type: ignore[union-attr]
                 moved = True

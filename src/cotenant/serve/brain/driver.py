@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
-from cotenant.core.actions import Action, Grow, Launch, Plan, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Grow, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, LaunchGrew, PlanDue, QueryArrived, TimerFired
+from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.brain.clock import Clock
 from cotenant.types import ANSWERS, Query
@@ -122,7 +122,7 @@ class Driver:
     ) -> list[tuple[Done, Respond, Tensors | None]]:
         actions = self._engine.handle(event, now)
         answers: list[tuple[Done, Respond, Tensors | None]] = []
-        is_plan_due = False
+        is_look_ahead_due = False
         for action in actions:
             match action:
                 case Launch():
@@ -136,8 +136,8 @@ class Driver:
                 case SetTimer():
                     self._timer_version += 1
                     self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
-                case Plan():
-                    is_plan_due = True
+                case LookAhead():
+                    is_look_ahead_due = True
         follow_ups: list[Event] = []
         for observer in self._observers:
             try:
@@ -147,8 +147,8 @@ class Driver:
             else:
                 if follow_up is not None:
                     follow_ups.append(follow_up)
-        if is_plan_due:
-            follow_ups.append(PlanDue())
+        if is_look_ahead_due:
+            follow_ups.append(LookAheadDue())
         for follow_up in follow_ups:
             answers += self._handle(follow_up, now)
         if self._watching:
