@@ -311,7 +311,7 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
     for outcome in Outcome:
         assert f'"outcome":"{outcome.value}"' in text
     for word in (
-        "Plan",
+        "LookAhead",
         "Grow",
         '"after"',
         '"part":true',
