@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, ModelGoneError, RowsError, are_alike, joined
@@ -60,6 +61,14 @@ def test_an_output_without_a_row_for_a_row_answers_nobody(wrong: Any) -> None:
     for query in (0, 1):
         with pytest.raises(KeyError):
             batches.take(query)
+
+
+def test_where_batches_run_as_one_a_part_is_refused() -> None:
+    batches: Batches[Any] = Batches()
+    batches.put(0, {"x": rows_of(0, 2)})
+    part = structs.replace(launch((0,), 1), work=Work("a", 0, 1, 0, 1, rows=(0, 1)), part=True)
+    with pytest.raises(RowsError, match="batches are run as one here, not in parts"):
+        batches.begin(part)
 
 
 def test_a_query_alone_gets_all_that_there_is() -> None:
