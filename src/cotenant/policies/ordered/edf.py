@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
-from cotenant.policies.candidates import Key
+from cotenant.policies.desk import Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Query, Tenant, priority_rank
 

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from cotenant.core.predictor import Group, GroupPredictor, Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
 from cotenant.errors import InvalidValueError
-from cotenant.policies.candidates import Key, Stretch
+from cotenant.policies.desk import Key, Stretch
 from cotenant.policies.facts import LayoutFacts
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.barrier import needs_barrier
