@@ -19,6 +19,7 @@ Place = tuple[QueueView, int]
 Stretch = Annotated[float, Meta(ge=0, le=1)]
 """A share of the slack of a query that might arrive."""
 NEVER_NS = 1 << 62
+_NOBODY: frozenset[int] = frozenset()
 
 
 def hopeless(needed_ns: int, left_ns: int) -> str:
@@ -54,7 +55,7 @@ class Desk:
         self._aside: list[tuple[Key, int, BatchView]] = []
         """Paused batches that are no candidates."""
         self._passed: set[int] = set()
-        self._back = self._held = frozenset[int]()
+        self._back = self._held = _NOBODY
         self._heads: dict[str, int] = {}
         """Positions of the heads that are not in front; the length of the queue when all of it is gone."""
 
@@ -79,7 +80,7 @@ class Desk:
         if not self._held:
             return None
         self._pass_over_only(self._passed - self._held)
-        self._held = frozenset()
+        self._held = _NOBODY
         return self.best()
 
     def take(self, start: Start) -> None:
@@ -205,7 +206,8 @@ class Desk:
         hopeless is dropped, queries that could not be in time even alone stay out. `latency` is the predicted latency
         of the head alone; a `cautious` batch is sure to end by then.
         """
-        tenant, now, latency_ns, taken = queue.tenant, self.now_ns, self.latency_ns, self.taken
+        tenant, now, latency_ns = queue.tenant, self.now_ns, self.latency_ns
+        skips, taken = self.drops_hopeless, self.taken
         head = queue.queries[at]
         chosen, items, serial, first = [head], head.items, latency, latency
         limit = self._latest_end_ns(tenant.name, cores)
@@ -220,7 +222,7 @@ class Desk:
                 break
             alone = first if query.items == head.items else latency_ns(tenant.work(head.shape, query.items), cores)
             in_time = now + alone <= query.deadline_ns
-            if self.drops_hopeless and not in_time:
+            if skips and not in_time:
                 continue
             together = latency_ns(tenant.work(head.shape, grown), cores)
             if in_time:

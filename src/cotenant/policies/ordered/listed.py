@@ -160,12 +160,11 @@ class ListPolicy:
         Every boundary costs a little, so the stretch is as long as no query that might arrive meanwhile would miss
         more than its share of slack by waiting for the boundary.
         """
-        allowed = 0
-        if self.stretch:
-            allowed, snapshot = NEVER_NS, desk.snapshot
-            for name, queue in snapshot.queues.items():
-                other = queue.tenant
-                if name != tenant.name and self.arrival_key(other, desk.now_ns, snapshot.predictor) < key:
-                    slack = other.slo_ns - desk.latency_ns(other.work(0, 1), lane.size)
-                    allowed = min(allowed, max(0, int(slack * self.stretch)))
+        allowed, cores, name = NEVER_NS if self.stretch else 0, lane.size, tenant.name
+        now, latency_ns, predictor = desk.now_ns, desk.latency_ns, desk.snapshot.predictor
+        for queue in desk.snapshot.queues.values() if allowed else ():
+            other = queue.tenant
+            if other.name != name and self.arrival_key(other, now, predictor) < key:
+                slack = other.slo_ns - latency_ns(other.work(0, 1), cores)
+                allowed = min(allowed, max(0, int(slack * self.stretch)))
         return desk.extent(tenant, work, lane.size, remaining_ns, allowed)
