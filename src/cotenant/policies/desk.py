@@ -19,6 +19,7 @@ Place = tuple[QueueView, int]
 Stretch = Annotated[float, Meta(ge=0, le=1)]
 """A share of the slack of a query that might arrive."""
 NEVER_NS = 1 << 62
+_HOPELESS = DropRule.HOPELESS
 _NOBODY: frozenset[int] = frozenset()
 
 
@@ -40,7 +41,7 @@ class Desk:
         self.snapshot = snapshot
         self.now_ns = snapshot.now_ns
         self.latency_ns = snapshot.predictor.latency_ns
-        self.drops_hopeless = drop is DropRule.HOPELESS
+        self.drops_hopeless = drop is _HOPELESS
         self.starts: list[Start] = []
         self.drops: list[Drop] = []
         self.taken: set[int] = set()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
-from cotenant.errors import InvalidValueError
+from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
+from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch
 from cotenant.policies.ordered.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
-from cotenant.types import Query, Tenant
+from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Share, Work
 
 _MOST_DOUBTFUL = 32
@@ -23,7 +23,7 @@ _MOST_DOUBTFUL = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ListPolicy:
+class ListPolicy(BasePolicy):
     """Work-conserving list scheduling over fixed lanes; the base of fcfs, sjf and edf.
 
     `lanes`: partitions, each of which runs one launch at a time; the first is filled first.
@@ -41,9 +41,6 @@ class ListPolicy:
     Raises InvalidValueError when there is no lane, `drop` is not a DropRule or `stretch` is not a share.
     """
 
-    lanes: tuple[Share, ...]
-    drop: DropRule = DropRule.HOPELESS
-    preempt: bool = False
     stretch: Stretch = 0.1
     cautious: bool = False
     sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
@@ -53,22 +50,9 @@ class ListPolicy:
     grouped: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.lanes:
-            raise InvalidValueError(f"policy {self.name!r}", "lanes", self.lanes, "at least one partition")
-        if not isinstance(self.drop, DropRule):
-            raise InvalidValueError(f"policy {self.name!r}", "drop", self.drop, "a DropRule")
-        if not 0 <= self.stretch <= 1:
-            raise InvalidValueError(f"policy {self.name!r}", "stretch", self.stretch, "a share from 0 to 1")
+        BasePolicy.__post_init__(self)
+        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get: the lanes."""
-        return self.lanes
-
-    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """Order of a waiting query; smallest first, unique."""
-        raise TypeError(f"{type(self).__name__} has no order of its own")
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
         """Order of a paused batch among the candidates: that of its most urgent query."""
@@ -77,8 +61,8 @@ class ListPolicy:
         return min([self.queue_key(query, batch.tenant, predictor) for query in batch.queries])
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
-        """The smallest key that a query of this tenant could have if it arrived now."""
-        raise TypeError(f"{type(self).__name__} has no order of its own")
+        """The smallest key that a query of this tenant could have if it arrived now; here it is its deadline."""
+        return (priority_rank(tenant.priority), now_ns + tenant.slo_ns)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, most urgent candidate first."""

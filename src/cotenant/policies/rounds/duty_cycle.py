@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import BatchView, Decision, DropRule, QueueView, Snapshot, Start
-from cotenant.errors import InvalidValueError
+from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
+from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import NEVER_NS, Desk, Key, Place, Stretch
 from cotenant.types import Query, Tenant
-from cotenant.work import Round, Share, Work
+from cotenant.work import Round, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class DutyCycle:
+class DutyCycle(BasePolicy):
     """Give the slots of each lane their turns; let others have what a round leaves free.
 
     `lanes`: the partitions; `rounds`: what each of them runs, in the same order; none for a policy without a plan.
@@ -56,9 +55,6 @@ class DutyCycle:
     Raises InvalidValueError for a value out of its range.
     """
 
-    lanes: tuple[Share, ...]
-    drop: DropRule = DropRule.HOPELESS
-    preempt: bool = False
     stretch: Stretch = 1.0
     rounds: tuple[Round, ...] = ()
     lend: bool = True
@@ -72,15 +68,10 @@ class DutyCycle:
     grouped: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        where = f"policy {self.name!r}"
-        if not self.lanes:
-            raise InvalidValueError(where, "lanes", self.lanes, "at least one partition")
-        if not isinstance(self.drop, DropRule):
-            raise InvalidValueError(where, "drop", self.drop, "a DropRule")
-        if not 0 <= self.stretch <= 1:
-            raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
-        if self.rounds and len(self.rounds) != len(self.lanes):
-            raise InvalidValueError(where, "rounds", len(self.rounds), f"one for each of the {len(self.lanes)} lanes")
+        BasePolicy.__post_init__(self)
+        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        fits = len(self.rounds) in (0, len(self.lanes))
+        self.check("rounds", fits, f"one for each of the {len(self.lanes)} lanes")
         complete = self.rounds or (Round(),) * len(self.lanes)
         slots_of: dict[str, tuple[tuple[int, int], ...]] = {}
         for number, made in enumerate(complete):
@@ -88,15 +79,6 @@ class DutyCycle:
                 slots_of[slot.tenant] = (*slots_of.get(slot.tenant, ()), (number, at))
         object.__setattr__(self, "complete", complete)
         object.__setattr__(self, "slots_of", slots_of)
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get: the lanes."""
-        return self.lanes
-
-    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """(priority, deadline, arrival)."""
-        return (query.rank, query.deadline_ns, query.id)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Give every free lane its next turn, then its guests."""
