@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
@@ -23,12 +23,15 @@ class BasePolicy:
     lanes: tuple[Share, ...]
     drop: DropRule = DropRule.HOPELESS
     preempt: bool = False
+    sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Sizes in cores of the lanes, each once."""
 
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
         self.check("lanes", bool(self.lanes), "at least one partition")
         self.check("drop", isinstance(self.drop, DropRule), "a DropRule")
+        object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
 
     def check(self, option: str, is_good: bool, expected: str) -> None:
         """Raises InvalidValueError for an option that is not good."""

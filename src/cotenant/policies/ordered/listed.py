@@ -7,7 +7,7 @@ their keys alone: fcfs, sjf and edf get the same drop rule, batching, lanes and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
@@ -43,8 +43,6 @@ class ListPolicy(BasePolicy):
 
     stretch: Stretch = 0.1
     cautious: bool = False
-    sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Sizes in cores of the lanes, each once."""
 
     name: ClassVar[str] = "list"
     grouped: ClassVar[bool] = False
@@ -52,7 +50,6 @@ class ListPolicy(BasePolicy):
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
-        object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
         """Order of a paused batch among the candidates: that of its most urgent query."""

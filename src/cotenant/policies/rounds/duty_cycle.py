@@ -266,11 +266,10 @@ class _RoundDecision(Desk):
         for name, queue in self.snapshot.queues.items():
             if name in policy.slots_of or not queue.queries:
                 continue
-            sizes = self._sizes_of(queue.tenant)
             spares = spares or [self._spare_ns(lane) for lane in range(len(policy.lanes))]
             for _, head in self.waiting(queue):
                 work, left = queue.tenant.work(head.shape, head.items), head.deadline_ns - self.now_ns
-                if self.drops_hopeless and self.drop_hopeless((head,), work, sizes, left):
+                if self.drops_hopeless and self.drop_hopeless((head,), work, policy.sizes, left):
                     continue
                 if any(self._fits(queue.tenant, head, lane, spare) for lane, spare in enumerate(spares)):
                     break
@@ -308,7 +307,9 @@ class _RoundDecision(Desk):
             rows -= chosen.pop().items
             needed = self._needed(tenant.work(head.shape, rows), lane)
         self.taken.update([query.id for query in chosen])
-        return self._launch(tenant, tenant.work(head.shape, rows), tuple(chosen), None, lane, needed, spare)
+        work, share = tenant.work(head.shape, rows), self._policy.lanes[lane]
+        work, needed = self.extent(tenant, work, share.size, needed, spare if self._is_cut(tenant) else NEVER_NS)
+        return Start(work, tuple(chosen), share, needed)
 
     def _paused_of(self, tenant: str) -> BatchView | None:
         if not self._stopped:
@@ -328,23 +329,9 @@ class _RoundDecision(Desk):
             and self.drop_hopeless(batch.queries, work, self._sizes_of(tenant), left)
         ):
             return None
-        return self._launch(tenant, work, (), batch.id, lane, needed, spare)
-
-    def _launch(
-        self,
-        tenant: Tenant,
-        work: Work,
-        queries: tuple[Query, ...],
-        batch: int | None,
-        lane: int,
-        needed: int,
-        spare: int,
-    ) -> Start:
-        """Launch all of it, or of a guest what ends at a cut within the time to spare."""
         share = self._policy.lanes[lane]
-        if self._is_cut(tenant):
-            work, needed = self.extent(tenant, work, share.size, needed, spare)
-        return Start(work, queries, share, needed, batch)
+        work, needed = self.extent(tenant, work, share.size, needed, spare if self._is_cut(tenant) else NEVER_NS)
+        return Start(work, (), share, needed, batch.id)
 
     def _needed(self, work: Work, lane: int) -> int:
         """Predicted latency in a lane."""
@@ -352,6 +339,7 @@ class _RoundDecision(Desk):
 
     def _sizes_of(self, tenant: Tenant) -> Sequence[int]:
         """Sizes of the lanes that may serve a tenant: those of its slots, and all of them if it may be a guest."""
-        lanes, slots = self._policy.lanes, self._policy.slots_of.get(tenant.name, ())
-        own = [lanes[lane] for lane, _ in slots] if slots and not self._policy.lend else lanes
-        return list(dict.fromkeys([lane.size for lane in own]))
+        slots = self._policy.slots_of.get(tenant.name)
+        if not slots or self._policy.lend:
+            return self._policy.sizes
+        return list(dict.fromkeys([self._policy.lanes[lane].size for lane, _ in slots]))
