@@ -15,6 +15,7 @@ from cotenant.core.admission import most_cores
 from cotenant.core.decisions import fault_of
 from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived
+from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import QueryState
 from cotenant.core.queues import Batch, Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
@@ -80,7 +81,7 @@ def decide(policy: Policy, tenants: list[Tenant], queries: list[Query], predicto
         free |= lane.mask
     weights_differ = len({tenant.weight for tenant in tenants}) > 1
     decision = policy.decide(Snapshot(0, queues, [], {}, free, predictor, weights_differ), None)
-    assert fault_of(decision, live, {}, queues, free) is None
+    assert fault_of(decision, live, {}, queues, Launches(free)) is None
     return decision
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
-from cotenant.policies.candidates import Key
+from cotenant.policies.desk import Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Query, Tenant, priority_rank
 

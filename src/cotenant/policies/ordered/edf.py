@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cotenant.core.predictor import Predictor
-from cotenant.policies.candidates import Key
 from cotenant.policies.ordered.listed import ListPolicy
-from cotenant.types import Query, Tenant, priority_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +15,3 @@ class Edf(ListPolicy):
     preempt: bool = True
 
     name: ClassVar[str] = "edf"
-
-    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """(priority, deadline, arrival)."""
-        return (query.rank, query.deadline_ns, query.id)
-
-    def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
-        """The deadline that it would get now."""
-        return (priority_rank(tenant.priority), now_ns + tenant.slo_ns)

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cotenant.core.predictor import Predictor
-from cotenant.policies.candidates import Key
+from cotenant.policies.desk import NEVER_NS, Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Query, Tenant, priority_rank
-
-_LAST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,4 +23,4 @@ class Fcfs(ListPolicy):
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """Behind all that are here, unless its priority is higher."""
-        return (priority_rank(tenant.priority), _LAST)
+        return (priority_rank(tenant.priority), NEVER_NS)

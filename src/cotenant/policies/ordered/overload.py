@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from cotenant.core.snapshot import BatchView, QueueView, Snapshot
-from cotenant.policies.candidates import Key
+from cotenant.policies.desk import Key
 
 
 class Job(NamedTuple):
@@ -53,11 +53,11 @@ def differ_in_weight(snapshot: Snapshot) -> bool:
     return len(weights) > 1
 
 
-def waiting_jobs(snapshot: Snapshot, paused: list[tuple[Key, BatchView]], cores: int) -> list[Job]:
-    """Waiting queries, and paused batches with their keys, as jobs; without those that cannot be in time anyway."""
+def waiting_jobs(snapshot: Snapshot, paused: list[tuple[Key, int, BatchView]], cores: int) -> list[Job]:
+    """Waiting queries, and the paused batches of the desk, as jobs; without those that cannot be in time anyway."""
     predictor = snapshot.predictor
     jobs = [job for queue in snapshot.queues.values() for job in _queued(snapshot, queue, cores)]
-    for key, batch in paused:
+    for key, _, batch in paused:
         tenant = batch.tenant
         work = predictor.latency_ns(tenant.work(batch.shape, batch.items, batch.next_unit), cores)
         numbers = tuple([query.id for query in batch.queries])

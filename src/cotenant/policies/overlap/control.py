@@ -15,10 +15,10 @@ from typing import Annotated, Any, ClassVar, cast
 
 from msgspec import Meta, Struct
 
-from cotenant.core.predictor import Group, GroupPredictor, Predictor
+from cotenant.core.predictor import Group, GroupPredictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot
-from cotenant.errors import InvalidValueError
-from cotenant.policies.candidates import Key, Stretch
+from cotenant.policies.base import BasePolicy
+from cotenant.policies.desk import Stretch
 from cotenant.policies.facts import LayoutFacts
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.barrier import needs_barrier
@@ -26,7 +26,7 @@ from cotenant.policies.overlap.group_jobs import waiting_at
 from cotenant.policies.overlap.group_likely import likely_groups
 from cotenant.policies.overlap.group_search import Choice, find_group
 from cotenant.policies.overlap.group_splits import Splits
-from cotenant.types import Query, Tenant
+from cotenant.types import Tenant
 from cotenant.work import Share
 
 MOST_MEMBERS = 4
@@ -50,7 +50,7 @@ class _Ahead(Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(BasePolicy):
     """Groups of segments of several tenants, chosen by headroom.
 
     `lanes`: smallest shares of the device; a member of a group gets one or several neighbouring ones.
@@ -69,8 +69,6 @@ class Overlap:
     Raises InvalidValueError for a value out of its range.
     """
 
-    lanes: tuple[Share, ...]
-    drop: DropRule = DropRule.HOPELESS
     preempt: bool = True
     ways: Annotated[int, Meta(ge=1, le=64)] = 4
     members: Annotated[int, Meta(ge=0, le=64)] = 0
@@ -85,18 +83,11 @@ class Overlap:
     name: ClassVar[str] = "overlap"
 
     def __post_init__(self) -> None:
-        where = f"policy {self.name!r}"
-        if not self.lanes:
-            raise InvalidValueError(where, "lanes", self.lanes, "at least one partition")
-        if not isinstance(self.drop, DropRule):
-            raise InvalidValueError(where, "drop", self.drop, "a DropRule")
-        if self.ways < 1:
-            raise InvalidValueError(where, "ways", self.ways, "at least 1")
-        if not 0 <= self.members <= len(self.lanes):
-            expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
-            raise InvalidValueError(where, "members", self.members, expected)
-        if not 0 <= self.stretch <= 1:
-            raise InvalidValueError(where, "stretch", self.stretch, "a share from 0 to 1")
+        BasePolicy.__post_init__(self)
+        self.check("ways", self.ways >= 1, "at least 1")
+        expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
+        self.check("members", 0 <= self.members <= len(self.lanes), expected)
+        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
         object.__setattr__(self, "splits", Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
 
@@ -116,10 +107,6 @@ class Overlap:
         if not self.barrier:
             return self.lanes
         return tuple(dict.fromkeys(share for ways in self.splits.by_members for split in ways for share in split))
-
-    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """(priority, deadline, arrival)."""
-        return (query.rank, query.deadline_ns, query.id)
 
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
         """The groups that decisions are likely to ask the predictor for, see `group_likely`; none without a barrier."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from cotenant.core.predictor import GroupPredictor, Predictor
 from cotenant.core.snapshot import BatchView, Drop, Snapshot
+from cotenant.policies.desk import NEVER_NS, hopeless
 from cotenant.types import Query, Tenant
 
-NEVER_NS = 1 << 62
 _LOOK_AHEAD = 12
 """Waiting queries of a tenant that one decision looks at, to merge them or to find one that suits a group better."""
 _OTHERS = 2
@@ -105,7 +105,7 @@ def waiting_at(
                 rank = query.rank
         if meetable == NEVER_NS:
             if drop_hopeless:
-                drops += [_hopeless(remaining, begin_ns, query) for query in queries]
+                drops += [Drop(each.id, hopeless(remaining, each.deadline_ns - begin_ns)) for each in queries]
                 continue
             meetable = latest
         found.append(Candidate(rank, meetable - end, queries[0].id, tenant.name, batch, start, False, remaining))
@@ -125,7 +125,7 @@ def waiting_at(
             if headroom >= 0 or not drop_hopeless:
                 found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))
                 break
-            drops.append(_hopeless(needed, begin_ns, head))
+            drops.append(Drop(head.id, hopeless(needed, headroom + needed)))
     found.sort()
     return GroupCandidates(found, tuple(drops), slack if snapshot.queues else 0)
 
@@ -303,8 +303,3 @@ def _worth(query: Query, tenant: Tenant, alone: int, sizes: tuple[int, int], pre
         return alone * tenant.weight
     on_share = _alone_ns(query, tenant, narrow, predictor) * narrow / whole
     return (alone if alone < on_share else on_share) * tenant.weight
-
-
-def _hopeless(needed_ns: int, begin_ns: int, query: Query) -> Drop:
-    left_ns = query.deadline_ns - begin_ns
-    return Drop(query.id, f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left_ns / 1e6:.1f} ms to the deadline")

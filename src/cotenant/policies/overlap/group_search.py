@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import Snapshot, Start
+from cotenant.policies.desk import NEVER_NS
 from cotenant.policies.overlap.group_cuts import coarse, spread
-from cotenant.policies.overlap.group_jobs import NEVER_NS, Candidate, Job, jobs_of, next_of
+from cotenant.policies.overlap.group_jobs import Candidate, Job, jobs_of, next_of
 from cotenant.policies.overlap.group_splits import Splits
 from cotenant.work import Share, Work
 

@@ -1,0 +1,252 @@
+"""The books of one decision: what waits, what is given away, how long work takes, and who is beyond help."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import BatchView, Drop, DropRule, QueueView, Snapshot, Start
+from cotenant.types import Query, Tenant
+from cotenant.work import Work
+
+Key = tuple[int, ...]
+Place = tuple[QueueView, int]
+"""A waiting query: its queue, and where it stands there."""
+Stretch = Annotated[float, Meta(ge=0, le=1)]
+"""A share of the slack of a query that might arrive."""
+NEVER_NS = 1 << 62
+_HOPELESS = DropRule.HOPELESS
+_NOBODY: frozenset[int] = frozenset()
+
+
+def hopeless(needed_ns: int, left_ns: int) -> str:
+    """Why what needs more than is left to its deadline is given up."""
+    return f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left_ns / 1e6:.1f} ms to the deadline"
+
+
+class Desk:
+    """Local state of one call of `decide`. Never outlives the call.
+
+    Candidates are the heads of queues, and paused batches where `batch_key` gives them keys. What is passed over is no
+    candidate until `bring_back`, but may join a batch; of that, what is `put_off` is given by `next_put_off` before.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, drop: DropRule, batch_key: Callable[[BatchView, Predictor], Key] | None = None
+    ) -> None:
+        self.snapshot = snapshot
+        self.now_ns = snapshot.now_ns
+        self.latency_ns = snapshot.predictor.latency_ns
+        self.drops_hopeless = drop is _HOPELESS
+        self.starts: list[Start] = []
+        self.drops: list[Drop] = []
+        self.taken: set[int] = set()
+        """Queries that have been given away, or given up."""
+        self.put_off: list[Place] = []
+        self.paused: list[tuple[Key, int, BatchView]] = []
+        """Candidates with their keys and numbers, the best one last."""
+        if batch_key is not None and snapshot.paused:
+            predictor = snapshot.predictor
+            self.paused = [(batch_key(batch, predictor), batch.id, batch) for batch in snapshot.paused]
+            self.paused.sort(reverse=True)
+        self._aside: list[tuple[Key, int, BatchView]] = []
+        """Paused batches that are no candidates."""
+        self._passed: set[int] = set()
+        self._back = self._held = _NOBODY
+        self._heads: dict[str, int] = {}
+        """Positions of the heads that are not in front; the length of the queue when all of it is gone."""
+
+    # --- candidates -----------------------------------------------------------------------------------------------
+
+    def best(self) -> BatchView | Place | None:
+        """The best paused batch or the best head, by the policy's keys; a paused batch wins a tie."""
+        heads = self._heads
+        best_key: Key | None = None
+        best_queue: QueueView | None = None
+        position = at = 0
+        for name, queue in self.snapshot.queues.items():
+            keys = queue.keys
+            if heads and (at := heads.get(name, 0)) == len(keys):
+                continue
+            if keys and (best_key is None or keys[at] < best_key):
+                best_key, best_queue, position = keys[at], queue, at
+        if self.paused and (best_key is None or self.paused[-1][0] <= best_key):
+            return self.paused[-1][2]
+        if best_queue is not None:
+            return best_queue, position
+        if not self._held:
+            return None
+        self._pass_over_only(self._passed - self._held)
+        self._held = _NOBODY
+        return self.best()
+
+    def take(self, start: Start) -> None:
+        """Give away what a start launches: waiting queries, or the best paused batch."""
+        queries: Sequence[Query] = start.queries or self.paused.pop()[2].queries
+        self.taken.update([query.id for query in queries])
+        if start.queries:
+            self.head_at(self.snapshot.queues[start.work.tenant])
+
+    def pass_over(self, best: BatchView | Place, *, put_off: bool = False) -> None:
+        """Pass over what `best` gave; a query may be put off."""
+        if not isinstance(best, tuple):
+            self._passed.update([query.id for query in best.queries])
+            self._aside.append(self.paused.pop())
+            return
+        queue, at = best
+        self._passed.add(queue.queries[at].id)
+        self.head_at(queue)
+        if put_off:
+            self.put_off.append(best)
+
+    def next_put_off(self) -> Place | None:
+        """The first query that was put off and has not been given away since; None when there is none."""
+        while self.put_off:
+            queue, at = self.put_off.pop(0)
+            if queue.queries[at].id not in self.taken:
+                return queue, at
+        return None
+
+    def hold_back(self, numbers: frozenset[int]) -> None:
+        """The queries of these numbers are candidates only when there are no others."""
+        self._back = self._held = numbers
+        self._pass_over_only(set(numbers))
+
+    def bring_back(self) -> None:
+        """Make all that was passed over candidates again."""
+        if self._passed:
+            self.put_off.clear()
+            self._held = self._back
+            self._pass_over_only(set(self._back))
+
+    def _pass_over_only(self, numbers: set[int]) -> None:
+        self._passed = numbers
+        self._heads = {name: self._next(queue, 0) for name, queue in self.snapshot.queues.items()}
+        every, gone = sorted([*self.paused, *self._aside], reverse=True), numbers | self.taken
+        self._aside = [entry for entry in every if all(query.id in gone for query in entry[2].queries)]
+        self.paused = [entry for entry in every if entry not in self._aside]
+
+    # --- queues ---------------------------------------------------------------------------------------------------
+
+    def head_at(self, queue: QueueView) -> int:
+        """The position of the head; the length of the queue when all of it is gone."""
+        name = queue.tenant.name
+        at = self._heads[name] = self._next(queue, self._heads.get(name, 0))
+        return at
+
+    def waiting(self, queue: QueueView) -> Iterator[tuple[int, Query]]:
+        """The queries, with their positions, that have not been given away when their turn comes."""
+        queries, taken = queue.queries, self.taken
+        for at in range(self.head_at(queue), len(queries)):
+            if (query := queries[at]).id not in taken:
+                yield at, query
+
+    def behind(self, queue: QueueView, at: int) -> Iterator[Query]:
+        """Those behind the query at a position that may share a launch with it and have not been given away."""
+        queries, taken, head = queue.queries, self.taken, queue.queries[at]
+        for later in range(at + 1, len(queries)):
+            query = queries[later]
+            if query.merge_key == head.merge_key and query.shape == head.shape and query.id not in taken:
+                yield query
+
+    def _next(self, queue: QueueView, at: int) -> int:
+        """The first position from this one on whose query is neither given away nor passed over."""
+        waiting, taken, passed = queue.queries, self.taken, self._passed
+        while at < len(waiting) and ((number := waiting[at].id) in taken or number in passed):
+            at += 1
+        return at
+
+    # --- who is beyond help ---------------------------------------------------------------------------------------
+
+    def drop(self, queries: Sequence[Query], reason: str) -> None:
+        """Give queries up."""
+        self.taken.update([query.id for query in queries])
+        self.drops += [Drop(query.id, reason) for query in queries]
+
+    def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:
+        """Give up the queries of work that a share of none of these sizes ends in the time left; whether it did."""
+        needed = min([self.latency_ns(work, size) for size in sizes])
+        if needed > left_ns:
+            self.drop(queries, hopeless(needed, left_ns))
+        return needed > left_ns
+
+    # --- what to launch -------------------------------------------------------------------------------------------
+
+    def extent(self, tenant: Tenant, work: Work, size: int, needed_ns: int, allowed_ns: int) -> tuple[Work, int]:
+        """How much of the work to run, and its latency: all of it if that is allowed, else up to the last cut that it
+        reaches in the time allowed, and to the first one at least."""
+        if needed_ns <= allowed_ns:
+            return work, needed_ns
+        cuts, latency_ns = tenant.cuts, self.latency_ns
+        low, high = bisect_right(cuts, work.start), len(cuts) - 1
+        made = work.until(cuts[low])
+        latency = latency_ns(made, size)
+        low += 1
+        while allowed_ns and low < high:
+            middle = (low + high) // 2
+            longer = work.until(cuts[middle])
+            reach = latency_ns(longer, size)
+            if reach <= allowed_ns:
+                made, latency, low = longer, reach, middle + 1
+            else:
+                high = middle
+        return made, latency
+
+    def form_batch(
+        self, queue: QueueView, at: int, cores: int, latency: int, *, cautious: bool = False
+    ) -> tuple[tuple[Query, ...], int]:
+        """Choose the batch that is headed by the query at a position; give it and its predicted latency.
+
+        A further query joins, in queue order, while the batch stays within `max_batch` rows and is predicted to end no
+        later than it would take to run its queries in turn, by the deadline of each member that could meet it if
+        launched alone, and early enough for the head of every other queue and for every paused batch. Where what is
+        hopeless is dropped, queries that could not be in time even alone stay out. `latency` is the predicted latency
+        of the head alone; a `cautious` batch is sure to end by then.
+        """
+        tenant, now, latency_ns = queue.tenant, self.now_ns, self.latency_ns
+        skips, taken = self.drops_hopeless, self.taken
+        head = queue.queries[at]
+        chosen, items, serial, first = [head], head.items, latency, latency
+        limit = self._latest_end_ns(tenant.name, cores)
+        if now + latency <= head.deadline_ns:
+            limit = min(limit, head.deadline_ns)
+        for later in range(at + 1, len(queue.queries)):
+            query = queue.queries[later]
+            if query.merge_key != head.merge_key or query.shape != head.shape or query.id in taken:
+                continue
+            grown = items + query.items
+            if grown > tenant.max_batch:
+                break
+            alone = first if query.items == head.items else latency_ns(tenant.work(head.shape, query.items), cores)
+            in_time = now + alone <= query.deadline_ns
+            if skips and not in_time:
+                continue
+            together = latency_ns(tenant.work(head.shape, grown), cores)
+            if in_time:
+                limit = min(limit, query.deadline_ns)
+            end_ns = now + (self.snapshot.predictor.sure_ns(tenant.name, together) if cautious else together)
+            if together > serial + alone or end_ns > limit:
+                break
+            chosen.append(query)
+            items, latency, serial = grown, together, serial + alone
+        return tuple(chosen), latency
+
+    def _latest_end_ns(self, chosen: str, cores: int) -> int:
+        """When the partition is needed by the most urgent of those who wait and can still be in time."""
+        now, latency_ns, latest = self.now_ns, self.latency_ns, NEVER_NS
+        for name, queue in self.snapshot.queues.items():
+            if name != chosen and queue.queries:
+                head = queue.queries[0]
+                begin = head.deadline_ns - latency_ns(queue.tenant.work(head.shape, head.items), cores)
+                if now <= begin < latest:
+                    latest = begin
+        for batch in self.snapshot.paused:
+            needed = latency_ns(batch.tenant.work(batch.shape, batch.items, batch.next_unit), cores)
+            begin = min([query.deadline_ns for query in batch.queries]) - needed
+            if now <= begin < latest:
+                latest = begin
+        return latest
