@@ -18,6 +18,7 @@ import msgspec
 
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import Layout
+from cotenant.work import Work
 
 MOST_MESSAGE_BYTES = 200 << 10
 """What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
@@ -56,14 +57,22 @@ class AddLane(_Message, frozen=True):
 
 
 class Run(_Message, frozen=True):
-    """To a lane: run units [start, end) of a batch. `inputs` lie in its buffer when `start` is 0."""
+    """To a lane: what a Launch says. At the first unit, and with each part, the batch's `inputs` lie in its buffer."""
 
     launch: int
     batch: int
-    start: int
-    end: int
+    work: Work
     last: bool
     inputs: tuple[Layout, ...] = ()
+    part: bool = False
+    stops: tuple[int, ...] = ()
+
+
+class Grow(_Message, frozen=True):
+    """To a worker: let a launch go on with these cores from its next stop on. Answered by Grew there, if at all."""
+
+    launch: int
+    cores: tuple[int, ...]
 
 
 class Prepare(_Message, frozen=True):
@@ -106,6 +115,12 @@ class Refused(_Message, frozen=True):
     mend: str
 
 
+class Grew(_Message, frozen=True):
+    """From a worker: a launch goes on with the cores of a Grow."""
+
+    launch: int
+
+
 class Ended(_Message, frozen=True):
     """From a worker: a launch has ended. After the last units, `outputs` lie in the lane's buffer."""
 
@@ -117,8 +132,8 @@ class Ended(_Message, frozen=True):
     outputs: tuple[Layout, ...] = ()
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run
-FromWorker = Started | Ready | Prepared | Refused | Ended
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow
+FromWorker = Started | Ready | Prepared | Refused | Grew | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

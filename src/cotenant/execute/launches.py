@@ -1,0 +1,77 @@
+"""A launch from its inputs to what it leaves, on the thread of a lane: for threads of the server and of its workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cotenant.core.actions import Launch
+from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
+from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
+from cotenant.execute.runner import Runner, to_numpy
+from cotenant.work import CPU, Share
+
+HandOut = Callable[[Launch, BatchTensors, Tensors], None]
+"""Takes the outputs of a batch's last launch; may raise."""
+
+
+class Launches:
+    """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._grown: dict[int, tuple[Share, OnGrew]] = {}
+        """What launches under way are to take in at their next stop."""
+
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor."""
+        self._grown[launch] = share, on_grew
+
+    def run(
+        self,
+        launch: Launch,
+        model: Runner | None,
+        batch: BatchTensors | Exception,
+        hand_out: HandOut,
+        on_end: OnEnd,
+        wait: Callable[[], None] | None = None,
+        began_ns: int = 0,
+    ) -> None:
+        """Run a launch of a batch that has begun, just now or at `began_ns`, and tell how it ended.
+
+        `wait` waits until units have been computed. A launch whose model or batch is not there, or that raises, ends
+        with the reason.
+        """
+        began = gathered = ran = began_ns or time.perf_counter_ns()
+        error: str | None = None
+        try:
+            if isinstance(batch, Exception):
+                raise batch
+            if model is None:
+                raise ModelGoneError(launch.work.tenant)
+            share, start = launch.share, launch.work.start
+            tensors: Any = batch.kept
+            if start == 0 or launch.part:
+                tensors = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
+            gathered = ran = time.perf_counter_ns()
+            for end in (*launch.stops, launch.work.end):
+                threads = share.cores if share.size > 1 and share.device == CPU else 1
+                tensors = model.run(start, end, tensors, threads)
+                if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
+                    share, on_grew = more
+                    on_grew(launch.id)
+                start = end
+            if wait is not None:
+                wait()
+            ran = time.perf_counter_ns()
+            if launch.last:
+                hand_out(launch, batch, for_client(to_numpy(tensors)))
+            else:
+                self._batches.pause(launch, batch, tensors)
+        except Exception as caught:
+            ran = max(gathered, time.perf_counter_ns())
+            error = reason_of(caught)
+        if launch.stops:
+            self._grown.pop(launch.id, None)
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
