@@ -17,7 +17,7 @@ from cotenant.execute import registry
 from cotenant.execute.gpu.mps_executor import MpsExecutor
 from cotenant.execute.protocol import ModelExecutor
 from cotenant.execute.registry import EXECUTORS, ExecutorKind, executor_kind, open_executor, register
-from cotenant.execute.threads.executor import OnnxRuntimeExecutor
+from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.serve.server import Server
@@ -28,7 +28,7 @@ from repositories import config, scaled, write_model
 CORE = (min(os.sched_getaffinity(0)),)
 
 
-class Elsewhere(OnnxRuntimeExecutor):
+class Elsewhere(ThreadExecutor):
     """An executor of somebody else's."""
 
     opened: tuple[Any, ...] = ()
@@ -78,7 +78,7 @@ def test_what_nobody_runs_is_told_with_what_there_is() -> None:
 
 
 def test_lanes_change_on_cores_alone() -> None:
-    kinds = (OnnxRuntimeExecutor, ProcessExecutor, TorchExecutor, MpsExecutor)
+    kinds = (ThreadExecutor, ProcessExecutor, TorchExecutor, MpsExecutor)
     assert [kind.lanes_change for kind in kinds] == [True, True, False, False]
 
 

@@ -60,6 +60,12 @@ class BatchTensors:
                 raise RowsError(f"inputs of a batch have {self.rows} rows, expected {self.items} in every tensor")
         return {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
 
+    def take_apart(self) -> None:
+        """Let several launches, of which each may have some rows alone, begin with the inputs. As `gather` else."""
+        self.items = sum(map(_row_count, self._inputs))
+        inputs = {name: joined(each) for name, each in self.gather().items()}
+        self.parts = Parts(self.items, inputs, from_inputs=True)
+
     def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
         """Each query with its rows of the outputs; a single one has them all. Raises RowsError when they do not fit."""
         if len(self.queries) == 1:
@@ -111,23 +117,26 @@ class Batches:
     def begin(self, launch: Launch, home: object = None, inputs: Callable[[], Tensors] | None = None) -> BatchTensors:
         """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
-        `home` keeps its tensors where that is not who asks. `inputs` gives those of a new batch, where they were not
-        put.
+        `home` has its tensors, where that is not who asks; `inputs` gives those of a new batch that were not put.
 
         Raises ModelGoneError when nothing is kept of it there, RowsError when the launch is not of its queries and
         rows, or a part of a batch where batches are run as one.
         """
-        if launch.part:
-            if not self._has_parts:
-                raise RowsError("batches are run as one here, not in parts")
-            with self._lock:
-                return self._begin_part(launch, home, inputs)
-        if launch.work.start == 0:
+        if launch.part and not self._has_parts:
+            raise RowsError("batches are run as one here, not in parts")
+        if launch.work.start == 0 and not launch.part:
             return BatchTensors(launch, self._gathered(launch, inputs), home)
         with self._lock:
             batch = self._paused.get(launch.batch)
+            if batch is None and launch.part:
+                batch = self._paused[launch.batch] = BatchTensors(launch, self._gathered(launch, inputs), home)
+                batch.take_apart()
             if batch is None or batch.home is not home:
                 raise ModelGoneError(launch.work.tenant)
+            if launch.part:  # who has the tensors elsewhere gets all inputs: which part begins there first, he knows
+                if batch.parts is None:
+                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False)
+                return BatchTensors(launch, [batch.parts.tensors(launch.work if home is None else None)])
             if batch.parts is not None:
                 batch.kept, batch.parts = batch.parts.tensors(), None
             items = launch.work.items
@@ -139,25 +148,6 @@ class Batches:
 
     def _gathered(self, launch: Launch, inputs: Callable[[], Tensors] | None) -> list[Tensors]:
         return [self._inputs[query] for query in launch.queries] if inputs is None else [inputs()]
-
-    def _begin_part(self, launch: Launch, home: object, inputs: Callable[[], Tensors] | None) -> BatchTensors:
-        """As `begin`, for one of several launches that share a batch: what it gathers is its own.
-
-        Who has the tensors elsewhere gets the inputs of all rows with each of them: which one begins there first is not
-        known here.
-        """
-        batch = self._paused.get(launch.batch)
-        if batch is None:
-            batch = BatchTensors(launch, self._gathered(launch, inputs), home)
-            batch.items = sum(map(_row_count, batch._inputs))
-            base = {name: joined(each) for name, each in batch.gather().items()}
-            batch.parts = Parts(batch.items, base, from_inputs=True)
-            self._paused[launch.batch] = batch
-        elif batch.home is not home:
-            raise ModelGoneError(launch.work.tenant)
-        elif batch.parts is None:
-            batch.parts = Parts(batch.items, batch.kept, from_inputs=False)
-        return BatchTensors(launch, [batch.parts.tensors(launch.work if home is None else None)])
 
     def _end_part(self, launch: Launch, tensors: Mapping[str, Any]) -> None:
         """One of several launches of a batch has ended; with the last one the outputs are there."""

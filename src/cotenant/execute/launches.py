@@ -12,9 +12,6 @@ from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.work import CPU, Share
 
-HandOut = Callable[[Launch, BatchTensors, Tensors], None]
-"""Takes the outputs of a batch's last launch; may raise."""
-
 
 class Launches:
     """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe."""
@@ -33,15 +30,15 @@ class Launches:
         launch: Launch,
         model: Runner | None,
         batch: BatchTensors | Exception,
-        hand_out: HandOut,
+        hand_out: Callable[[Launch, BatchTensors, Tensors], None],
         on_end: OnEnd,
         wait: Callable[[], None] | None = None,
         began_ns: int = 0,
     ) -> None:
         """Run a launch of a batch that has begun, just now or at `began_ns`, and tell how it ended.
 
-        `wait` waits until units have been computed. A launch whose model or batch is not there, or that raises, ends
-        with the reason.
+        `hand_out` takes the outputs of the batch, and may raise; `wait` waits until units have been computed. A launch
+        whose model or batch is not there, or that raises, ends with the reason.
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None

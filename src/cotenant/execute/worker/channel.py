@@ -69,10 +69,10 @@ class Run(_Message, frozen=True):
 
 
 class Grow(_Message, frozen=True):
-    """To a worker: let a launch go on with these cores from its next stop on. Answered by Grew there, if at all."""
+    """To a worker: let a launch go on with these cores from its next stop on. From it, without them: so it goes on."""
 
     launch: int
-    cores: tuple[int, ...]
+    cores: tuple[int, ...] = ()
 
 
 class Prepare(_Message, frozen=True):
@@ -115,12 +115,6 @@ class Refused(_Message, frozen=True):
     mend: str
 
 
-class Grew(_Message, frozen=True):
-    """From a worker: a launch goes on with the cores of a Grow."""
-
-    launch: int
-
-
 class Ended(_Message, frozen=True):
     """From a worker: a launch has ended. After the last units, `outputs` lie in the lane's buffer."""
 
@@ -133,7 +127,7 @@ class Ended(_Message, frozen=True):
 
 
 ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow
-FromWorker = Started | Ready | Prepared | Refused | Grew | Ended
+FromWorker = Started | Ready | Prepared | Refused | Grow | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

@@ -27,7 +27,7 @@ class Pending:
     input_ns: int = 0
     is_sent: bool = False
     waited_ns: int = -1
-    on_grew: OnGrew | None = None
+    on_grew: OnGrew = lambda _: None
 
 
 class LaneLink:

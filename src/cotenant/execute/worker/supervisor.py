@@ -20,18 +20,7 @@ from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
-from cotenant.execute.worker.channel import (
-    Ended,
-    Grew,
-    Grow,
-    Message,
-    Open,
-    Prepared,
-    Ready,
-    Refused,
-    ReleaseBatch,
-    Started,
-)
+from cotenant.execute.worker.channel import Ended, Grow, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
 from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
@@ -249,10 +238,8 @@ class WorkerSupervisor:
                 return self._broken(error)
             if isinstance(message, Ended):
                 self._ended(message)
-            elif isinstance(message, Grew):
-                pending = self._pending.get(message.launch)
-                if pending is not None and pending.on_grew is not None:
-                    pending.on_grew(message.launch)
+            elif isinstance(message, Grow):
+                self._pending[message.launch].on_grew(message.launch)
             elif not is_tick and not isinstance(message, Prepared):
                 with self._lock:
                     is_done = self._closing.is_set() and not self._pending

@@ -21,7 +21,6 @@ from cotenant.execute.worker.channel import (
     AddLane,
     Channel,
     Ended,
-    Grew,
     Grow,
     Keep,
     MessageError,
@@ -61,10 +60,8 @@ class Worker:
             return
         try:
             model = run_gently(partial(_open, message), self._load_nice)
-            for threads, ranges in message.sessions:
-                model.prepare(
-                    ranges, threads if message.device == CPU else 1
-                )  # a pool of threads is as nice as the thread that makes it
+            for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
+                model.prepare(ranges, threads if message.device == CPU else 1)
         except ModelError as error:
             self._channel.send(Refused(error.reason, error.mend))
             return
@@ -77,35 +74,22 @@ class Worker:
             while message is not None:
                 message, descriptors = self._channel.receive_with()
                 if isinstance(message, AddLane):
-                    self._add_lane(model, Share(message.cores, device), nice, descriptors)
+                    name = "cotenant-lane-" + "-".join(map(str, message.cores))
+                    lane = model, Share(message.cores, device), nice, descriptors
+                    thread = threading.Thread(target=self._run_lane, args=lane, name=name, daemon=True)
+                    thread.start()
+                    self._lanes.append(thread)
                 elif isinstance(message, ReleaseBatch):
                     self._batches.release(message.batch)
                 elif isinstance(message, Grow):
-                    self._launches.grow(message.launch, Share(message.cores, device), self._grew)
+                    share = Share(message.cores, device)
+                    self._launches.grow(message.launch, share, lambda each: self._channel.send(Grow(each), waits=True))
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
                     threading.Thread(target=self._prepare, args=(model, message, device), daemon=True).start()
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
                 thread.join()
-
-    def _grew(self, launch: int) -> None:
-        self._channel.send(Grew(launch), waits=True)
-
-    def _add_lane(self, model: Runner, share: Share, nice: int, descriptors: list[int]) -> None:
-        end, inputs, outputs = descriptors
-        arguments = (
-            model,
-            share,
-            nice,
-            Channel(socket.socket(fileno=end)),
-            SharedBuffer(inputs),
-            SharedBuffer(outputs),
-        )
-        name = "cotenant-lane-" + "-".join(map(str, share.cores))
-        thread = threading.Thread(target=self._run_lane, args=arguments, name=name, daemon=True)
-        thread.start()
-        self._lanes.append(thread)
 
     def _prepare(self, model: Runner, wanted: Prepare, device: str) -> None:
         """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
@@ -125,15 +109,9 @@ class Worker:
         except OSError:  # the server has gone
             pass
 
-    def _run_lane(
-        self,
-        model: Runner,
-        share: Share,
-        nice: int,
-        lane: Channel,
-        inputs: SharedBuffer,
-        outputs: SharedBuffer,
-    ) -> None:
+    def _run_lane(self, model: Runner, share: Share, nice: int, descriptors: list[int]) -> None:
+        lane = Channel(socket.socket(fileno=descriptors[0]))
+        inputs, outputs = map(SharedBuffer, descriptors[1:])
         layouts: tuple[Layout, ...] = ()
 
         def hand_out(launch: Launch, batch: BatchTensors, tensors: Tensors) -> None:
