@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,11 +60,16 @@ class BatchTensors:
                 raise RowsError(f"inputs of a batch have {self.rows} rows, expected {self.items} in every tensor")
         return {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
 
+    def whole(self) -> Tensors:
+        """As `gather`, with one array of all rows for each tensor."""
+        if len(self._inputs) == 1:
+            return self._inputs.pop()
+        return {name: joined(each) for name, each in self.gather().items()}
+
     def take_apart(self) -> None:
         """Let several launches, of which each may have some rows alone, begin with the inputs. As `gather` else."""
         self.items = sum(map(_row_count, self._inputs))
-        inputs = {name: joined(each) for name, each in self.gather().items()}
-        self.parts = Parts(self.items, inputs, from_inputs=True)
+        self.parts = Parts(self.items, self.whole(), from_inputs=True)
 
     def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
         """Each query with its rows of the outputs; a single one has them all. Raises RowsError when they do not fit."""
@@ -114,22 +119,23 @@ class Batches:
             self._inputs.pop(query, None)
             self._outputs.pop(query, None)
 
-    def begin(self, launch: Launch, home: object = None, inputs: Callable[[], Tensors] | None = None) -> BatchTensors:
+    def begin(self, launch: Launch, home: object = None, inputs: list[Tensors] | None = None) -> BatchTensors:
         """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
-        `home` has its tensors, where that is not who asks; `inputs` gives those of a new batch that were not put.
+        `home` has its tensors, where that is not who asks; `inputs` are those of a new batch that were not put.
 
         Raises ModelGoneError when nothing is kept of it there, RowsError when the launch is not of its queries and
         rows, or a part of a batch where batches are run as one.
         """
+        if launch.work.start == 0 and not launch.part:
+            return BatchTensors(launch, inputs or [self._inputs[query] for query in launch.queries], home)
         if launch.part and not self._has_parts:
             raise RowsError("batches are run as one here, not in parts")
-        if launch.work.start == 0 and not launch.part:
-            return BatchTensors(launch, self._gathered(launch, inputs), home)
         with self._lock:
             batch = self._paused.get(launch.batch)
             if batch is None and launch.part:
-                batch = self._paused[launch.batch] = BatchTensors(launch, self._gathered(launch, inputs), home)
+                inputs = inputs or [self._inputs[query] for query in launch.queries]
+                batch = self._paused[launch.batch] = BatchTensors(launch, inputs, home)
                 batch.take_apart()
             if batch is None or batch.home is not home:
                 raise ModelGoneError(launch.work.tenant)
@@ -146,9 +152,6 @@ class Batches:
             del self._paused[launch.batch]
         return batch
 
-    def _gathered(self, launch: Launch, inputs: Callable[[], Tensors] | None) -> list[Tensors]:
-        return [self._inputs[query] for query in launch.queries] if inputs is None else [inputs()]
-
     def _end_part(self, launch: Launch, tensors: Mapping[str, Any]) -> None:
         """One of several launches of a batch has ended; with the last one the outputs are there."""
         with self._lock:
@@ -161,10 +164,10 @@ class Batches:
         if outputs is not None:
             self._keep(batch, outputs)
 
-    def try_begin(self, launch: Launch, inputs: Callable[[], Tensors] | None = None) -> BatchTensors | Exception:
+    def try_begin(self, launch: Launch) -> BatchTensors | Exception:
         """As `begin`, with what it raises given back: for executors whose lanes tell of it when its turn comes."""
         try:
-            return self.begin(launch, None, inputs)
+            return self.begin(launch)
         except Exception as error:
             return error
 

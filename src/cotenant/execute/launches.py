@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cotenant.core.actions import Launch
-from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
+from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, reason_of
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.work import CPU, Share
@@ -50,7 +50,7 @@ class Launches:
             share, start = launch.share, launch.work.start
             tensors: Any = batch.kept
             if start == 0 or launch.part:
-                tensors = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
+                tensors = {name: for_engine(array) for name, array in batch.whole().items()}
             gathered = ran = time.perf_counter_ns()
             for end in (*launch.stops, launch.work.end):
                 threads = share.cores if share.size > 1 and share.device == CPU else 1

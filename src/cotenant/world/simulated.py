@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
-from cotenant.execute.batches import Batches, BatchTensors, joined
+from cotenant.execute.batches import Batches, BatchTensors
 from cotenant.execute.protocol import OnEnd, OnGrew, Timing
 from cotenant.work import Share, Work
 
@@ -142,7 +142,7 @@ class SimulatedExecutor:
         with self._lock:
             batch = self._batches.begin(launch)
             if launch.work.start == 0 or launch.part:
-                batch.kept = {name: joined(pieces) for name, pieces in batch.gather().items()}
+                batch.kept = batch.whole()
             self._running[launch.id] = launch, batch, on_end
             self._world.start(launch, self._clock.now_ns())
             self._wait_for_next()

@@ -134,10 +134,14 @@ class Worker:
                 launch = Launch(
                     run.launch, run.batch, queries, run.work, run.last, share, 0, 0, part=run.part, stops=run.stops
                 )
-                # What may be live beyond this launch is copied, as the next one's inputs take their place.
-                read = partial(inputs.read, run.inputs, copy=run.part or not run.last)
                 layouts = ()
-                self._launches.run(launch, model, self._batches.try_begin(launch, read), hand_out, end, wait, began)
+                self._launches.run(launch, model, self._begin(launch, run, inputs), hand_out, end, wait, began)
+
+    def _begin(self, launch: Launch, run: Run, inputs: SharedBuffer) -> BatchTensors | Exception:
+        try:  # what may be live beyond this launch is copied, as the next one's inputs take its place
+            return self._batches.begin(launch, None, [inputs.read(run.inputs, copy=run.part or not run.last)])
+        except Exception as error:
+            return error
 
 
 def _open(message: Open) -> Runner:
