@@ -132,7 +132,7 @@ class Worker:
                 began = time.perf_counter_ns()
                 queries = (run.batch,)  # as one: their rows are nobody's business here
                 launch = Launch(
-                    run.launch, run.batch, queries, run.work, run.last, share, 0, 0, part=run.part, stops=run.stops
+                    run.launch, run.batch, queries, run.work, run.last, share, 0, 0, 0, False, run.part, (), run.stops
                 )
                 layouts = ()
                 self._launches.run(launch, model, self._begin(launch, run, inputs), hand_out, end, wait, began)
