@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -24,6 +25,7 @@ from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker import supervisor, worker
 from cotenant.execute.worker.channel import Channel
 from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.shared_tensors import SharedBuffer
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import RealClock
@@ -66,8 +68,10 @@ class HereWorker:
     """A worker on a thread of this process, so that its model can be looked at. Stands in for `WorkerProcess`."""
 
     pid = 1
+    made: ClassVar[list[HereWorker]] = []
 
     def __init__(self, *_: object) -> None:
+        self.made.append(self)
         self.channel, self._theirs = Channel.pair()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -96,8 +100,14 @@ Executors = Callable[[Callable[[Any], Any]], ModelExecutor]
 
 
 @pytest.fixture(params=["threads", "workers"])
-def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Executors:
+def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executors]:
     """Makes executors that run models as something changes them."""
+
+    buffers: list[SharedBuffer] = []
+
+    def buffer(descriptor: int) -> SharedBuffer:
+        buffers.append(SharedBuffer(descriptor))
+        return buffers[-1]
 
     def make(change: Callable[[Any], Any]) -> ModelExecutor:
         if request.param == "threads":
@@ -106,10 +116,14 @@ def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(executor, "load", lambda name, model, *rest: load(name, change(model), *rest))
             return executor
         monkeypatch.setattr(supervisor, "WorkerProcess", HereWorker)
+        monkeypatch.setattr(worker, "SharedBuffer", buffer)
         monkeypatch.setattr(worker, "open_model", lambda *args, **names: change(open_model(*args, **names)))
         return ProcessExecutor()
 
-    return make
+    yield make
+    HereWorker.made.clear()
+    for each in buffers:  # which end with a worker that is a process
+        each.close()
 
 
 class Served:
@@ -279,6 +293,8 @@ def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(executors: Exe
     x = rows(2)
     answer = served.send(x)
     served.driver.post(QueryCancelled(99))  # whatever happens: the policy is asked again, and nobody waits
+    while not all(each.worker._launches._grown for each in HereWorker.made):  # it comes by another way than launches
+        time.sleep(0.001)
     for _ in range(3):
         slowed.may_run.release()
     [(respond, y)] = answer()

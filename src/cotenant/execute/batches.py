@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import Tensors
+
+if TYPE_CHECKING:
+    from cotenant.execute.worker.channel import Run
 
 Pieces = Mapping[str, Sequence[Any]]
 """Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
@@ -38,7 +41,7 @@ class BatchTensors:
 
     __slots__ = ("_inputs", "home", "items", "kept", "parts", "queries", "rows")
 
-    def __init__(self, launch: Launch, inputs: list[Tensors], home: object = None) -> None:
+    def __init__(self, launch: Launch | Run, inputs: list[Tensors], home: object = None) -> None:
         self.queries = launch.queries
         self.items = launch.work.items
         self.rows: tuple[int, ...] = (self.items,)
@@ -119,7 +122,7 @@ class Batches:
             self._inputs.pop(query, None)
             self._outputs.pop(query, None)
 
-    def begin(self, launch: Launch, home: object = None, inputs: list[Tensors] | None = None) -> BatchTensors:
+    def begin(self, launch: Launch | Run, home: object = None, inputs: list[Tensors] | None = None) -> BatchTensors:
         """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
         `home` has its tensors, where that is not who asks; `inputs` are those of a new batch that were not put.
@@ -152,7 +155,7 @@ class Batches:
             del self._paused[launch.batch]
         return batch
 
-    def _end_part(self, launch: Launch, tensors: Mapping[str, Any]) -> None:
+    def _end_part(self, launch: Launch | Run, tensors: Mapping[str, Any]) -> None:
         """One of several launches of a batch has ended; with the last one the outputs are there."""
         with self._lock:
             batch = self._paused.get(launch.batch)
@@ -171,7 +174,7 @@ class Batches:
         except Exception as error:
             return error
 
-    def pause(self, launch: Launch, batch: BatchTensors, kept: Mapping[str, Any]) -> None:
+    def pause(self, launch: Launch | Run, batch: BatchTensors, kept: Mapping[str, Any]) -> None:
         """A launch has ended at a cut: keep what is live there until the next one."""
         if launch.part:
             self._end_part(launch, kept)
@@ -180,7 +183,7 @@ class Batches:
         with self._lock:
             self._paused[launch.batch] = batch
 
-    def finish(self, launch: Launch, batch: BatchTensors, outputs: Tensors) -> None:
+    def finish(self, launch: Launch | Run, batch: BatchTensors, outputs: Tensors) -> None:
         """Keep the outputs of the last launch until they are taken; those of queries that have ended nobody would take.
 
         Raises RowsError when they do not fit: then nobody gets anything.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, reason_of
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.work import CPU, Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.worker.channel import Run
 
 
 class Launches:
@@ -27,18 +30,20 @@ class Launches:
 
     def run(
         self,
-        launch: Launch,
+        launch: Launch | Run,
+        share: Share,
         model: Runner | None,
-        batch: BatchTensors | Exception,
-        hand_out: Callable[[Launch, BatchTensors, Tensors], None],
+        batch: BatchTensors | Tensors | Exception,
+        hand_out: Callable[[Any, Any, Tensors], None],
         on_end: OnEnd,
         wait: Callable[[], None] | None = None,
         began_ns: int = 0,
     ) -> None:
         """Run a launch of a batch that has begun, just now or at `began_ns`, and tell how it ended.
 
-        `hand_out` takes the outputs of the batch, and may raise; `wait` waits until units have been computed. A launch
-        whose model or batch is not there, or that raises, ends with the reason.
+        `batch` may be the inputs alone, where nothing of it stays behind. `hand_out` takes the outputs, and may raise;
+        `wait` waits until units have been computed. A launch whose model or batch is not there, or that raises, ends
+        with the reason.
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
@@ -47,10 +52,12 @@ class Launches:
                 raise batch
             if model is None:
                 raise ModelGoneError(launch.work.tenant)
-            share, start = launch.share, launch.work.start
-            tensors: Any = batch.kept
+            start = launch.work.start
             if start == 0 or launch.part:
-                tensors = {name: for_engine(array) for name, array in batch.whole().items()}
+                inputs = batch.whole() if isinstance(batch, BatchTensors) else batch
+                tensors: Any = {name: for_engine(array) for name, array in inputs.items()}
+            elif isinstance(batch, BatchTensors):
+                tensors = batch.kept
             gathered = ran = time.perf_counter_ns()
             for end in (*launch.stops, launch.work.end):
                 threads = share.cores if share.size > 1 and share.device == CPU else 1
@@ -64,7 +71,7 @@ class Launches:
             ran = time.perf_counter_ns()
             if launch.last:
                 hand_out(launch, batch, for_client(to_numpy(tensors)))
-            else:
+            elif isinstance(batch, BatchTensors):
                 self._batches.pause(launch, batch, tensors)
         except Exception as caught:
             ran = max(gathered, time.perf_counter_ns())

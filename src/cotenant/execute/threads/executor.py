@@ -67,7 +67,7 @@ class ThreadExecutor(BaseExecutor):
                 lane = self._lanes[launch.share] = Lane(launch.share, self._lane_nice)
             model = self._models.get(launch.work.tenant)
         batch = self._batches.try_begin(launch)
-        lane.put(partial(self._launches.run, launch, model, batch, self._batches.finish, on_end))
+        lane.put(partial(self._launches.run, launch, launch.share, model, batch, self._batches.finish, on_end))
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor."""

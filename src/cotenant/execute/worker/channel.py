@@ -13,6 +13,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -59,13 +60,15 @@ class AddLane(_Message, frozen=True):
 class Run(_Message, frozen=True):
     """To a lane: what a Launch says. At the first unit, and with each part, the batch's `inputs` lie in its buffer."""
 
-    launch: int
+    id: int
     batch: int
     work: Work
     last: bool
     inputs: tuple[Layout, ...] = ()
     part: bool = False
     stops: tuple[int, ...] = ()
+    queries: ClassVar[tuple[int, ...]] = (0,)
+    """As one: their rows are nobody's business in a worker."""
 
 
 class Grow(_Message, frozen=True):

@@ -8,7 +8,6 @@ import time
 from functools import partial
 from pathlib import Path
 
-from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launches import Launches
@@ -114,11 +113,11 @@ class Worker:
         inputs, outputs = map(SharedBuffer, descriptors[1:])
         layouts: tuple[Layout, ...] = ()
 
-        def hand_out(launch: Launch, batch: BatchTensors, tensors: Tensors) -> None:
+        def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
             nonlocal layouts
             layouts = outputs.write({name: (array,) for name, array in tensors.items()})
-            if launch.part:  # who asked puts them together; here it is only counted when all are there
-                self._batches.finish(launch, batch, {})
+            if run.part:  # who asked puts them together; here it is only counted when all are there
+                self._batches.finish(run, batch, {})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
             ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts)
@@ -130,16 +129,15 @@ class Worker:
         with lane_place(share, nice) as wait:
             while isinstance(run := lane.receive(), Run):
                 began = time.perf_counter_ns()
-                queries = (run.batch,)  # as one: their rows are nobody's business here
-                launch = Launch(
-                    run.launch, run.batch, queries, run.work, run.last, share, 0, 0, 0, False, run.part, (), run.stops
-                )
                 layouts = ()
-                self._launches.run(launch, model, self._begin(launch, run, inputs), hand_out, end, wait, began)
+                self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, wait, began)
 
-    def _begin(self, launch: Launch, run: Run, inputs: SharedBuffer) -> BatchTensors | Exception:
-        try:  # what may be live beyond this launch is copied, as the next one's inputs take its place
-            return self._batches.begin(launch, None, [inputs.read(run.inputs, copy=run.part or not run.last)])
+    def _begin(self, run: Run, inputs: SharedBuffer) -> BatchTensors | Tensors | Exception:
+        try:
+            if run.last and run.work.start == 0 and not run.part:
+                return inputs.read(run.inputs, copy=False)
+            # What may be live beyond this launch is copied, as the next one's inputs take its place.
+            return self._batches.begin(run, None, [inputs.read(run.inputs, copy=True)])
         except Exception as error:
             return error
 
