@@ -27,7 +27,7 @@ def rows_of(query: int, count: int) -> Any:
     rows=st.lists(st.integers(1, 5), min_size=1, max_size=6), left=st.sets(st.integers(0, 5)), cuts=st.integers(0, 3)
 )
 def test_who_stays_gets_his_rows_whoever_left(rows: list[int], left: set[int], cuts: int) -> None:
-    batches: Batches[Any] = Batches()
+    batches = Batches()
     for query, count in enumerate(rows):
         batches.put(query, {"x": rows_of(query, count), "also": -rows_of(query, count)})
     stay = tuple(query for query in range(len(rows)) if query not in left) or (0,)
@@ -52,7 +52,7 @@ def test_who_stays_gets_his_rows_whoever_left(rows: list[int], left: set[int], c
 
 @pytest.mark.parametrize("wrong", [np.zeros((4, 2)), np.zeros((2, 2)), np.zeros(()), np.zeros((0, 3))])
 def test_an_output_without_a_row_for_a_row_answers_nobody(wrong: Any) -> None:
-    batches: Batches[Any] = Batches()
+    batches = Batches()
     for query, count in enumerate((1, 2)):
         batches.put(query, {"x": rows_of(query, count)})
     batch = batches.begin(launch((0, 1), 3))
@@ -72,7 +72,7 @@ def test_where_batches_run_as_one_a_part_is_refused() -> None:
 
 
 def test_a_query_alone_gets_all_that_there_is() -> None:
-    batches: Batches[Any] = Batches()
+    batches = Batches()
     batches.put(0, {"x": rows_of(0, 1)})
     batch = batches.begin(launch((0,), 1))
     assert batch.gather() == {"x": [rows_of(0, 1)]}
@@ -91,7 +91,7 @@ def test_a_query_alone_gets_all_that_there_is() -> None:
     ids=["too few", "tensors that differ", "nothing"],
 )
 def test_inputs_that_are_not_the_rows_of_the_launch_are_not_merged(inputs: list[dict[str, Any]]) -> None:
-    batches: Batches[Any] = Batches()
+    batches = Batches()
     for query, tensors in enumerate(inputs):
         batches.put(query, tensors)
     with pytest.raises(RowsError, match="expected 3 in every tensor"):
@@ -99,9 +99,11 @@ def test_inputs_that_are_not_the_rows_of_the_launch_are_not_merged(inputs: list[
 
 
 def test_what_is_released_cannot_go_on() -> None:
-    batches: Batches[str] = Batches()
+    batches = Batches()
     batches.put(0, {"x": rows_of(0, 1)})
-    batches.pause(launch((0,), 1), batches.begin(launch((0,), 1)), "there")
+    batches.pause(launch((0,), 1), batches.begin(launch((0,), 1), "there"), {})
+    with pytest.raises(ModelGoneError):
+        batches.begin(launch((0,), 1, 1), "elsewhere")
     assert batches.release(7) == "there"
     assert batches.release(7) is None
     with pytest.raises(ModelGoneError):

@@ -309,7 +309,7 @@ def test_a_worker_keeps_tensors_of_paused_batches_alone(tmp_path: Path) -> None:
 
     def run(launch: int, batch: int, start: int, end: int, x: Any = None) -> Ended:
         layouts = () if x is None else inputs.write({"x": [x]})
-        lane.send(Run(launch, batch, start, end, end == 2, layouts))
+        lane.send(Run(launch, batch, Work("a", 0, 1, start, end), end == 2, layouts))
         ended = ours.receive()
         assert isinstance(ended, Ended)
         assert ended.launch == launch
@@ -323,8 +323,10 @@ def test_a_worker_keeps_tensors_of_paused_batches_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs.read(last.outputs, copy=True)["y"], expected, rtol=1e-5)
     assert worker.paused == 1
     assert "is not loaded any more" in str(run(3, 5, 1, 2).error)
-    assert "has shape" in str(run(4, 6, 0, 1, np.zeros((1, 9), np.float32)).error)
-    assert worker.paused == 0  # a batch that fails is forgotten
+    assert "has shape" in str(run(4, 8, 0, 1, np.zeros((1, 9), np.float32)).error)
+    assert worker.paused == 1  # a batch that fails is forgotten
+    assert run(6, 6, 1, 2).error is None
+    assert worker.paused == 0
     run(5, 7, 0, 1, X["x"])
     ours.send(ReleaseBatch(7))
     lane.shut()

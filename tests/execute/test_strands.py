@@ -1,10 +1,11 @@
-"""Strands on a real executor: parts of a batch, branches side by side, launches that wait, and ones that grow."""
+"""Strands on real executors: parts of a batch, branches side by side, launches that wait, and ones that grow."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -18,7 +19,13 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.parts import Parts
+from cotenant.execute.protocol import ModelExecutor
+from cotenant.execute.runner import open_model
 from cotenant.execute.threads.executor import ThreadExecutor
+from cotenant.execute.worker import supervisor, worker
+from cotenant.execute.worker.channel import Channel
+from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.execute.worker.shared_tensors import SharedBuffer
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import RealClock
@@ -57,17 +64,88 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedModel]:
         yield opened
 
 
-class Served:
-    """A driver with a real executor of threads, and what happened."""
+class HereWorker:
+    """A worker on a thread of this process, so that its model can be looked at. Stands in for `WorkerProcess`."""
 
-    def __init__(self, model: SegmentedModel, policy: Policy, cuts: tuple[int, ...], max_batch: int = 8) -> None:
-        self.model = model
+    pid = 1
+    made: ClassVar[list[HereWorker]] = []
+
+    def __init__(self, *_: object) -> None:
+        self.made.append(self)
+        self.channel, self._theirs = Channel.pair()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        self.worker = worker.Worker(self._theirs, 0)
+        self.worker.serve()
+        self._theirs.close()
+
+    def resident_bytes(self) -> int:
+        return 0
+
+    def kill(self) -> None:
+        self.channel.shut()
+
+    def wait(self) -> str:
+        self._thread.join(WAIT_S)
+        return "was killed by the test"
+
+    def close(self) -> None:
+        assert self.worker.paused == 0
+        self.channel.close()
+
+
+Executors = Callable[[Callable[[Any], Any]], ModelExecutor]
+
+
+@pytest.fixture(params=["threads", "workers"])
+def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executors]:
+    """Makes executors that run models as something changes them."""
+
+    buffers: list[SharedBuffer] = []
+
+    def buffer(descriptor: int) -> SharedBuffer:
+        buffers.append(SharedBuffer(descriptor))
+        return buffers[-1]
+
+    def make(change: Callable[[Any], Any]) -> ModelExecutor:
+        if request.param == "threads":
+            executor = ThreadExecutor()
+            load = executor.load
+            monkeypatch.setattr(executor, "load", lambda name, model, *rest: load(name, change(model), *rest))
+            return executor
+        monkeypatch.setattr(supervisor, "WorkerProcess", HereWorker)
+        monkeypatch.setattr(worker, "SharedBuffer", buffer)
+        monkeypatch.setattr(worker, "open_model", lambda *args, **names: change(open_model(*args, **names)))
+        return ProcessExecutor()
+
+    yield make
+    HereWorker.made.clear()
+    for each in buffers:  # which end with a worker that is a process
+        each.close()
+
+
+class Served:
+    """A driver with a real executor, and what happened."""
+
+    def __init__(
+        self,
+        executors: Executors,
+        model: SegmentedModel,
+        policy: Policy,
+        cuts: tuple[int, ...],
+        max_batch: int = 8,
+        change: Callable[[Any], Any] = lambda model: model,
+    ) -> None:
         self.tenant = Tenant("wide", 10**11, cuts=cuts, max_batch=max_batch)
         table = LatencyTable((LatencyRow(0, 1, 1, 10**6),), (1.0,) * cuts[-1])
         engine = Engine((self.tenant,), policy, TablePredictor({"wide": table}), Machine.cpu((0, 1)))
-        self.executor = ThreadExecutor()
+        self.executor = executors(change)
         ranges = [(a, b) for a in cuts for b in cuts if a < b]
-        self.executor.add_model("wide", self.executor.load("wide", model, [(1, ranges), ((0, 1), ranges)]))
+        self.model = SegmentedModel.open(model.path, cache_dir=model.path.parent / "cache")
+        self.loaded = self.executor.load("wide", self.model, [(1, ranges), ((0, 1), ranges)])
+        self.executor.add_model("wide", self.loaded)
         self.clock = RealClock()
         self.events: list[Event] = []
         self.actions: list[Action] = []
@@ -104,9 +182,10 @@ class Served:
         return wait
 
     def close(self) -> None:
+        self.loaded.close()
         self.executor.close()
         self.clock.close()
-        assert self.executor.kept == 0
+        assert self.executor.kept == 0  # type: ignore[attr-defined]
 
     @property
     def launches(self) -> list[Launch]:
@@ -126,8 +205,10 @@ def same(got: Any, expected: Any) -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_halves_of_the_rows_run_side_by_side_and_are_put_together(model: SegmentedModel, count: int) -> None:
-    served = Served(model, Halves(TWO_LANES), (0, 4, 8, model.unit_count))
+def test_halves_of_the_rows_run_side_by_side_and_are_put_together(
+    executors: Executors, model: SegmentedModel, count: int
+) -> None:
+    served = Served(executors, model, Halves(TWO_LANES), (0, 4, 8, model.unit_count))
     x = rows(count)
     [(respond, y)] = served.ask(x)
     assert respond.outcome is Outcome.ANSWERED
@@ -138,8 +219,8 @@ def test_halves_of_the_rows_run_side_by_side_and_are_put_together(model: Segment
     served.close()
 
 
-def test_rows_of_several_queries_go_back_to_whom_they_belong(model: SegmentedModel) -> None:
-    served = Served(model, Halves(TWO_LANES), (0, 4, model.unit_count))
+def test_rows_of_several_queries_go_back_to_whom_they_belong(executors: Executors, model: SegmentedModel) -> None:
+    served = Served(executors, model, Halves(TWO_LANES), (0, 4, model.unit_count))
     asked = [rows(count, count) for count in (1, 3, 2, 1, 4)]
     for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
         assert respond.outcome is Outcome.ANSWERED
@@ -148,13 +229,13 @@ def test_rows_of_several_queries_go_back_to_whom_they_belong(model: SegmentedMod
     served.close()
 
 
-def test_branches_run_beside_each_other_and_meet(model: SegmentedModel) -> None:
+def test_branches_run_beside_each_other_and_meet(executors: Executors, model: SegmentedModel) -> None:
     """Neither branch has the tensors of the other one; who joins them has both."""
     sides = [unit.outputs[0][0] for unit in model.dfg.units]
     first, second = sides.index("l"), sides.index("r")
     cuts = (0, max(first, second), sides.index("s"), model.unit_count)
     assert set(sides[: cuts[1]]) | set(sides[cuts[1] : cuts[2]]) == {"l", "r"}
-    served = Served(model, Branches(TWO_LANES), cuts)
+    served = Served(executors, model, Branches(TWO_LANES), cuts)
     x = rows(3)
     [(respond, y)] = served.ask(x)
     assert respond.outcome is Outcome.ANSWERED
@@ -165,8 +246,8 @@ def test_branches_run_beside_each_other_and_meet(model: SegmentedModel) -> None:
     served.close()
 
 
-def test_a_launch_waits_for_what_a_pointer_names(model: SegmentedModel) -> None:
-    served = Served(model, Pointers(TWO_LANES), (0, 4, 8, model.unit_count), max_batch=1)
+def test_a_launch_waits_for_what_a_pointer_names(executors: Executors, model: SegmentedModel) -> None:
+    served = Served(executors, model, Pointers(TWO_LANES), (0, 4, 8, model.unit_count), max_batch=1)
     asked = [rows(1, seed) for seed in range(12)]
     for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
         assert respond.outcome is Outcome.ANSWERED
@@ -181,13 +262,24 @@ def test_a_launch_waits_for_what_a_pointer_names(model: SegmentedModel) -> None:
 class Slowed:
     """A model each of whose runs waits until it may."""
 
-    def __init__(self, model: SegmentedModel) -> None:
-        self._model = model
+    _model: Any
+
+    def __init__(self) -> None:
         self.may_run = threading.Semaphore(0)
         self.threads: list[object] = []
 
+    def __call__(self, model: Any) -> Any:
+        self._model = model
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._model.close()
 
     def run(self, start: int, end: int, tensors: Any, threads: Any = 1) -> Any:
         assert self.may_run.acquire(timeout=WAIT_S)
@@ -195,13 +287,14 @@ class Slowed:
         return self._model.run(start, end, tensors, threads)
 
 
-def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(model: SegmentedModel) -> None:
-    served = Served(model, Growing(TWO_LANES), (0, 4, 8, model.unit_count))
-    slowed: Any = Slowed(model)
-    served.executor.add_model("wide", slowed)
+def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(executors: Executors, model: SegmentedModel) -> None:
+    slowed = Slowed()
+    served = Served(executors, model, Growing(TWO_LANES), (0, 4, 8, model.unit_count), change=slowed)
     x = rows(2)
     answer = served.send(x)
     served.driver.post(QueryCancelled(99))  # whatever happens: the policy is asked again, and nobody waits
+    while not all(each.worker._launches._grown for each in HereWorker.made):  # it comes by another way than launches
+        time.sleep(0.001)
     for _ in range(3):
         slowed.may_run.release()
     [(respond, y)] = answer()
@@ -216,17 +309,14 @@ def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(model: Segment
     served.close()
 
 
-def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(model: SegmentedModel) -> None:
-    served = Served(model, Halves(TWO_LANES), (0, 4, model.unit_count))
-
+def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(executors: Executors, model: SegmentedModel) -> None:
     class Broken(Slowed):
         def run(self, start: int, end: int, tensors: Any, threads: Any = 1) -> Any:
             if len(tensors["x"]) == 2 if "x" in tensors else False:
                 raise RuntimeError("it broke")
             return self._model.run(start, end, tensors, threads)
 
-    broken: Any = Broken(model)
-    served.executor.add_model("wide", broken)
+    served = Served(executors, model, Halves(TWO_LANES), (0, 4, model.unit_count), change=Broken())
     [(respond, _)] = served.ask(rows(3))  # of which one half is two rows
     assert (respond.outcome, respond.reason) == (Outcome.FAILED, "it broke")
     assert sum(isinstance(action, Release) for action in served.actions) == 1

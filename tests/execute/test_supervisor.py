@@ -112,7 +112,7 @@ class Stage:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[tuple[int, str | None]] = queue.SimpleQueue()
         limits = WorkerLimits(backoff_s=0.001, backoff_most_s=0.001, memory_bytes=1000)
-        self.batches: Batches[WorkerSupervisor] = Batches()
+        self.batches = Batches()
         self.supervisor = WorkerSupervisor(OPEN, limits, self.batches, self.events.put)
 
     def next(self) -> Script:
@@ -421,8 +421,9 @@ def test_lengths_of_layouts_are_what_a_launch_is_bounded_by(ends: tuple[Channel,
     """And not the tensors: the largest number of inputs of a usual name passes whole."""
     ours, theirs = ends
     layouts = tuple(Layout(f"input_{number}", "<f4", (1, 3, 224, 224), number * 64, 602112) for number in range(4000))
-    ours.send(Run(1, 1, 0, 2, True, layouts))
-    assert theirs.receive() == Run(1, 1, 0, 2, True, layouts)
+    run = Run(1, 1, Work("a", 0, 1, 0, 2), True, layouts)
+    ours.send(run)
+    assert theirs.receive() == run
 
 
 def test_a_pending_launch_that_was_refused_leaves_its_lane_free(ends: tuple[Channel, Channel]) -> None:

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 from cotenant.config import DeviceSection
+from cotenant.core.actions import Launch
 from cotenant.errors import ConfigError
+from cotenant.execute.batches import Batches
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.mps import MpsDaemon
 from cotenant.execute.gpu.mps_executor import MpsExecutor
+from cotenant.execute.launches import Launches
+from cotenant.execute.place import lane_place
 from cotenant.execute.registry import open_executor
 from cotenant.execute.runner import open_model
-from cotenant.execute.worker.lane_place import place_of
+from cotenant.work import Share, Work
 from fake_mps import WAIT_S, told, write_control
 from repositories import scaled
 
@@ -41,13 +45,34 @@ def test_on_the_cpu_a_lane_is_bound_to_its_first_core() -> None:
     core = max(os.sched_getaffinity(0))
 
     def settled() -> Any:
-        with place_of("cpu", (core, 7), 3).settle():
+        with lane_place(Share((core, 7)), 3):
             return os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     cores, nice = in_thread(settled)
     assert cores == {core}
     assert nice >= 3
-    assert (place_of("cpu", (4,), 0).threads, place_of("cpu", (4, 2), 0).threads) == (1, (4, 2))
+
+
+@pytest.mark.parametrize(
+    ("share", "threads"), [(Share((4,)), 1), (Share((4, 2)), (4, 2)), (Share((4, 2), "cuda:0"), 1)], ids=str
+)
+def test_models_run_with_the_cores_of_a_share_where_it_has_several(share: Share, threads: Any) -> None:
+    found: list[Any] = []
+
+    class Model:
+        def run(self, start: int, end: int, tensors: Any, threads: Any) -> Any:
+            found.append(threads)
+            return tensors
+
+    model: Any = Model()
+    batches = Batches()
+    batches.put(0, {})
+    launch = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, share, 0, 0)
+    ends: list[str | None] = []
+    Launches(batches).run(
+        launch, share, model, batches.begin(launch), batches.finish, lambda _, error, timing: ends.append(error)
+    )
+    assert (found, ends) == ([threads], [None])
 
 
 def test_on_a_gpu_a_lane_has_a_stream_and_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,13 +97,12 @@ def test_on_a_gpu_a_lane_has_a_stream_and_waits_for_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "stream", stream)
 
     def settled() -> Any:
-        place = place_of("cuda:1", tuple(range(64)), 0)
-        with place.settle():
-            place.finish()
-        return place.threads, os.sched_getaffinity(0)
+        with lane_place(Share(tuple(range(64)), "cuda:1"), 0) as wait:
+            assert wait is not None
+            wait()
+        return os.sched_getaffinity(0)
 
-    threads, cores = in_thread(settled)
-    assert threads == 1
+    cores = in_thread(settled)
     assert cores == os.sched_getaffinity(0), "the slots of SMs are no cores"
     assert log == ["made on cuda:1", "in", "waited", "out"]
 

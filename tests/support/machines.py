@@ -119,8 +119,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.queued: dict[int, Query] = {}
         self.waits_since: dict[int, int] = {}
         self.group_of: dict[int, tuple[int, int]] = {}
-        self.tensors: Batches[Any] = Batches()
-        self.flights: dict[int, BatchTensors[Any]] = {}
+        self.tensors = Batches()
+        self.flights: dict[int, BatchTensors] = {}
         self.ended: dict[int, Outcome] = {}
         self.running: dict[int, Launch] = {}
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}

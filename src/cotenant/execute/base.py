@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic
 
 from cotenant.core.events import Event
-from cotenant.execute.batches import Batches, Kept
+from cotenant.execute.batches import Batches
 from cotenant.execute.place import CorePlace, Place
 from cotenant.execute.protocol import OnGrew, WorkerStatus
 from cotenant.work import Share
 
 
-class BaseExecutor(Generic[Kept]):
+class BaseExecutor:
     """Keeps tensors in `Batches`, computes on cores, and has neither workers nor trouble: who has, says so."""
 
     lanes_change = True
@@ -22,7 +21,7 @@ class BaseExecutor(Generic[Kept]):
 
     def __init__(self) -> None:
         self.on_event: Callable[[Event], None] = lambda _: None
-        self._batches: Batches[Kept] = Batches(has_parts=self.has_parts)
+        self._batches = Batches(has_parts=self.has_parts)
         self._lock = threading.Lock()
         self.put = self._batches.put
         self.take = self._batches.take
@@ -40,6 +39,10 @@ class BaseExecutor(Generic[Kept]):
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor: a launch goes on as it was."""
+
+    def release(self, batch: int) -> None:
+        """See Executor."""
+        self._batches.release(batch)
 
     def announce(self, tenant: str) -> None:
         """See ModelExecutor: there is nothing to say."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,11 +13,11 @@ from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import Tensors
 
+if TYPE_CHECKING:
+    from cotenant.execute.worker.channel import Run
+
 Pieces = Mapping[str, Sequence[Any]]
 """Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
-
-Kept = TypeVar("Kept")
-"""What an executor keeps of a paused batch: the tensors that are live where it stands, or where those are."""
 
 _REASON_CHARS = 300
 _TOLERANCE = 1e-2
@@ -31,22 +31,22 @@ class ModelGoneError(RuntimeError):
         super().__init__(f"model of {tenant!r} is not loaded any more")
 
 
-class BatchTensors(Generic[Kept]):
+class BatchTensors:
     """Queries that go through a model as one, from its first launch on, in the order of their rows.
 
     Those who leave at a cut stay in it, as their rows stay in the tensors to the end. Made by `Batches`. Inputs are put
-    below each other, and outputs dealt out, nowhere else.
+    below each other, and outputs dealt out, nowhere else. `kept` are the tensors that are live where a paused batch
+    stands; `home` is who has them instead, where that is not who has this.
     """
 
-    __slots__ = ("_inputs", "items", "kept", "parts", "queries", "rows")
+    __slots__ = ("_inputs", "home", "items", "kept", "parts", "queries", "rows")
 
-    def __init__(self, launch: Launch, inputs: list[Tensors]) -> None:
+    def __init__(self, launch: Launch | Run, inputs: list[Tensors], home: object = None) -> None:
         self.queries = launch.queries
         self.items = launch.work.items
-        if launch.part:
-            self.items = sum([len(next(iter(tensors.values()), ())) for tensors in inputs])
         self.rows: tuple[int, ...] = (self.items,)
-        self.kept: Kept | None = None
+        self.kept: Mapping[str, Any] = {}
+        self.home = home
         self.parts: Parts | None = None
         self._inputs = inputs
 
@@ -54,7 +54,7 @@ class BatchTensors(Generic[Kept]):
         """The inputs, to be put below each other; once. Raises RowsError when they are not the rows of the launch."""
         inputs, self._inputs = self._inputs, []
         if len(inputs) > 1:
-            self.rows = tuple([len(next(iter(tensors.values()), ())) for tensors in inputs])
+            self.rows = tuple(map(_row_count, inputs))
             if sum(self.rows) != self.items or any(
                 len(array) != count
                 for tensors, count in zip(inputs, self.rows, strict=True)
@@ -62,6 +62,17 @@ class BatchTensors(Generic[Kept]):
             ):
                 raise RowsError(f"inputs of a batch have {self.rows} rows, expected {self.items} in every tensor")
         return {name: [tensors[name] for tensors in inputs] for name in inputs[0]}
+
+    def whole(self) -> Tensors:
+        """As `gather`, with one array of all rows for each tensor."""
+        if len(self._inputs) == 1:
+            return self._inputs.pop()
+        return {name: joined(each) for name, each in self.gather().items()}
+
+    def take_apart(self) -> None:
+        """Let several launches, of which each may have some rows alone, begin with the inputs. As `gather` else."""
+        self.items = sum(map(_row_count, self._inputs))
+        self.parts = Parts(self.items, self.whole(), from_inputs=True)
 
     def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
         """Each query with its rows of the outputs; a single one has them all. Raises RowsError when they do not fit."""
@@ -78,19 +89,18 @@ class BatchTensors(Generic[Kept]):
             at += count
 
 
-class Batches(Generic[Kept]):
+class Batches:
     """Inputs of queries until they end, their outputs until they are taken, and the batches between their launches.
 
     A batch in flight belongs to its launch: who `begin`s it has to `pause` or `finish` it, or drops it when it fails.
-    Thread-safe. With `has_parts` a batch may also run as several launches side by side; what is kept of it are tensors
-    by name then.
+    Thread-safe. With `has_parts` a batch may also run as several launches side by side.
     """
 
     def __init__(self, *, has_parts: bool = False) -> None:
         self._has_parts = has_parts
         self._inputs: dict[int, Tensors] = {}
         self._outputs: dict[int, Tensors] = {}
-        self._paused: dict[int, BatchTensors[Kept]] = {}
+        self._paused: dict[int, BatchTensors] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -112,25 +122,32 @@ class Batches(Generic[Kept]):
             self._inputs.pop(query, None)
             self._outputs.pop(query, None)
 
-    def begin(self, launch: Launch) -> BatchTensors[Kept]:
+    def begin(self, launch: Launch | Run, home: object = None, inputs: list[Tensors] | None = None) -> BatchTensors:
         """The batch of a launch that is to run now: a new one at the first unit, else the one that was paused.
 
-        Raises ModelGoneError when nothing is kept of it, RowsError when the launch is not of its queries and rows, or a
-        part of a batch where batches are run as one.
+        `home` has its tensors, where that is not who asks; `inputs` are those of a new batch that were not put.
+
+        Raises ModelGoneError when nothing is kept of it there, RowsError when the launch is not of its queries and
+        rows, or a part of a batch where batches are run as one.
         """
-        if launch.part:
-            if not self._has_parts:
-                raise RowsError("batches are run as one here, not in parts")
-            with self._lock:
-                return self._begin_part(launch)
-        if launch.work.start == 0:
-            return BatchTensors(launch, [self._inputs[query] for query in launch.queries])
+        if launch.work.start == 0 and not launch.part:
+            return BatchTensors(launch, inputs or [self._inputs[query] for query in launch.queries], home)
+        if launch.part and not self._has_parts:
+            raise RowsError("batches are run as one here, not in parts")
         with self._lock:
             batch = self._paused.get(launch.batch)
-            if batch is None:
+            if batch is None and launch.part:
+                inputs = inputs or [self._inputs[query] for query in launch.queries]
+                batch = self._paused[launch.batch] = BatchTensors(launch, inputs, home)
+                batch.take_apart()
+            if batch is None or batch.home is not home:
                 raise ModelGoneError(launch.work.tenant)
+            if launch.part:  # who has the tensors elsewhere gets all inputs: which part begins there first, he knows
+                if batch.parts is None:
+                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False)
+                return BatchTensors(launch, [batch.parts.tensors(launch.work if home is None else None)])
             if batch.parts is not None:
-                batch.kept, batch.parts = cast(Kept, batch.parts.tensors()), None
+                batch.kept, batch.parts = batch.parts.tensors(), None
             items = launch.work.items
             if items != batch.items or not set(launch.queries) <= set(batch.queries):
                 mine = f"{batch.items} rows of {batch.queries}"
@@ -138,21 +155,7 @@ class Batches(Generic[Kept]):
             del self._paused[launch.batch]
         return batch
 
-    def _begin_part(self, launch: Launch) -> BatchTensors[Kept]:
-        """As `begin`, for one of several launches that share a batch: what it begins with is its own."""
-        batch = self._paused.get(launch.batch)
-        if batch is None:
-            batch = BatchTensors(launch, [self._inputs[query] for query in launch.queries])
-            inputs = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
-            batch.parts = Parts(batch.items, inputs, from_inputs=True)
-            self._paused[launch.batch] = batch
-        elif batch.parts is None:
-            batch.parts = Parts(batch.items, cast(Mapping[str, Any], batch.kept or {}), from_inputs=False)
-        made: BatchTensors[Kept] = BatchTensors(launch, [])
-        made.kept = cast(Kept, batch.parts.tensors(launch.work))
-        return made
-
-    def _end_part(self, launch: Launch, tensors: Mapping[str, Any]) -> None:
+    def _end_part(self, launch: Launch | Run, tensors: Mapping[str, Any]) -> None:
         """One of several launches of a batch has ended; with the last one the outputs are there."""
         with self._lock:
             batch = self._paused.get(launch.batch)
@@ -164,23 +167,23 @@ class Batches(Generic[Kept]):
         if outputs is not None:
             self._keep(batch, outputs)
 
-    def try_begin(self, launch: Launch) -> BatchTensors[Kept] | Exception:
+    def try_begin(self, launch: Launch) -> BatchTensors | Exception:
         """As `begin`, with what it raises given back: for executors whose lanes tell of it when its turn comes."""
         try:
             return self.begin(launch)
         except Exception as error:
             return error
 
-    def pause(self, launch: Launch, batch: BatchTensors[Kept], kept: Kept) -> None:
+    def pause(self, launch: Launch | Run, batch: BatchTensors, kept: Mapping[str, Any]) -> None:
         """A launch has ended at a cut: keep what is live there until the next one."""
         if launch.part:
-            self._end_part(launch, cast(Mapping[str, Any], kept))
+            self._end_part(launch, kept)
             return
         batch.kept = kept
         with self._lock:
             self._paused[launch.batch] = batch
 
-    def finish(self, launch: Launch, batch: BatchTensors[Kept], outputs: Tensors) -> None:
+    def finish(self, launch: Launch | Run, batch: BatchTensors, outputs: Tensors) -> None:
         """Keep the outputs of the last launch until they are taken; those of queries that have ended nobody would take.
 
         Raises RowsError when they do not fit: then nobody gets anything.
@@ -190,16 +193,20 @@ class Batches(Generic[Kept]):
         else:
             self._keep(batch, outputs)
 
-    def _keep(self, batch: BatchTensors[Kept], outputs: Tensors) -> None:
+    def _keep(self, batch: BatchTensors, outputs: Tensors) -> None:
         answers = dict(batch.scatter(outputs))
         with self._lock:
             self._outputs.update({query: tensors for query, tensors in answers.items() if query in self._inputs})
 
-    def release(self, batch: int) -> Kept | None:
-        """Forget a paused batch; what was kept of it."""
+    def release(self, batch: int) -> object:
+        """Forget a batch; gives who keeps its tensors, where they are not here."""
         with self._lock:
             found = self._paused.pop(batch, None)
-        return None if found is None else found.kept
+        return None if found is None else found.home
+
+
+def _row_count(tensors: Tensors) -> int:
+    return len(next(iter(tensors.values()), ()))
 
 
 def names_rows(shapes: Iterable[Sequence[Any]]) -> bool:
@@ -233,7 +240,7 @@ def joined(pieces: Sequence[Any]) -> Any:
 
 def for_engine(array: Any) -> Any:
     """BYTES tensors hold bytes on the wire and text in onnxruntime. Raises ValueError for what is no text."""
-    if array.dtype.kind != "O":
+    if not isinstance(array, np.ndarray) or array.dtype.kind != "O":
         return array
     return np.array([_text(item) for item in array.ravel()], dtype=np.object_).reshape(array.shape)
 

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 from cotenant.core.actions import Launch
 from cotenant.core.predictor import Predictor
-from cotenant.execute.batches import Batches, BatchTensors, joined
-from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
+from cotenant.execute.batches import Batches, BatchTensors
+from cotenant.execute.protocol import OnEnd, OnGrew, Timing
 from cotenant.work import Share, Work
 
 
@@ -126,8 +126,8 @@ class SimulatedExecutor:
         self._world = world
         self._clock = clock
         self._lock = Lock()
-        self._batches: Batches[Tensors] = Batches(has_parts=True)
-        self._running: dict[int, tuple[Launch, BatchTensors[Tensors], OnEnd]] = {}
+        self._batches = Batches(has_parts=True)
+        self._running: dict[int, tuple[Launch, BatchTensors, OnEnd]] = {}
         self.put = self._batches.put
         self.take = self._batches.take
         self.discard = self._batches.discard
@@ -141,8 +141,8 @@ class SimulatedExecutor:
         """See Executor."""
         with self._lock:
             batch = self._batches.begin(launch)
-            if launch.work.start == 0 and not launch.part:
-                batch.kept = {name: joined(pieces) for name, pieces in batch.gather().items()}
+            if launch.work.start == 0 or launch.part:
+                batch.kept = batch.whole()
             self._running[launch.id] = launch, batch, on_end
             self._world.start(launch, self._clock.now_ns())
             self._wait_for_next()
@@ -176,8 +176,8 @@ class SimulatedExecutor:
             number, error = self._world.pop()
             launch, batch, on_end = self._running.pop(number)
             if error is None and launch.last:
-                self._batches.finish(launch, batch, batch.kept or {})
+                self._batches.finish(launch, batch, batch.kept)
             elif error is None:
-                self._batches.pause(launch, batch, batch.kept or {})
+                self._batches.pause(launch, batch, batch.kept)
             self._wait_for_next()
         on_end(number, error, Timing())

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.execute.base import BaseExecutor
-from cotenant.execute.batches import BatchTensors, ModelGoneError, for_client, for_engine, joined, reason_of
-from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes, Timing
-from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.launches import Launches
+from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes
+from cotenant.execute.runner import Runner
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
 from cotenant.work import Share
 
 
-class ThreadExecutor(BaseExecutor[Mapping[str, Any]]):
+class ThreadExecutor(BaseExecutor):
     """Runs launches on pinned lanes. Tensors of a batch stay here between its segments.
 
     A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts, and launches grow.
@@ -31,8 +30,7 @@ class ThreadExecutor(BaseExecutor[Mapping[str, Any]]):
         self._lane_nice = lane_nice
         self._models: dict[str, Runner] = {}
         self._lanes: dict[Share, Lane] = {}
-        self._grown: dict[int, tuple[Share, OnGrew]] = {}
-        """What launches under way are to take in at their next stop."""
+        self._launches = Launches(self._batches)
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """See ModelExecutor. Memory is not limited here."""
@@ -68,15 +66,12 @@ class ThreadExecutor(BaseExecutor[Mapping[str, Any]]):
             if lane is None:
                 lane = self._lanes[launch.share] = Lane(launch.share, self._lane_nice)
             model = self._models.get(launch.work.tenant)
-        lane.put(partial(self._run, launch, model, self._batches.try_begin(launch), on_end))
+        batch = self._batches.try_begin(launch)
+        lane.put(partial(self._launches.run, launch, launch.share, model, batch, self._batches.finish, on_end))
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor."""
-        self._grown[launch] = share, on_grew
-
-    def release(self, batch: int) -> None:
-        """See Executor."""
-        self._batches.release(batch)
+        self._launches.grow(launch, share, on_grew)
 
     def close(self) -> None:
         """See Executor."""
@@ -85,39 +80,6 @@ class ThreadExecutor(BaseExecutor[Mapping[str, Any]]):
             self._lanes.clear()
         for lane in lanes:
             lane.close()
-
-    def _run(
-        self, launch: Launch, model: Runner | None, batch: BatchTensors[Mapping[str, Any]] | Exception, on_end: OnEnd
-    ) -> None:
-        began = gathered = ran = time.perf_counter_ns()
-        error: str | None = None
-        try:
-            if isinstance(batch, Exception):
-                raise batch
-            if model is None:
-                raise ModelGoneError(launch.work.tenant)
-            tensors: Mapping[str, Any] = batch.kept or {}
-            if launch.work.start == 0 and not launch.part:
-                tensors = {name: for_engine(joined(each)) for name, each in batch.gather().items()}
-            gathered = ran = time.perf_counter_ns()
-            share, start = launch.share, launch.work.start
-            for end in (*launch.stops, launch.work.end):
-                tensors = model.run(start, end, tensors, share.cores if share.size > 1 else 1)
-                if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
-                    share, on_grew = more
-                    on_grew(launch.id)
-                start = end
-            ran = time.perf_counter_ns()
-            if launch.last:
-                self._batches.finish(launch, batch, for_client(to_numpy(tensors)))
-            else:
-                self._batches.pause(launch, batch, tensors)
-        except Exception as caught:
-            ran = max(gathered, time.perf_counter_ns())
-            error = reason_of(caught)
-        if launch.stops:
-            self._grown.pop(launch.id, None)
-        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
 
 
 def open_threads(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:

@@ -45,7 +45,7 @@ class _Flight:
 
     launch: Launch
     on_end: OnEnd
-    batch: BatchTensors[Named] | Exception
+    batch: BatchTensors | Exception
     """What is kept of it are its inputs, or the tensors live where it stands."""
     graph: RangeGraph | None = None
     results: Named | None = None
@@ -57,14 +57,14 @@ class _Flight:
     @property
     def tensors(self) -> Named:
         """What its units begin with."""
-        return self.batch.kept or {} if isinstance(self.batch, BatchTensors) else {}
+        return self.batch.kept if isinstance(self.batch, BatchTensors) else {}
 
     def drop(self) -> None:
         """Let go of all tensors; nobody looks at it any more."""
         del self.batch, self.graph, self.results
 
 
-class TorchExecutor(BaseExecutor[Named]):
+class TorchExecutor(BaseExecutor):
     """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
 
     At most `graphs` captured ranges are kept, where the device has graphs. A launch that raises fails alone, with the
@@ -151,10 +151,6 @@ class TorchExecutor(BaseExecutor[Named]):
         if resident is not None and not resident.begin():
             resident = None
         place[1].put(partial(self._submit, *place, _Flight(launch, on_end, batch), resident))
-
-    def release(self, batch: int) -> None:
-        """See Executor."""
-        self._batches.release(batch)
 
     def close(self) -> None:
         """See Executor."""
@@ -287,7 +283,7 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _gathered(lane: StreamLane, batch: BatchTensors[Named]) -> Named:
+def _gathered(lane: StreamLane, batch: BatchTensors) -> Named:
     """The inputs of a batch below each other, in memory of the host that the device can copy from."""
     tensors: dict[str, torch.Tensor] = {}
     for name, arrays in batch.gather().items():

@@ -13,11 +13,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import Layout
+from cotenant.work import Work
 
 MOST_MESSAGE_BYTES = 200 << 10
 """What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
@@ -56,14 +58,24 @@ class AddLane(_Message, frozen=True):
 
 
 class Run(_Message, frozen=True):
-    """To a lane: run units [start, end) of a batch. `inputs` lie in its buffer when `start` is 0."""
+    """To a lane: what a Launch says. At the first unit, and with each part, the batch's `inputs` lie in its buffer."""
 
-    launch: int
+    id: int
     batch: int
-    start: int
-    end: int
+    work: Work
     last: bool
     inputs: tuple[Layout, ...] = ()
+    part: bool = False
+    stops: tuple[int, ...] = ()
+    queries: ClassVar[tuple[int, ...]] = (0,)
+    """As one: their rows are nobody's business in a worker."""
+
+
+class Grow(_Message, frozen=True):
+    """To a worker: let a launch go on with these cores from its next stop on. From it, without them: so it goes on."""
+
+    launch: int
+    cores: tuple[int, ...] = ()
 
 
 class Prepare(_Message, frozen=True):
@@ -117,8 +129,8 @@ class Ended(_Message, frozen=True):
     outputs: tuple[Layout, ...] = ()
 
 
-ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run
-FromWorker = Started | Ready | Prepared | Refused | Ended
+ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow
+FromWorker = Started | Ready | Prepared | Refused | Grow | Ended
 Message = ToWorker | FromWorker
 _encode = msgspec.msgpack.encode
 

@@ -17,7 +17,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import ModelGoneError, reason_of
-from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.sessions import Wanted
 from cotenant.execute.worker.channel import Open
@@ -26,11 +26,12 @@ from cotenant.execute.worker.supervisor import WorkerSupervisor
 from cotenant.work import CPU, Share
 
 
-class ProcessExecutor(BaseExecutor[WorkerSupervisor]):
+class ProcessExecutor(BaseExecutor):
     """Runs launches in worker processes. Intermediate tensors stay there, inputs and outputs cross in shared memory.
 
-    Of a paused batch it keeps the supervisor whose worker has its tensors. `on_event` is called, like the ends of
-    launches, from threads of this executor that hold no lock which other methods need.
+    The home of a batch is the supervisor whose worker has its tensors. `on_event` is called, like the ends of launches,
+    from threads of this executor that hold no lock which other methods need. On cores, batches may run in parts, and
+    launches grow.
 
     `environment` gives, by tenant, what its workers have in their environment beside the server's: which share of a GPU
     they get from MPS, for example. `device` is what they open models on.
@@ -43,6 +44,7 @@ class ProcessExecutor(BaseExecutor[WorkerSupervisor]):
         environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
         device: str = CPU,
     ) -> None:
+        self.has_parts = device == CPU
         super().__init__()
         self._device = device
         self._lane_nice = lane_nice
@@ -115,10 +117,9 @@ class ProcessExecutor(BaseExecutor[WorkerSupervisor]):
         with self._lock:
             supervisor = self._supervisors.get(launch.work.tenant)
         try:
-            batch = self._batches.begin(launch)
-            if supervisor is None or batch.kept not in (None, supervisor):
+            if supervisor is None:
                 raise ModelGoneError(launch.work.tenant)
-            problem = supervisor.start(launch, batch, on_end)
+            problem = supervisor.start(launch, self._batches.begin(launch, supervisor), on_end)
         except Exception as error:
             problem = reason_of(error)
         if problem is not None:
@@ -127,8 +128,14 @@ class ProcessExecutor(BaseExecutor[WorkerSupervisor]):
     def release(self, batch: int) -> None:
         """See Executor."""
         supervisor = self._batches.release(batch)
-        if supervisor is not None:
+        if isinstance(supervisor, WorkerSupervisor):
             supervisor.release(batch)
+
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor. The SMs of a worker on a GPU are what they are."""
+        if self._device == CPU:
+            for supervisor in list(self._supervisors.values()):
+                supervisor.grow(launch, share, on_grew)
 
     def close(self) -> None:
         """See Executor."""

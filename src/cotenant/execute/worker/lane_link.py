@@ -6,11 +6,10 @@ import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import BatchTensors
-from cotenant.execute.protocol import OnEnd, Tensors
+from cotenant.execute.protocol import OnEnd, OnGrew, Tensors
 from cotenant.execute.worker.channel import AddLane, Channel, Run
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
 
@@ -24,10 +23,11 @@ class Pending:
 
     launch: Launch
     on_end: OnEnd
-    batch: BatchTensors[Any]
+    batch: BatchTensors
     input_ns: int = 0
     is_sent: bool = False
     waited_ns: int = -1
+    on_grew: OnGrew = lambda _: None
 
 
 class LaneLink:
@@ -83,10 +83,11 @@ class LaneLink:
     def _send(self, pending: Pending) -> None:
         launch = pending.launch
         layouts: tuple[Layout, ...] = ()
-        if launch.work.start == 0:
+        if launch.work.start == 0 or launch.part:
             began = time.perf_counter_ns()
             layouts = self._inputs.write(pending.batch.gather())
             pending.input_ns = time.perf_counter_ns() - began
         with contextlib.suppress(OSError):  # the worker is dead, which its supervisor finds out and says
-            self._channel.send(Run(launch.id, launch.batch, launch.work.start, launch.work.end, launch.last, layouts))
+            run = Run(launch.id, launch.batch, launch.work, launch.last, layouts, launch.part, launch.stops)
+            self._channel.send(run)
         self._is_busy = pending.is_sent = True

@@ -18,14 +18,14 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
-from cotenant.execute.protocol import OnEnd, Timing, WorkerStatus
+from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
-from cotenant.execute.worker.channel import Ended, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
+from cotenant.execute.worker.channel import Ended, Grow, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
 from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
-from cotenant.work import CPU
+from cotenant.work import CPU, Share
 
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
@@ -39,7 +39,7 @@ class WorkerSupervisor:
         self,
         model: Open,
         limits: WorkerLimits,
-        batches: Batches[WorkerSupervisor],
+        batches: Batches,
         on_event: Callable[[Event], None],
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -77,7 +77,7 @@ class WorkerSupervisor:
             self.join()
             raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
 
-    def start(self, launch: Launch, batch: BatchTensors[WorkerSupervisor], on_end: OnEnd) -> str | None:
+    def start(self, launch: Launch, batch: BatchTensors, on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
         with self._lock:
             if self._closing.is_set() or self._state is WorkerState.DOWN:
@@ -85,8 +85,15 @@ class WorkerSupervisor:
             pending = self._pending[launch.id] = Pending(launch, on_end, batch)
             return self._put(pending) if self._state is WorkerState.UP else None
 
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor; the launch may be of another worker."""
+        pending = self._pending.get(launch)
+        if pending is not None:
+            pending.on_grew = on_grew
+            self._send(Grow(launch, share.cores))
+
     def release(self, batch: int) -> None:
-        """Forget the tensors of a paused batch."""
+        """Forget the tensors of a batch."""
         self._send(ReleaseBatch(batch))
 
     def prepare(self, sessions: Wanted, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -231,6 +238,8 @@ class WorkerSupervisor:
                 return self._broken(error)
             if isinstance(message, Ended):
                 self._ended(message)
+            elif isinstance(message, Grow):
+                self._pending[message.launch].on_grew(message.launch)
             elif not is_tick and not isinstance(message, Prepared):
                 with self._lock:
                     is_done = self._closing.is_set() and not self._pending
@@ -253,7 +262,7 @@ class WorkerSupervisor:
             if error is None and launch.last:
                 self._batches.finish(launch, pending.batch, link.outputs(message.outputs))
             elif error is None:
-                self._batches.pause(launch, pending.batch, self)
+                self._batches.pause(launch, pending.batch, {})
         except Exception as caught:
             error = reason_of(caught)
         input_ns, output_ns = pending.input_ns + message.input_ns, message.output_ns + time.perf_counter_ns() - began

@@ -5,20 +5,22 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from cotenant.execute.batches import ModelGoneError, for_client, for_engine, reason_of
+from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
-from cotenant.execute.runner import Runner, open_model, to_numpy
+from cotenant.execute.launches import Launches
+from cotenant.execute.place import lane_place
+from cotenant.execute.protocol import Tensors, Timing
+from cotenant.execute.runner import Runner, open_model
 from cotenant.execute.threads.lanes import run_gently
 from cotenant.execute.warm import warm_up
 from cotenant.execute.worker.channel import (
     AddLane,
     Channel,
     Ended,
+    Grow,
     Keep,
     MessageError,
     Open,
@@ -30,9 +32,8 @@ from cotenant.execute.worker.channel import (
     Run,
     Started,
 )
-from cotenant.execute.worker.lane_place import LanePlace, place_of
-from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer, copied
-from cotenant.work import CPU
+from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
+from cotenant.work import CPU, Share
 
 
 class Worker:
@@ -42,8 +43,8 @@ class Worker:
         self._channel = channel
         self._load_nice = load_nice
         self._lanes: list[threading.Thread] = []
-        self._batches: dict[int, Mapping[str, Any]] = {}
-        """Tensors that are live where each paused batch stands."""
+        self._batches = Batches(has_parts=True)
+        self._launches = Launches(self._batches)
 
     @property
     def paused(self) -> int:
@@ -58,10 +59,8 @@ class Worker:
             return
         try:
             model = run_gently(partial(_open, message), self._load_nice)
-            for threads, ranges in message.sessions:
-                model.prepare(
-                    ranges, threads if message.device == CPU else 1
-                )  # a pool of threads is as nice as the thread that makes it
+            for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
+                model.prepare(ranges, threads if message.device == CPU else 1)
         except ModelError as error:
             self._channel.send(Refused(error.reason, error.mend))
             return
@@ -74,29 +73,22 @@ class Worker:
             while message is not None:
                 message, descriptors = self._channel.receive_with()
                 if isinstance(message, AddLane):
-                    self._add_lane(model, message.cores, place_of(device, message.cores, nice), descriptors)
+                    name = "cotenant-lane-" + "-".join(map(str, message.cores))
+                    lane = model, Share(message.cores, device), nice, descriptors
+                    thread = threading.Thread(target=self._run_lane, args=lane, name=name, daemon=True)
+                    thread.start()
+                    self._lanes.append(thread)
                 elif isinstance(message, ReleaseBatch):
-                    self._batches.pop(message.batch, None)
+                    self._batches.release(message.batch)
+                elif isinstance(message, Grow):
+                    share = Share(message.cores, device)
+                    self._launches.grow(message.launch, share, lambda each: self._channel.send(Grow(each), waits=True))
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
                     threading.Thread(target=self._prepare, args=(model, message, device), daemon=True).start()
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
                 thread.join()
-
-    def _add_lane(self, model: Runner, cores: tuple[int, ...], place: LanePlace, descriptors: list[int]) -> None:
-        end, inputs, outputs = descriptors
-        arguments = (
-            model,
-            place,
-            Channel(socket.socket(fileno=end)),
-            SharedBuffer(inputs),
-            SharedBuffer(outputs),
-        )
-        name = "cotenant-lane-" + "-".join(map(str, cores))
-        thread = threading.Thread(target=self._run_lane, args=arguments, name=name, daemon=True)
-        thread.start()
-        self._lanes.append(thread)
 
     def _prepare(self, model: Runner, wanted: Prepare, device: str) -> None:
         """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
@@ -116,50 +108,38 @@ class Worker:
         except OSError:  # the server has gone
             pass
 
-    def _run_lane(
-        self,
-        model: Runner,
-        place: LanePlace,
-        lane: Channel,
-        inputs: SharedBuffer,
-        outputs: SharedBuffer,
-    ) -> None:
-        with place.settle():
-            while isinstance(run := lane.receive(), Run):
-                ended = self._run(model, place, run, inputs, outputs)
-                try:
-                    self._channel.send(ended, waits=True)
-                except MessageError as error:
-                    self._channel.send(Ended(run.launch, reason_of(error), 0, 0, 0), waits=True)
-
-    def _run(self, model: Runner, place: LanePlace, run: Run, inputs: SharedBuffer, outputs: SharedBuffer) -> Ended:
-        began = started = ran = time.perf_counter_ns()
-        error: str | None = None
+    def _run_lane(self, model: Runner, share: Share, nice: int, descriptors: list[int]) -> None:
+        lane = Channel(socket.socket(fileno=descriptors[0]))
+        inputs, outputs = map(SharedBuffer, descriptors[1:])
         layouts: tuple[Layout, ...] = ()
+
+        def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
+            nonlocal layouts
+            layouts = outputs.write({name: (array,) for name, array in tensors.items()})
+            if run.part:  # who asked puts them together; here it is only counted when all are there
+                self._batches.finish(run, batch, {})
+
+        def end(launch: int, error: str | None, timing: Timing) -> None:
+            ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts)
+            try:
+                self._channel.send(ended, waits=True)
+            except MessageError as problem:
+                self._channel.send(Ended(launch, reason_of(problem), 0, 0, 0), waits=True)
+
+        with lane_place(share, nice) as wait:
+            while isinstance(run := lane.receive(), Run):
+                began = time.perf_counter_ns()
+                layouts = ()
+                self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, wait, began)
+
+    def _begin(self, run: Run, inputs: SharedBuffer) -> BatchTensors | Tensors | Exception:
         try:
-            if run.start == 0:
-                views = inputs.read(run.inputs, copy=False)
-                tensors: Mapping[str, Any] = {name: for_engine(array) for name, array in views.items()}
-                if not run.last:  # some may be live beyond this launch, while the next one's take their place
-                    tensors = copied(tensors)
-            elif run.batch in self._batches:
-                tensors = self._batches[run.batch]
-            else:
-                raise ModelGoneError(model.name)
-            started = ran = time.perf_counter_ns()
-            tensors = model.run(run.start, run.end, tensors, place.threads)
-            place.finish()
-            ran = time.perf_counter_ns()
-            if run.last:
-                self._batches.pop(run.batch, None)
-                layouts = outputs.write({name: (array,) for name, array in for_client(to_numpy(tensors)).items()})
-            else:
-                self._batches[run.batch] = tensors
-        except Exception as caught:
-            ran = max(started, time.perf_counter_ns())
-            self._batches.pop(run.batch, None)
-            error = reason_of(caught)
-        return Ended(run.launch, error, started - began, ran - started, time.perf_counter_ns() - ran, layouts)
+            if run.last and run.work.start == 0 and not run.part:
+                return inputs.read(run.inputs, copy=False)
+            # What may be live beyond this launch is copied, as the next one's inputs take its place.
+            return self._batches.begin(run, None, [inputs.read(run.inputs, copy=True)])
+        except Exception as error:
+            return error
 
 
 def _open(message: Open) -> Runner:

@@ -1,0 +1,81 @@
+"""A launch from its inputs to what it leaves, on the thread of a lane: for threads of the server and of its workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from cotenant.core.actions import Launch
+from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, reason_of
+from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
+from cotenant.execute.runner import Runner, to_numpy
+from cotenant.work import CPU, Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.worker.channel import Run
+
+
+class Launches:
+    """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._grown: dict[int, tuple[Share, OnGrew]] = {}
+        """What launches under way are to take in at their next stop."""
+
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+        """See Executor."""
+        self._grown[launch] = share, on_grew
+
+    def run(
+        self,
+        launch: Launch | Run,
+        share: Share,
+        model: Runner | None,
+        batch: BatchTensors | Tensors | Exception,
+        hand_out: Callable[[Any, Any, Tensors], None],
+        on_end: OnEnd,
+        wait: Callable[[], None] | None = None,
+        began_ns: int = 0,
+    ) -> None:
+        """Run a launch of a batch that has begun, just now or at `began_ns`, and tell how it ended.
+
+        `batch` may be the inputs alone, where nothing of it stays behind. `hand_out` takes the outputs, and may raise;
+        `wait` waits until units have been computed. A launch whose model or batch is not there, or that raises, ends
+        with the reason.
+        """
+        began = gathered = ran = began_ns or time.perf_counter_ns()
+        error: str | None = None
+        try:
+            if isinstance(batch, Exception):
+                raise batch
+            if model is None:
+                raise ModelGoneError(launch.work.tenant)
+            start = launch.work.start
+            if start == 0 or launch.part:
+                inputs = batch.whole() if isinstance(batch, BatchTensors) else batch
+                tensors: Any = {name: for_engine(array) for name, array in inputs.items()}
+            elif isinstance(batch, BatchTensors):
+                tensors = batch.kept
+            gathered = ran = time.perf_counter_ns()
+            for end in (*launch.stops, launch.work.end):
+                threads = share.cores if share.size > 1 and share.device == CPU else 1
+                tensors = model.run(start, end, tensors, threads)
+                if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
+                    share, on_grew = more
+                    on_grew(launch.id)
+                start = end
+            if wait is not None:
+                wait()
+            ran = time.perf_counter_ns()
+            if launch.last:
+                hand_out(launch, batch, for_client(to_numpy(tensors)))
+            elif isinstance(batch, BatchTensors):
+                self._batches.pause(launch, batch, tensors)
+        except Exception as caught:
+            ran = max(gathered, time.perf_counter_ns())
+            error = reason_of(caught)
+        if launch.stops:
+            self._grown.pop(launch.id, None)
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
