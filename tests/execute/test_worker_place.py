@@ -18,7 +18,7 @@ from cotenant.execute.batches import Batches
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.mps import MpsDaemon
 from cotenant.execute.gpu.mps_executor import MpsExecutor
-from cotenant.execute.launches import Launches
+from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.place import lane_place
 from cotenant.execute.registry import open_executor
 from cotenant.execute.runner import open_model
@@ -69,7 +69,7 @@ def test_models_run_with_the_cores_of_a_share_where_it_has_several(share: Share,
     batches.put(0, {})
     launch = Launch(0, 0, (0,), Work("a", 0, 1, 0, 1), True, share, 0, 0)
     ends: list[str | None] = []
-    Launches(batches).run(
+    LaunchRunner(batches).run(
         launch, share, model, batches.begin(launch), batches.finish, lambda _, error, timing: ends.append(error)
     )
     assert (found, ends) == ([threads], [None])

@@ -9,7 +9,7 @@ from typing import cast
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.execute.base import BaseExecutor
-from cotenant.execute.launches import Launches
+from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes
 from cotenant.execute.runner import Runner
 from cotenant.execute.threads.lanes import Lane
@@ -30,7 +30,7 @@ class ThreadExecutor(BaseExecutor):
         self._lane_nice = lane_nice
         self._models: dict[str, Runner] = {}
         self._lanes: dict[Share, Lane] = {}
-        self._launches = Launches(self._batches)
+        self._launches = LaunchRunner(self._batches)
 
     def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
         """See ModelExecutor. Memory is not limited here."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
-from cotenant.execute.launches import Launches
+from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.place import lane_place
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.runner import Runner, open_model
@@ -44,7 +44,7 @@ class Worker:
         self._load_nice = load_nice
         self._lanes: list[threading.Thread] = []
         self._batches = Batches(has_parts=True)
-        self._launches = Launches(self._batches)
+        self._launches = LaunchRunner(self._batches)
 
     @property
     def paused(self) -> int:

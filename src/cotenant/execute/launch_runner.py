@@ -15,8 +15,11 @@ from cotenant.work import CPU, Share
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
 
+_MOST_GROWN = 64
+"""Launches that may be told to grow and have not come to their stops."""
 
-class Launches:
+
+class LaunchRunner:
     """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe."""
 
     def __init__(self, batches: Batches) -> None:
@@ -26,6 +29,8 @@ class Launches:
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor."""
+        if len(self._grown) >= _MOST_GROWN:  # from a worker's server it may come when the launch has just ended
+            del self._grown[next(iter(self._grown))]
         self._grown[launch] = share, on_grew
 
     def run(
@@ -76,6 +81,6 @@ class Launches:
         except Exception as caught:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
-        if launch.stops:
-            self._grown.pop(launch.id, None)
         on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
+        if launch.stops:  # only now nobody asks for more
+            self._grown.pop(launch.id, None)
