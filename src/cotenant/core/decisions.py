@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
 
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, QueryState, StrandState
@@ -17,14 +16,8 @@ from cotenant.work import Work
 _QUEUED, _PAUSED = QueryState.QUEUED, BatchState.PAUSED
 
 
-class _Whole(NamedTuple):
-    """What the starts of one batch have to add up to, as far as it is known before they are looked at."""
-
-    tenant: Tenant
-    rows: int
-    shape: int
-    begin: int
-    works: list[Work]
+_Whole = tuple[Tenant, int, int, int]
+"""What the starts of one batch have to add up to: its tenant, rows, shape, and the unit from which it goes on."""
 
 
 def fault_of(
@@ -40,39 +33,43 @@ def fault_of(
         if drop.query not in live or drop.query in gone:
             return f"drops query {drop.query}, which is not live"
         gone.add(drop.query)
-    free, held = launches.free_mask, dict[int, int]()
-    wholes: dict[object, _Whole] = {}
+    starts, free = decision.starts, launches.free_mask
+    is_one = len(starts) == 1  # as nearly always
+    held: dict[int, int] = {}
+    wholes: dict[object, tuple[_Whole, list[Work]]] = {}
     dropped = gone.copy() if gone else gone
-    for number, start in enumerate(decision.starts, launches.count):
-        mask = start.share.mask
+    for number, start in enumerate(starts, launches.count):
+        work, mask, batch = start.work, start.share.mask, start.batch
         rest = mask & ~free
-        for other in start.after:
-            if other not in held:
-                if not launches.is_known(other) or _is_dropped(launches, batches, other, dropped):
-                    return f"waits for launch {other}, which is not under way"
-                held[other] = launches.held_for(other)
-            taken = rest & held[other]
-            held[other] &= ~taken
-            rest &= ~taken
+        if start.after:
+            for other in start.after:
+                if other not in held:
+                    if not launches.is_known(other) or _is_dropped(launches, batches, other, dropped):
+                        return f"waits for launch {other}, which is not under way"
+                    held[other] = launches.held_for(other)
+                taken = rest & held[other]
+                held[other] &= ~taken
+                rest &= ~taken
         if rest:
             return f"launches on cores {start.share.cores}, not all free"
         free &= ~mask
-        held[number] = mask
-        batch = start.batch
-        key: object = batch if batch is not None else tuple([query.id for query in start.queries])
-        whole = wholes.get(key)
-        if whole is None:
+        key: object = None
+        if not is_one:
+            held[number] = mask
+            key = batch if batch is not None else tuple([query.id for query in start.queries])
+        if key not in wholes:
             found = _new_whole(start, live, served, gone) if batch is None else _paused_whole(batch, batches, gone)
             if isinstance(found, str):
                 return found
-            whole = wholes[key] = found
-        fault = _work_fault(start.work, whole)
+            wholes[key] = found, []
+        whole, works = wholes[key]
+        fault = _work_fault(work, whole)
         if fault is not None:
             return fault
-        whole.works.append(start.work)
-    for whole in wholes.values():
-        if len(whole.works) > 1 or whole.works[0].rows or whole.works[0].start != whole.begin:
-            fault = _parts_fault(whole)
+        works.append(work)
+    for whole, works in wholes.values():
+        if len(works) > 1 or works[0].rows or works[0].start != whole[3]:
+            fault = _parts_fault(whole, works)
             if fault is not None:
                 return fault
     return _growth_fault(decision.grows, launches, free) if decision.grows else None
@@ -99,7 +96,8 @@ def _new_whole(
         if known is None or known.state is not _QUEUED or query.id in gone or query.tenant != start.work.tenant:
             return f"launches query {query.id}, which is not waiting"
         gone.add(query.id)
-    return _Whole(queue.tenant, sum([query.items for query in queries]), queries[0].shape, 0, [])
+    head = queries[0]
+    return queue.tenant, head.items if len(queries) == 1 else sum([query.items for query in queries]), head.shape, 0
 
 
 def _paused_whole(number: int, batches: Mapping[int, Batch], gone: set[int]) -> _Whole | str:
@@ -109,35 +107,34 @@ def _paused_whole(number: int, batches: Mapping[int, Batch], gone: set[int]) -> 
         return f"resumes batch {number}, which is not paused"
     if gone and all(query.id in gone for query in batch.queries):
         return f"resumes batch {number}, of which it drops every query"
-    return _Whole(batch.tenant, batch.items, batch.shape, batch.next_unit, [])
+    return batch.tenant, batch.items, batch.shape, batch.next_unit
 
 
 def _work_fault(work: Work, whole: _Whole) -> str | None:
     """What is wrong with the work of one start of a batch, by itself."""
-    tenant, rows = whole.tenant, whole.rows
+    tenant, rows, shape, begin = whole
     start, end, cuts = work.start, work.end, tenant.cuts
     if work.rows:
         rows = work.rows[1] - work.rows[0] if len(work.rows) == 2 and work.rows[0] >= 0 else 0
-    if work.tenant != tenant.name or work.items != rows or work.shape != whole.shape or start < whole.begin or not rows:
-        return (
-            f"starts {work}, expected {rows} rows of {tenant.name!r} at shape {whole.shape} from unit {whole.begin} on"
-        )
+    if work.tenant != tenant.name or work.items != rows or work.shape != shape or start < begin or not rows:
+        return f"starts {work}, expected {rows} rows of {tenant.name!r} at shape {shape} from unit {begin} on"
     if end <= start or (end != cuts[-1] and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):
         return f"ends a segment of {tenant.name!r} at unit {end}"
-    if start != whole.begin and cuts[bisect_left(cuts, start)] != start:
+    if start != begin and cuts[bisect_left(cuts, start)] != start:
         return f"begins a segment of {tenant.name!r} at unit {start}"
     return None
 
 
-def _parts_fault(whole: _Whole) -> str | None:
+def _parts_fault(whole: _Whole, works: Sequence[Work]) -> str | None:
     """Whether parts of a batch run each unit up to a cut, for each row, once."""
-    spans = [(*(work.rows or (0, whole.rows)), work.start, work.end) for work in whole.works]
+    tenant, rows, _, begin = whole
+    spans = [(*(work.rows or (0, rows)), work.start, work.end) for work in works]
     until = max(end for *_, end in spans)
     area = sum((last - first) * (end - start) for first, last, start, end in spans)
     is_apart = all(a[1] <= b[0] or b[1] <= a[0] or a[3] <= b[2] or b[3] <= a[2] for a, b in combinations(spans, 2))
-    if is_apart and area == whole.rows * (until - whole.begin) and max(span[1] for span in spans) <= whole.rows:
+    if is_apart and area == rows * (until - begin) and max(span[1] for span in spans) <= rows:
         return None
-    return f"starts parts of a batch of {whole.tenant.name!r} that do not run each unit of each row once: {whole.works}"
+    return f"starts parts of a batch of {tenant.name!r} that do not run each unit of each row once: {works}"
 
 
 def _growth_fault(growths: Iterable[Growth], launches: Launches, free: int) -> str | None:

@@ -87,9 +87,12 @@ class Launches:
         launch = run.launch
         if launch.stops and run.state is _RUNNING:
             self.growable -= 1
-        self.free_mask |= launch.share.mask & ~self._promised.pop(number, 0)
-        for sources in self._sources.values():
-            sources.pop(number, None)
+        if self._sources:
+            self.free_mask |= launch.share.mask & ~self._promised.pop(number, 0)
+            for sources in self._sources.values():
+                sources.pop(number, None)
+        else:
+            self.free_mask |= launch.share.mask
         return run
 
     def due(self, ended: int) -> list[Launch]:
@@ -126,10 +129,13 @@ class Launches:
                     others |= needs
                     passed = self._sources[heir].pop(number, 0)
                     for other, mask in sources.items():
-                        self._sources[heir][other] = self._sources[heir].get(other, 0) | (mask & passed)
+                        if mask & passed:
+                            self._sources[heir][other] = self._sources[heir].get(other, 0) | (mask & passed)
             loose = launch.share.mask & ~self._promised.pop(number, 0)
             for other, mask in sources.items():
-                self._promised[other] &= ~(mask & loose)
+                left = self._promised.pop(other) & ~(mask & loose)
+                if left:
+                    self._promised[other] = left
                 loose &= ~mask
             self.free_mask |= loose
         return len(gone)

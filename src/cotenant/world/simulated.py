@@ -105,7 +105,8 @@ class TableWorld:
     def pop(self) -> tuple[int, str | None]:
         """See World."""
         _, launch, error = heappop(self._ends)
-        self._flights.pop(launch, None)
+        if self._flights:
+            self._flights.pop(launch, None)
         return launch, error
 
 
