@@ -44,12 +44,13 @@ COPIED = ("src", "tests", "bench", "deploy", "examples", "scripts", "pyproject.t
 _ENGINE = "tests/properties/test_core_properties.py"
 _REPLAYED = ("tests/golden", "tests/sim", "tests/parity")
 AREAS = {
-    "core": ("tests/core", "tests/policies", *_REPLAYED, _ENGINE),
+    "core": ("tests/core", "tests/properties/test_strands_properties.py", "tests/policies", *_REPLAYED, _ENGINE),
     "policies": ("tests/policies", "tests/core", *_REPLAYED, _ENGINE),
     "plan": ("tests/plan", "tests/cli/test_cli_plan.py", "tests/golden/test_golden_plans.py"),
     "execute/worker": (
         *("tests/execute/test_batches.py", "tests/execute/test_supervisor.py", "tests/execute/test_buffers.py"),
-        *("tests/execute/test_worker_place.py", "tests/execute/test_processes.py", "tests/conformance"),
+        *("tests/execute/test_worker_place.py", "tests/execute/test_strands.py", "tests/execute/test_processes.py"),
+        "tests/conformance",
     ),
 }
 """Parts of the package, and the tests that answer for them, in the order in which they run."""
