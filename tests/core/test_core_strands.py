@@ -196,6 +196,24 @@ def test_who_waits_for_what_never_runs_waits_for_what_that_waited_for() -> None:
     assert launches(core.handle(LaunchEnded(0), 5)) == [2]
 
 
+def test_who_leaves_a_batch_that_has_not_begun_leaves_the_others_to_another_one() -> None:
+    """The rows of a batch are put together when it begins, and its launch says how many they are."""
+
+    def alone(snapshot: Snapshot) -> Decision:
+        return Decision((Start(WHOLE, tuple(snapshot.queues["deep"].queries), GPU, 5),))
+
+    core = engine(
+        Decision((start(WHOLE, LEFT),)), Decision(), Decision((start(DEEP.work(0, 4), LEFT, 0, of=(1, 2)),)), alone
+    )
+    for number in range(3):
+        core.handle(QueryArrived(query(number)), 0)
+    actions = core.handle(QueryCancelled(1), 1)
+    assert (outcomes(actions), released(actions)) == ([(1, Outcome.CANCELLED)], [1])
+    [again] = [action for action in actions if isinstance(action, Launch)]
+    assert (again.queries, again.work) == ((2,), WHOLE)
+    assert not core.snapshot(1).waiting
+
+
 def test_a_launch_grows_at_its_next_stop_and_holds_its_slots_from_the_decision_on() -> None:
     both = MACHINE.share((0, 1))
     core = engine(Decision((start(WHOLE, LEFT, grows=True),)), Decision(grows=(Growth(0, both, 3),)))

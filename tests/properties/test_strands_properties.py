@@ -234,6 +234,10 @@ class Books:
                 assert self.blockers(action) <= self.ended, "it did not wait"
                 assert action.queries, "for nobody"
                 assert set(action.queries) <= self.live.keys()
+                if action.batch not in self.members and not action.part:
+                    assert action.work.items == sum(self.live[each].items for each in action.queries), (
+                        "rows are missing"
+                    )
                 assert self.members.setdefault(action.batch, action.queries)[:1]
                 assert set(action.queries) <= set(self.members[action.batch])
                 assert action.batch not in self.released

@@ -53,6 +53,9 @@ class Books:
                 self._abandon(batch, actions)
             elif batch.state is BatchState.RUNNING:
                 self._give_up(batch, actions)
+        elif batch.next_unit == 0 and batch.open and self._launches.waiting_of(batch.id) == batch.open:
+            self._return(batch)  # its rows are not together yet, and never will be: the others form another batch
+            self._give_up(batch, actions)
 
     def _give_up(self, batch: Batch, actions: list[Action]) -> None:
         """Nobody waits any more for a batch of which something has run: what of it waits never runs."""

@@ -159,6 +159,10 @@ class Launches:
         self.running[number] = structs.replace(run, state=next_strand_state(run.state, StrandStep.GREW, number))
         self.growable += 1
 
+    def waiting_of(self, batch: int) -> int:
+        """How many launches of a batch wait."""
+        return sum([launch.batch == batch for launch in self.waiting.values()]) if self.waiting else 0
+
     def of_tenant(self, tenant: str) -> Iterable[int]:
         """The batches of a tenant that have launches that wait."""
         return dict.fromkeys(launch.batch for launch in self.waiting.values() if launch.work.tenant == tenant)
