@@ -28,7 +28,7 @@ from bench._registry import BenchError
 from bench._server import awake
 from cotenant.core.actions import Launch
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.protocol import Timing
+from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.work import Share, Work
@@ -106,7 +106,7 @@ def loaded(kind: str, folder: Path) -> Iterator[AnyExecutor]:
     executor = EXECUTORS[kind](0)
     model = SegmentedModel.open(folder / "model.onnx", cache_dir=folder / "graphs", name=TENANT)
     try:
-        executor.add_model(TENANT, executor.load(TENANT, model, [(1, [(0, 1)])]))
+        executor.add_model(TENANT, executor.load(TENANT, model, LoadSpec((Share((0,)),), (0, 1))))
         yield executor
     finally:
         executor.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from cotenant.execute.gpu import cuda_streams
 from cotenant.execute.gpu.cuda_streams import CudaStreams
 from cotenant.execute.gpu.sm_ladder import whole
 from cotenant.execute.gpu.sm_streams import PlainShares
-from cotenant.execute.protocol import Timing
+from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
 from cotenant.work import Share, Work
@@ -35,28 +38,29 @@ class Calls:
         self.made: list[Any] = []
         self.fails: set[str] = set()
         self._handles = 0
-        self.current: Any = None
 
-    def _call(self, name: str, *values: Any) -> None:
+    def call(self, name: str, *values: Any) -> None:
         self.made.append((name, *values))
         if name in self.fails:
-            raise RuntimeError(f"CUDA error in {name}")
+            raise RuntimeError(f"CUDA error in {name}\nadvice")
 
     def set_device(self, device: Any) -> None:
-        self._call("set_device", str(device))
+        self.call("set_device", str(device))
+
+    def set_stream(self, stream: Any) -> None:
+        self.call("set_stream", stream.name)
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
-        before, self.current = self.current, stream
+        self.call("stream", stream.name)
         yield
-        self.current = before
-
-    def current_stream(self, device: Any) -> Any:
-        return self.current
 
     def mem_get_info(self, device: Any) -> tuple[int, int]:
-        self._call("mem_get_info", str(device))
+        self.call("mem_get_info", str(device))
         return 1, 2
+
+    def empty_cache(self) -> None:
+        self.call("empty_cache")
 
     def graph_pool_handle(self) -> int:
         self._handles += 1
@@ -67,31 +71,15 @@ class Calls:
 
         class Graph:
             def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
-                calls._call("capture_begin", pool, capture_error_mode)
+                calls.call("capture_begin", pool, capture_error_mode)
 
             def capture_end(self) -> None:
-                calls._call("capture_end")
+                calls.call("capture_end")
 
             def replay(self) -> None:
-                calls._call("replay")
+                calls.call("replay")
 
         return Graph()
-
-    def Event(self, *, enable_timing: bool, blocking: bool) -> Any:  # noqa: N802
-        calls = self
-        calls._call("event", enable_timing, blocking)
-
-        class Event:
-            def record(self) -> None:
-                calls._call("record", calls.current.name)
-
-            def synchronize(self) -> None:
-                calls._call("synchronize")
-
-            def elapsed_time(self, end: Any) -> float:
-                return 1.25
-
-        return Event()
 
 
 class Stream:
@@ -117,6 +105,8 @@ class GpuPartitioner:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     monkeypatch.setattr(cuda_streams, "_cuda", made)
+    end = partial(made.call, "end_allocate")
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
     return made
 
 
@@ -128,61 +118,74 @@ def output() -> dict[str, torch.Tensor]:
     return {"y": torch.zeros(1)}
 
 
-def test_events_sleep_and_measure(calls: Calls) -> None:
-    lane = device().lane(PART)
+def raises() -> dict[str, torch.Tensor]:
+    raise ValueError("an error of the model")
+
+
+def test_a_lane_has_one_stream_and_an_urgent_one_where_that_is_another(calls: Calls) -> None:
+    shares = GpuPartitioner()
+    lane = device(shares).lane(PART)
     lane.settle()
+    with lane.stream(False):
+        calls.call("calm work")
     with lane.stream(True):
-        first, second = lane.record(), lane.record()
-    second.wait()
-    assert second.ns_since(first) == 1_250_000
-    assert calls.made == [
-        ("set_device", "cuda:0"),
-        *[("event", True, True), ("record", "urgent")] * 2,
-        ("synchronize",),
-    ]
-
-
-def test_a_capture_is_of_one_thread_and_waits_for_nothing(calls: Calls) -> None:
-    lane = device().lane(PART)
-    with lane.stream(False):
-        graph = lane.capture(output, 1)
-    graph.replay()
-    assert calls.made == [("capture_begin", 1, "thread_local"), ("capture_end",), ("replay",)]
-    assert list(graph.outputs) == ["y"]
-
-
-def test_graphs_of_one_model_on_one_stream_share_memory_while_there_are_some(calls: Calls) -> None:
-    lane = device().lane(PART)
-    with lane.stream(False):
-        kept = [lane.capture(output, 1), lane.capture(output, 1)]
-        other = lane.capture(output, 2)
+        calls.call("urgent work")
+    shares.streams[True] = shares.streams[False]
     with lane.stream(True):
-        urgent = lane.capture(output, 1)
-    kept.clear()
-    with lane.stream(False):
-        lane.capture(output, 1)
-    assert [made[1] for made in calls.made if made[0] == "capture_begin"] == [1, 1, 2, 3, 4]
-    assert other is not urgent
+        calls.call("urgent work")
+    names = [" ".join(each) for each in calls.made]
+    assert names[:2] == ["set_device cuda:0", "set_stream calm"]
+    assert names[2:] == ["calm work", "stream urgent", "urgent work", "urgent work"]
 
 
-@pytest.mark.parametrize("fails", ["work", "capture_begin", "capture_end"])
-def test_a_capture_that_fails_is_ended_and_its_memory_shared_no_more(calls: Calls, fails: str) -> None:
-    lane = device().lane(PART)
+def test_captures_of_a_lane_are_of_one_thread_and_share_memory(calls: Calls) -> None:
+    gpu = device()
+    lane, other = gpu.lane(PART), gpu.lane(PART)
+    graphs = [lane.capture(output), lane.capture(output), other.capture(output)]
+    graphs[0].replay()
+    assert [made[1:] for made in calls.made if made[0] == "capture_begin"] == [(at, "thread_local") for at in (1, 1, 2)]
+    assert calls.made[-1] == ("replay",)
+    assert list(graphs[0].outputs) == ["y"]
 
-    def raises() -> dict[str, torch.Tensor]:
-        raise ValueError("not permitted while capturing")
 
-    with lane.stream(False):
-        kept = lane.capture(output, 1)
-        calls.fails = {fails}
-        with pytest.raises(ValueError if fails == "work" else RuntimeError):
-            lane.capture(raises if fails == "work" else output, 1)
-        calls.fails = set()
-        again = lane.capture(output, 1)
-    assert kept is not again
-    assert [made[1] for made in calls.made if made[0] == "capture_begin"] == [1, 1, 2]
-    begun = [made[0] for made in calls.made].count("capture_begin") - (fails == "capture_begin")
-    assert [made[0] for made in calls.made].count("capture_end") == begun
+def test_work_that_raises_spoils_no_other_capture(calls: Calls) -> None:
+    gpu = device()
+    lane = gpu.lane(PART)
+    with pytest.raises(ValueError, match="of the model"):
+        lane.capture(raises)
+    lane.capture(output)
+    assert [made[1] for made in calls.made if made[0] == "capture_begin"] == [1, 1]
+    assert gpu.why_no_graphs == ""
+
+
+@pytest.mark.parametrize("work", ["output", "raises"])
+def test_nothing_is_captured_after_an_invalidated_capture_and_its_allocation_is_ended(
+    calls: Calls, work: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = device()
+    lane = gpu.lane(PART)
+    lane.capture(output)
+    calls.fails = {"capture_end", "end_allocate", "empty_cache"}
+    with pytest.raises(RuntimeError if work == "output" else ValueError):
+        lane.capture(output if work == "output" else raises)
+    assert ("end_allocate", 0, 1) in calls.made
+    said = "CUDA error in capture_end" if work == "output" else "an error of the model"
+    assert gpu.why_no_graphs == f"a capture was invalidated: {said}"
+    assert "nothing is captured any more" in caplog.text
+    assert gpu.room() == (1, 2)  # torch may refuse to give back what it keeps
+
+
+def test_lent_tensors_have_the_memory_and_do_not_hold_it() -> None:
+    base = torch.arange(24, dtype=torch.bfloat16).reshape(4, 6)
+    tensors = {"whole": base, "part": base[1:3, ::2]}
+    lent = device().lane(PART).lend(tensors)
+    lent["whole"].add_(1)
+    for name, tensor in tensors.items():
+        assert torch.equal(lent[name], tensor)
+        assert lent[name].stride() == tensor.stride()
+    freed = weakref.ref(base.untyped_storage())
+    del base, tensors, tensor
+    assert freed() is None
 
 
 def test_a_lost_device_is_told_from_a_failed_launch(calls: Calls) -> None:
@@ -212,23 +215,26 @@ def test_this_torch_has_what_is_called() -> None:
     begin = inspect.signature(torch.cuda.CUDAGraph.capture_begin).parameters
     assert {"pool", "capture_error_mode"} <= set(begin)
     assert {"enable_timing", "blocking"} <= set(inspect.signature(torch.cuda.Event.__new__).parameters)
-    for name in ("set_device", "stream", "current_stream", "mem_get_info", "graph_pool_handle"):
+    for name in ("set_device", "set_stream", "stream", "empty_cache", "mem_get_info", "graph_pool_handle", "_sleep"):
         assert callable(getattr(torch.cuda, name))
+    for name in ("_cuda_endAllocateToPool", "_construct_storage_from_data_pointer"):
+        assert hasattr(torch._C, name)
 
 
 @pytest.mark.device
 @pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} sees no CUDA device")
-@pytest.mark.parametrize("graphs", [0, 8])
-def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Path, graphs: int) -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Path, prepared: bool) -> None:
     """The second half runs while torch makes an error of every wait of the host that it knows of."""
     save_small(tmp_path)
     shares = PlainShares.open(0)
     lane = whole(shares.grid, 0)
     shares.split([lane])
-    executor = TorchExecutor(CudaStreams(0, shares), graphs=graphs)
-    model = TorchModel.open(tmp_path / "cnn.pt2")
-    spans = [(0, 3), (3, model.unit_count)]
-    executor.add_model("cnn", executor.load("cnn", model, [(1, spans)]), urgent=True)
+    executor = TorchExecutor(CudaStreams(0, shares))
+    model = TorchModel.open(tmp_path / "cnn.pt2", device="cuda:0")
+    cuts = (0, 3, model.unit_count)
+    spec = LoadSpec((lane,), cuts, ({"x": (1, 3, 16, 16)},) if prepared else (), max_batch=4)
+    executor.add_model("cnn", executor.load("cnn", model, spec))
     reference = small_cnn()
     ended = threading.Semaphore(0)
     errors: list[str | None] = []
@@ -241,10 +247,10 @@ def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Pa
         for query in range(8):
             if query == 4:
                 torch.cuda.set_sync_debug_mode("error")
-            image = np.random.default_rng(query).standard_normal((2, 3, 16, 16)).astype(np.float32)
+            image = np.random.default_rng(query).standard_normal((3, 3, 16, 16)).astype(np.float32)
             executor.put(query, {"x": image})
-            for number, span in enumerate(spans):
-                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 2, *span), number == 1, lane, 1, 1)
+            for number, span in enumerate(pairwise(cuts)):
+                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 3, *span), number == 1, lane, 1, 1)
                 executor.start(launch, end)
                 assert ended.acquire(timeout=60)
                 assert errors[-1] is None
@@ -256,4 +262,4 @@ def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Pa
         torch.cuda.set_sync_debug_mode("default")
         executor.close()
         model.close()
-    assert executor.graph_counts.captured == (2 if graphs else 0)
+    assert (len(executor.chains), executor.chains.eager) == ((3, 0) if prepared else (0, 16))

@@ -18,14 +18,13 @@ import torch
 from onnx import TensorProto
 
 from cotenant.core.actions import Launch
-from cotenant.execute.gpu import streams
 from cotenant.execute.gpu.streams import CpuStreams
+from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.shared_tensors import SharedBuffer
 from cotenant.work import Work
-from executors import TORCH, Runner, image, torch_cpu_case
 from onnx_samples import Sketch, info
 from repositories import X, scaled
 from workers import CORE, OTHER, Host
@@ -115,32 +114,6 @@ def test_a_row_that_was_not_written_by_this_launch_is_never_answered(
     assert max(overwritten) > 0
 
 
-def test_host_memory_of_streams_is_never_answered_unwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, ...]] = []
-
-    def poisoned(lane: object, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        made.append(tuple(shape))
-        return torch.full(tuple(shape), float("nan"), dtype=dtype)
-
-    monkeypatch.setattr(streams._CpuLane, "host", poisoned)
-    with torch_cpu_case(tmp_path) as case:
-        runner = Runner(case)
-        for turn, rows in enumerate([(1,), (2, 1, 3), (1, 1), (4,), (1, 3)]):
-            asked = {10 * turn + at: image(10 * turn + at, count) for at, count in enumerate(rows)}
-            for query, inputs in asked.items():
-                runner.put(query, inputs)
-            assert runner.wait(runner.whole("cnn", *asked)) == [None]
-            for query, inputs in asked.items():
-                got, expected = case.executor.take(query), case.expected(inputs)
-                np.testing.assert_allclose(
-                    next(iter(got.values())), next(iter(expected.values())), rtol=1e-3, atol=1e-5
-                )
-    for place in [place for place in TORCH if place[0] == tmp_path]:
-        for model in TORCH.pop(place):
-            model.close()
-    assert len(made) == 5
-
-
 def shared_files(pid: int) -> set[int]:
     """The anonymous files that a process has open or mapped, by inode."""
     found: set[int] = set()
@@ -197,7 +170,7 @@ def test_arrays_of_odd_forms_keep_them_in_threads_and_on_streams(tmp_path: Path,
         assert tuple(got.shape) == value.shape
         np.testing.assert_array_equal(got.numpy(), value + 1)
         executor = TorchExecutor(CpuStreams())
-        executor.add_model("plus", model)
+        executor.add_model("plus", executor.lend(model, LoadSpec((CORE,), (0, model.unit_count))))
         executor.put(0, {"x": value})
         ends: list[str | None] = []
         executor.start(

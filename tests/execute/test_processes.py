@@ -21,6 +21,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import TenantResumed, TenantSuspended
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.worker.channel import (
     AddLane,
     Channel,
@@ -214,7 +215,7 @@ def test_a_loss_before_the_core_knew_the_tenant_is_told_again(host: Host, tmp_pa
     path = tmp_path / "a.onnx"
     onnx.save(scaled(1.0), path)
     model = SegmentedModel.open(path, cache_dir=tmp_path / "graphs")
-    loaded = host.executor.load("a", model, [(1, [(0, 2)])])
+    loaded = host.executor.load("a", model, LoadSpec((Share((0,)),), (0, 2)))
     host.executor.add_model("a", loaded)
     path.write_bytes(b"damaged")
     shutil.rmtree(tmp_path / "graphs")
@@ -237,7 +238,7 @@ def test_a_model_that_cannot_be_loaded_at_first_is_refused_with_the_reason(hosts
     path.write_bytes(b"damaged")
     shutil.rmtree(tmp_path / "graphs")
     with pytest.raises(ModelError, match="no readable ONNX model") as caught:
-        host.executor.load("a", model, [(1, [(0, 2)])])
+        host.executor.load("a", model, LoadSpec((Share((0,)),), (0, 2)))
     assert caught.value.path == path
     assert host.events == []
 
@@ -428,10 +429,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.protocol import LoadSpec
+from cotenant.work import Share
 if __name__ == "__main__":
     executor = ProcessExecutor()
     model = SegmentedModel.open(Path({str(tmp_path / "a.onnx")!r}), cache_dir=Path({str(tmp_path / "graphs")!r}))
-    executor.add_model("a", executor.load("a", model, [(1, [(0, 2)])]))
+    executor.add_model("a", executor.load("a", model, LoadSpec((Share((0,)),), (0, 2))))
     print(executor.workers()[0].pid, flush=True)
     input()
 """

@@ -19,7 +19,7 @@ from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.parts import Parts
-from cotenant.execute.protocol import ModelExecutor
+from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.execute.runner import open_model
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker import supervisor, worker
@@ -142,9 +142,8 @@ class Served:
         table = LatencyTable((LatencyRow(0, 1, 1, 10**6),), (1.0,) * cuts[-1])
         engine = Engine((self.tenant,), policy, TablePredictor({"wide": table}), Machine.cpu((0, 1)))
         self.executor = executors(change)
-        ranges = [(a, b) for a in cuts for b in cuts if a < b]
         self.model = SegmentedModel.open(model.path, cache_dir=model.path.parent / "cache")
-        self.loaded = self.executor.load("wide", self.model, [(1, ranges), ((0, 1), ranges)])
+        self.loaded = self.executor.load("wide", self.model, LoadSpec((Share((0,)), Share((0, 1))), cuts))
         self.executor.add_model("wide", self.loaded)
         self.clock = RealClock()
         self.events: list[Event] = []

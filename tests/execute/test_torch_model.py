@@ -218,8 +218,6 @@ def test_a_closed_model_runs_no_more(tmp_path: Path) -> None:
     model.close()
     with pytest.raises(ModelError, match="has been closed"):
         model.run(0, 1, {"input": torch.ones(1, 4)})
-    with pytest.raises(ModelError, match="has been closed"):
-        model.move("cpu")
 
 
 def test_the_table_of_segments_is_bounded(models: dict[str, TorchModel], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +227,7 @@ def test_the_table_of_segments_is_bounded(models: dict[str, TorchModel], monkeyp
         whole = model.run(0, model.unit_count, inputs)
         for cut in range(1, model.unit_count):
             assert_equal(along(model, [cut], inputs), whole)
-        assert len(model._built) == len(model._ready) == 3
+        assert len(model._built) == 3
         model.prepare([(0, 2)])
         built = model._segment(0, 2)[0]
         model.prepare([(0, 2)])
@@ -269,33 +267,9 @@ def test_cores_name_a_number_of_threads(models: dict[str, TorchModel]) -> None:
             torch_threads.use_threads(wrong)
 
 
-def test_segments_are_kept_when_weights_come_back(models: dict[str, TorchModel]) -> None:
-    """On the meta device, which every machine has: nothing can be computed there, but shapes are."""
-    inputs = SAMPLES["residual"].inputs(1)
-    with TorchModel.open(models["recurrent"].path) as model:
-        built = model._segment(0, 1)[0]
-        bytes_before = model.weight_bytes
-        model.move("meta")
-        assert model.device == "meta"
-        assert model._segment(0, 1)[0] is not built
-        assert model._segment(0, 1)[0].device.type == "meta"
-        assert bytes_before > 0
-    with TorchModel.open(models["residual"].path) as model:
-        built = model._segment(0, 1)[0]
-        whole = model.run(0, model.unit_count, inputs)
-        model._ready.clear()  # as a move does
-        assert_equal(model.run(0, model.unit_count, inputs), whole)
-        assert model._segment(0, 1)[0] is built
-
-
-def test_moving_to_a_missing_device_leaves_the_weights(models: dict[str, TorchModel]) -> None:
-    model, inputs = models["residual"], SAMPLES["residual"].inputs(1)
-    whole = model.run(0, model.unit_count, inputs)
-    model.move("cpu")
+def test_a_missing_device_is_named(models: dict[str, TorchModel]) -> None:
     with pytest.raises(ModelError, match="cannot be taken to cuda:99"):
-        model.move("cuda:99")
-    assert model.device == "cpu"
-    assert_equal(model.run(0, model.unit_count, inputs), whole)
+        TorchModel.open(models["residual"].path, device="cuda:99")
 
 
 def test_costs_at_other_shapes(models: dict[str, TorchModel]) -> None:

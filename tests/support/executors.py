@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import onnx
@@ -16,11 +18,13 @@ import pytest
 import torch
 
 from cotenant.core.actions import Launch
+from cotenant.execute.gpu import sm_ladder
 from cotenant.execute.gpu.cuda_streams import CudaStreams
-from cotenant.execute.gpu.sm_streams import PlainShares
+from cotenant.execute.gpu.sm_shares import GreenShares
+from cotenant.execute.gpu.sm_streams import GpuPartitioner, PlainShares
 from cotenant.execute.gpu.streams import CpuStreams, StreamDevice
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.protocol import Executor, Tensors, Timing
+from cotenant.execute.protocol import Executor, LoadSpec, Tensors, Timing
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
@@ -105,7 +109,7 @@ def process_executor(folder: Path, limits: WorkerLimits = WorkerLimits()) -> Pro
     executor = ProcessExecutor(3, limits)
     for tenant in ("cnn", "picky"):
         model = SegmentedModel.open(folder / f"{tenant}.onnx", cache_dir=folder / "graphs")
-        executor.add_model(tenant, executor.load(tenant, model, [(1, [(0, model.unit_count)])]))
+        executor.add_model(tenant, executor.load(tenant, model, LoadSpec((ONE,), (0, model.unit_count))))
     return executor
 
 
@@ -185,8 +189,9 @@ def torch_case(folder: Path, device: StreamDevice, bad: Tensors) -> Iterator[Cas
         TORCH[folder, device.name] = cnn, one
     cnn, one = TORCH[folder, device.name]
     executor = TorchExecutor(device)
-    executor.add_model("cnn", cnn)
-    executor.add_model("picky", one)
+    cuts = tuple(range(cnn.unit_count + 1))
+    executor.add_model("cnn", executor.lend(cnn, LoadSpec((ONE,), cuts, ({"x": (1, 3, 16, 16)},), max_batch=8)))
+    executor.add_model("picky", executor.lend(one, LoadSpec((ONE,), (0, 1), ({"index": (1,)},), max_batch=8)))
     reference = small_cnn()
 
     def expected(inputs: Tensors) -> Tensors:
@@ -204,22 +209,29 @@ def torch_cpu_case(folder: Path) -> Iterator[Case]:
         yield made
 
 
-class CoresAsShares(PlainShares):
-    """Streams of a GPU for partitions that name cores, each made when it is first asked for."""
+class CoresAsShares:
+    """Shares of a GPU for partitions that name cores: the first and the second half of it, or all."""
+
+    def __init__(self, shares: GpuPartitioner) -> None:
+        self._shares = shares
+        whole = tuple(range(shares.granularity * (shares.total // shares.granularity)))
+        half = len(whole) // shares.granularity // 2 * shares.granularity
+        self._halves = {ONE: Share(whole[:half], "cuda:0"), OTHER: Share(whole[half : 2 * half], "cuda:0")}
+        shares.split([*dict.fromkeys(self._halves.values()), sm_ladder.whole(shares.grid, 0)])
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
-        slots = Share(tuple(range(partition.size)), "cuda:0")
-        if slots not in self.granted:
-            self.split([*self.granted, slots])
-        return super().stream(slots, urgent)
+        return self._shares.stream(self._halves.get(partition) or sm_ladder.whole(self._shares.grid, 0), urgent)
+
+    def close(self) -> None:
+        self._shares.close()
 
 
 @contextmanager
-def torch_cuda_case(folder: Path) -> Iterator[Case]:
+def torch_cuda_case(folder: Path, kind: type[PlainShares | GreenShares] = PlainShares) -> Iterator[Case]:
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} sees no CUDA device")
     torch.backends.cudnn.allow_tf32 = False  # answers are compared with those of a CPU
-    device = CudaStreams(0, CoresAsShares.open(0))
+    device = CudaStreams(0, cast(GpuPartitioner, CoresAsShares(kind.open(0))))
     with torch_case(folder, device, {"index": np.array([3.0])}) as made:  # a kernel that fails would end the device
         yield made
 
@@ -231,8 +243,9 @@ CASES = {
     "contention": contention_case,
     "torch-cpu": torch_cpu_case,
     "torch-cuda": torch_cuda_case,
+    "torch-cuda-green": partial(torch_cuda_case, kind=GreenShares),
 }
-ON_DEVICE = {"torch-cuda"}
+ON_DEVICE = {"torch-cuda", "torch-cuda-green"}
 
 
 class Runner:

@@ -13,6 +13,8 @@ import torch
 
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
+from cotenant.execute.torch.arrays import tensor_of
+from cotenant.graph.dfg import Tensor
 from cotenant.work import Share
 
 WAIT_S = 20.0
@@ -27,31 +29,42 @@ class FakeStreams:
     """Implements StreamDevice. While `gate` is closed, no event is reached."""
 
     name = GPU
+    timed_every = 1
 
     def __init__(self, *, has_graphs: bool = True, memory_bytes: int = 1 << 40) -> None:
-        self.has_graphs = has_graphs
+        self.why_no_graphs = "" if has_graphs else "it has none"
         self.memory_bytes = memory_bytes
+        self.cached_bytes = 0
+        """What torch keeps for later, until it is asked for."""
+        self.graph_bytes = 0
+        """What each capture takes."""
         self.gate = threading.Event()
         self.gate.set()
         self.fault: Exception | None = None
-        """What waiting for an event raises."""
+        """What looking at an event raises."""
         self.streams: list[tuple[Share, bool]] = []
         self.captures: list[Share] = []
         self.replays = 0
-        self.refuses_capture = False
-        self.waiters: set[str] = set()
+        self.of_graphs = threading.local()
+        """Whether the calling thread runs a model for a graph: Python that a real one would not run again."""
+        self.refuses_capture: Exception | None = None
+        self.followed: list[tuple[Share, Share]] = []
+        """Which lane was made to wait for an event of which."""
+        self.lookers: set[str] = set()
         self.models: list[FakeModel] = []
         self.is_closed = False
 
     @property
     def free_bytes(self) -> int:
-        return self.memory_bytes - sum(model.weight_bytes for model in self.models if model.device == self.name)
+        graphs = self.graph_bytes * len(self.captures)
+        return self.memory_bytes - graphs - self.cached_bytes - sum(model.weight_bytes for model in self.models)
 
-    def lane(self, partition: Share) -> StreamLane:
-        return FakeLane(self, partition)
+    def lane(self, share: Share) -> StreamLane:
+        return FakeLane(self, share)
 
-    def synchronize(self) -> None:
-        """Weights are there at once."""
+    def room(self) -> tuple[int, int]:
+        self.cached_bytes = 0
+        return self.free_bytes, self.memory_bytes
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return any(isinstance(each, torch.OutOfMemoryError) for each in causes(error))
@@ -68,26 +81,29 @@ class FakeLane:
 
     threads: int | tuple[int, ...] = 1
 
-    def __init__(self, device: FakeStreams, partition: Share) -> None:
+    def __init__(self, device: FakeStreams, share: Share) -> None:
         self._device = device
-        self._partition = partition
+        self._share = share
 
     def settle(self) -> None:
         """No place to sit."""
 
-    def attend(self) -> None:
-        """No place to sit."""
-
     @contextmanager
     def stream(self, urgent: bool) -> Iterator[None]:
-        self._device.streams.append((self._partition, urgent))
+        self._device.streams.append((self._share, urgent))
         yield
 
-    def record(self) -> Event:
-        return FakeEvent(self._device)
+    def record(self, timed: bool = False) -> Event:
+        return FakeEvent(self._device, self._share, timed)
 
-    def host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype)
+    def follow(self, event: Any) -> None:
+        self._device.followed.append((self._share, event.share))
+
+    def hold(self, ns: int) -> None:
+        """Nothing runs later than it is submitted."""
+
+    def gather(self, arrays: Sequence[Any]) -> torch.Tensor:
+        return tensor_of(np.concatenate(arrays))
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -98,40 +114,58 @@ class FakeLane:
     def to_numpy(self, tensor: torch.Tensor) -> Any:
         return tensor.numpy().copy()
 
-    def capture(self, work: Callable[[], Named], owner: int) -> Captured:
-        if self._device.refuses_capture:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        self._device.captures.append(self._partition)
+    def capture(self, work: Callable[[], Named]) -> Captured:
+        if self._device.refuses_capture is not None:
+            raise self._device.refuses_capture
+        if self._device.free_bytes < self._device.graph_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a graph")
+        self._device.captures.append(self._share)
         return FakeGraph(self._device, work)
+
+    def lend(self, tensors: Named) -> Named:
+        return tensors
 
 
 class FakeGraph:
-    """Implements Captured: replays write the same tensors every time."""
+    """Implements Captured: replays write the same tensors every time, which have no values before the first."""
 
     def __init__(self, device: FakeStreams, work: Callable[[], Named]) -> None:
         self._device = device
         self._work = work
-        self.outputs = {name: tensor.clone() for name, tensor in work().items()}
+        self.outputs = self._run()
+        for tensor in self.outputs.values():
+            tensor.fill_(torch.nan)
 
     def replay(self) -> None:
         self._device.replays += 1
-        for name, tensor in self._work().items():
+        for name, tensor in self._run().items():
             self.outputs[name].copy_(tensor)
+
+    def _run(self) -> Named:
+        self._device.of_graphs.is_running = True
+        try:
+            return self._work()
+        finally:
+            self._device.of_graphs.is_running = False
 
 
 class FakeEvent:
     """Implements Event."""
 
-    def __init__(self, device: FakeStreams) -> None:
+    def __init__(self, device: FakeStreams, share: Share, timed: bool) -> None:
         self._device = device
+        self.share = share
+        self._timed = timed
 
-    def wait(self) -> None:
-        self._device.waiters.add(threading.current_thread().name)
-        assert self._device.gate.wait(WAIT_S)
-        if self._device.fault is not None:
+    def is_reached(self) -> bool:
+        self._device.lookers.add(threading.current_thread().name)
+        if self._device.gate.is_set() and self._device.fault is not None:
             raise self._device.fault
+        return self._device.gate.is_set()
 
     def ns_since(self, earlier: Any) -> int:
+        assert self._timed
+        assert earlier._timed
         return 7
 
 
@@ -144,11 +178,13 @@ class FakeModel:
         self.path = Path(f"/models/{name}/1/model.pt2")
         self.name = name
         self.device = "cpu" if device is None else device.name
+        self.inputs = (Tensor("x", "tensor(float)", (None, 3)),)
+        self.unit_count = self.units
         self.weight_bytes = weight_bytes
         self._home = device
         if device is not None:
             device.models.append(self)
-        self.moves: list[str] = []
+        self.waits_for_values = False
         self.runs = 0
         self.is_closed = False
         self.before_run: Callable[[], None] = lambda: None
@@ -160,10 +196,11 @@ class FakeModel:
         self, start: int, end: int, tensors: Mapping[str, Any], threads: int | tuple[int, ...] = 1
     ) -> dict[str, Any]:
         assert not self.is_closed
-        assert self._home is None or self.device == self._home.name, "its weights are elsewhere"
-        self.runs += 1
+        is_eager = self._home is None or not getattr(self._home.of_graphs, "is_running", False)
+        self.runs += is_eager
         try:
-            self.before_run()
+            if is_eager:
+                self.before_run()
         except RuntimeError as error:  # as TorchModel has it
             raise ModelError(self.path, f"units {start} to {end} failed: {error}", "Look at its inputs") from error
         x = tensors["x"]
@@ -172,11 +209,8 @@ class FakeModel:
             x = 2 * x + unit
         return {"y": x + first} if end == self.units else {"x": x, "first": first}
 
-    def move(self, device: str) -> None:
-        if self._home is not None and device == self._home.name and self._home.free_bytes < self.weight_bytes:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate its weights")
-        self.moves.append(device)
-        self.device = device
+    def why_eager(self, start: int, end: int) -> str:
+        return "operator 'nms' needs values on the host" if self.waits_for_values else ""
 
     def close(self) -> None:
         self.is_closed = True

@@ -14,7 +14,7 @@ import onnx
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.protocol import Tensors, Timing
+from cotenant.execute.protocol import LoadSpec, Tensors, Timing
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.work import Share, Work
@@ -65,7 +65,9 @@ class Host:
         onnx.save(make(), path)
         model = SegmentedModel.open(path, cache_dir=self._folder / "graphs")
         units = self.units[tenant] = model.unit_count
-        self.executor.add_model(tenant, self.executor.load(tenant, model, [(1, [(0, units)])], memory_bytes))
+        self.executor.add_model(
+            tenant, self.executor.load(tenant, model, LoadSpec((Share((0,)),), (0, units), memory_bytes=memory_bytes))
+        )
         self.executor.announce(tenant)
 
     def pid(self, tenant: str) -> int:

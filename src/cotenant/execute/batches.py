@@ -39,7 +39,7 @@ class BatchTensors:
     stands; `home` is who has them instead, where that is not who has this.
     """
 
-    __slots__ = ("_inputs", "home", "items", "kept", "parts", "queries", "rows")
+    __slots__ = ("_inputs", "form", "home", "items", "kept", "parts", "queries", "rows")
 
     def __init__(self, launch: Launch | Run, inputs: list[Tensors], home: object = None) -> None:
         self.queries = launch.queries
@@ -47,6 +47,8 @@ class BatchTensors:
         self.rows: tuple[int, ...] = (self.items,)
         self.kept: Mapping[str, Any] = {}
         self.home = home
+        self.form: Any = None
+        """What an executor notes of it for its next launch."""
         self.parts: Parts | None = None
         self._inputs = inputs
 
@@ -203,6 +205,14 @@ class Batches:
         with self._lock:
             found = self._paused.pop(batch, None)
         return None if found is None else found.home
+
+
+def row_buckets(max_batch: int) -> tuple[int, ...]:
+    """The numbers of rows that are measured and prepared: powers of two up to the largest batch, and that itself."""
+    sizes = [1]
+    while sizes[-1] * 2 <= max_batch:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sizes if sizes[-1] == max_batch else [*sizes, max_batch])
 
 
 def _row_count(tensors: Tensors) -> int:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cotenant.core.actions import Launch
+from cotenant.execute.errors import ModelError
+from cotenant.execute.protocol import LoadSpec, Timing
+from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import be_nice, pin, settle
-from cotenant.execute.threads.names import Threads
-from cotenant.work import CPU, Share
+from cotenant.work import CPU, Share, Work
 
 if TYPE_CHECKING:
-    from cotenant.execute.gpu.streams import StreamDevice
+    from cotenant.execute.torch.executor import TorchExecutor
 
-Cores = tuple[int, ...]
+Inputs = Mapping[str, Any]
+Run = Callable[[Share, Inputs, Sequence[tuple[int, int]]], None]
+"""Runs ranges of units in turn in a share, the first on these inputs, and waits for what comes out of the last."""
 
 
 class Place(Protocol):
@@ -26,13 +34,20 @@ class Place(Protocol):
 
     @property
     def unit(self) -> str:
-        """What a partition has some of, for messages."""
+        """What a share has some of, for messages."""
 
-    def at(self, cores: Cores) -> AbstractContextManager[None]:
-        """What the calling thread runs inside runs in this partition."""
+    @property
+    def is_padded(self) -> bool:
+        """Whether a batch runs as the next larger one of those that are measured."""
 
-    def threads(self, cores: Cores) -> Threads:
-        """What a runner is told of the partition."""
+    def at(self, share: Share) -> AbstractContextManager[None]:
+        """Inside, the calling thread runs what it is given in this share."""
+
+    def ready(self, model: Runner, spec: LoadSpec) -> AbstractContextManager[Run]:
+        """A model as it is served, while the context lasts. Raises ModelError when it cannot be."""
+
+    def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
+        """Median latency of each unit in ns, run one by one."""
 
 
 class CorePlace:
@@ -40,46 +55,99 @@ class CorePlace:
 
     device = CPU
     unit = "core"
+    is_padded = False
 
     @contextmanager
-    def at(self, cores: Cores) -> Iterator[None]:
+    def at(self, share: Share) -> Iterator[None]:
         """See Place."""
         before = os.sched_getaffinity(0)
-        pin(cores[:1])
+        pin(share.cores[:1])
         try:
             yield
         finally:
             os.sched_setaffinity(0, before)
 
-    def threads(self, cores: Cores) -> Threads:
+    @contextmanager
+    def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
         """See Place."""
-        return cores if len(cores) > 1 else 1
+        for threads, ranges in spec.sessions:
+            model.prepare(ranges, threads)
+
+        def run(share: Share, inputs: Inputs, ranges: Sequence[tuple[int, int]]) -> None:
+            tensors, threads = inputs, share.cores if share.size > 1 else 1
+            for start, end in ranges:
+                tensors = model.run(start, end, tensors, threads)
+            to_numpy(tensors)  # which waits, where others than this thread run it
+
+        yield run
+
+    def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
+        """See Place."""
+        with self.at(share):
+            return model.unit_ns(inputs)
 
 
 class StreamPlace:
-    """Streams of a device that takes work so. Whoever measures has to wait for results: bringing them home does."""
+    """Streams of a device: what is measured there runs through the executor that serves."""
 
     unit = "SM"
 
-    def __init__(self, streams: StreamDevice) -> None:
-        self._streams = streams
-        self.device = streams.name
+    def __init__(self, executor: TorchExecutor) -> None:
+        self._executor = executor
+        self.device = executor.device.name
+        self.is_padded = not executor.device.why_no_graphs
+        self._numbers = itertools.count(-1, -1)  # those of a server's launches, batches and queries are from 0 on
+
+    def at(self, share: Share) -> AbstractContextManager[None]:
+        """See Place: the lane's own thread does."""
+        return nullcontext()
 
     @contextmanager
-    def at(self, cores: Cores) -> Iterator[None]:
+    def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
         """See Place."""
-        lane = self._streams.lane(Share(cores, self.device))
-        before = os.sched_getaffinity(0)
-        lane.settle()  # which may pin the thread
+        name = f"{model.name}, measured"
+        loaded = self._executor.lend(model, spec)
+        self._executor.add_model(name, loaded)
         try:
-            with lane.stream(False):
-                yield
+            yield partial(self._run, model, name, spec.max_batch > 1)
         finally:
-            os.sched_setaffinity(0, before)
+            self._executor.remove_model(name)
+            loaded.close()
 
-    def threads(self, cores: Cores) -> Threads:
-        """See Place: kernels need none."""
-        return 1
+    def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
+        """See Place."""
+        return self._executor.unit_ns(model, inputs, share)
+
+    def _run(
+        self,
+        model: Runner,
+        name: str,
+        is_batched: bool,
+        share: Share,
+        inputs: Inputs,
+        ranges: Sequence[tuple[int, int]],
+    ) -> None:
+        query = next(self._numbers)
+        ended = threading.Event()
+        errors: list[str] = []
+
+        def end(_: int, error: str | None, __: Timing) -> None:
+            errors.extend([error] if error else [])
+            ended.set()
+
+        self._executor.put(query, inputs)
+        rows = len(next(iter(inputs.values()))) if is_batched else 1
+        for start, stop in ranges:
+            ended.clear()
+            work, number = Work(name, 0, rows, start, stop), next(self._numbers)
+            is_last = stop == model.unit_count
+            self._executor.start(Launch(number, query, (query,), work, is_last, share, 0, 0), end)
+            ended.wait()
+            if errors:
+                self._executor.release(query)
+                self._executor.discard(query)
+                raise ModelError(model.path, errors[0], "Check the shapes and values of its inputs")
+        self._executor.take(query)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
@@ -23,6 +24,34 @@ Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
 """What to load of a model: a number of threads, or cores, and the ranges of units to be run with them."""
 Shapes = Mapping[str, Sequence[int]]
 """Full shape of each input."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """What has to be ready of a model before it is served: its segments between `cuts`, in these shares.
+
+    `shapes` are the declared ones; `max_batch` rows are merged at most (1: never). `memory_bytes` bounds the resident
+    memory of what runs the model, where that is a process of its own. Launches go first if `urgent`, where the device
+    knows that.
+    """
+
+    shares: tuple[Share, ...]
+    cuts: tuple[int, ...]
+    shapes: tuple[Shapes, ...] = ()
+    max_batch: int = 1
+    memory_bytes: int | None = None
+    urgent: bool = False
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The units of the whole model, and of its segments."""
+        return list(dict.fromkeys([(self.cuts[0], self.cuts[-1]), *pairwise(self.cuts)]))
+
+    @property
+    def sessions(self) -> Sessions:
+        """What engines need of it that keep something for each number of threads, or set of cores."""
+        threads = dict.fromkeys(share.cores if share.size > 1 else 1 for share in self.shares)
+        return [(each, self.ranges) for each in threads]
 
 
 class Timing(Struct, frozen=True, gc=False):
@@ -105,20 +134,17 @@ class ModelExecutor(Executor, Protocol):
     def place(self) -> Place:
         """Where its models are opened and measured, until `close`. Raises ConfigError where there is no such device."""
 
-    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
-        """Load the sessions that launches of the tenant will need; waits. Raises ModelError.
+    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
+        """Load what launches of the tenant will need; waits. Raises ModelError."""
 
-        `memory_bytes` bounds the resident memory of what runs the model, where that is a process of its own.
-        """
+    def prepare(self, model: Loaded, spec: LoadSpec) -> None:
+        """Load what a loaded model lacks of this, and run each once; waits. Raises ModelError."""
 
-    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
-        """Load further sessions of a loaded model and run each once; waits. Raises ModelError."""
+    def keep(self, model: Loaded, spec: LoadSpec) -> None:
+        """Let go of what else was loaded of a model."""
 
-    def keep(self, model: Loaded, sessions: Sessions) -> None:
-        """Let go of a model's other sessions."""
-
-    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
-        """Launches of this tenant run this model from now on, and go first if `urgent`, where the device knows that."""
+    def add_model(self, tenant: str, model: Loaded) -> None:
+        """Launches of this tenant run this model from now on."""
 
     def announce(self, tenant: str) -> None:
         """The core knows the tenant now: what happened to it before is told again."""

@@ -21,7 +21,7 @@ def warm_up(model: Runner, ranges: Sequence[tuple[int, int]], threads: Threads, 
     units = model.unit_count
     chain = sorted(each for each in ranges if each != (0, units))
     try:
-        inputs = {tensor.name: _zeros(tensor.dtype, shapes[tensor.name]) for tensor in model.inputs}
+        inputs = {tensor.name: zeros(tensor.dtype, shapes[tensor.name]) for tensor in model.inputs}
         for steps in [[(0, units)], chain]:
             tensors: Mapping[str, Any] = inputs
             at = 0
@@ -33,6 +33,7 @@ def warm_up(model: Runner, ranges: Sequence[tuple[int, int]], threads: Threads, 
         return
 
 
-def _zeros(dtype: str, dims: Sequence[int]) -> Any:
+def zeros(dtype: str, dims: Sequence[int]) -> Any:
+    """An array of zeros, or of empty texts, of a type as models name it."""
     kind = numpy_type(dtype) or np.dtype(np.float32)
     return np.full(tuple(dims), "", np.object_) if kind.kind == "U" else np.zeros(tuple(dims), kind)

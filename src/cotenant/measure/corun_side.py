@@ -186,13 +186,13 @@ class _Models:
         """One launch of a batch of the whole model, with made-up inputs of its largest shape."""
         from cotenant.execute.runner import to_numpy
         from cotenant.measure.inputs import make_inputs
-        from cotenant.measure.solo import CORES, Effort
+        from cotenant.measure.solo import Effort
 
         opened = self._opened(tenant)
         runner = opened.runner
         sweep = opened.sweep([Share(self._cores)], Effort())
         inputs = make_inputs(runner.inputs, sweep.largest_shape, batch, sweep.max_batch > 1)
-        threads = CORES.threads(self._cores)
+        threads = self._cores if len(self._cores) > 1 else 1
         whole = (0, runner.unit_count)
         runner.prepare([whole], threads)
         return lambda: to_numpy(runner.run(*whole, inputs, threads))

@@ -46,15 +46,15 @@ class OpenedModel:
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
-        sets = {lane.size: lane.cores for lane in reversed(lanes)}
+        shares = {lane.size: lane for lane in reversed(lanes)}
         if lanes[0].device == CPU:
-            sets.setdefault(1, lanes[0].cores[:1])
+            shares.setdefault(1, Share(lanes[0].cores[:1]))
         config = self.found.config
         return Sweep(
             self.digest,
             self.shapes,
             config.model.max_batch,
-            tuple(sets[size] for size in sorted(sets)),
+            tuple(shares[size] for size in sorted(shares)),
             round(config.segments.max_ms * NS_PER_MS),
             effort,
         )

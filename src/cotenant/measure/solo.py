@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from cotenant.execute.place import CorePlace, Place
-from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.batches import row_buckets
+from cotenant.execute.place import CorePlace, Place, Run
+from cotenant.execute.protocol import LoadSpec
+from cotenant.execute.runner import Runner
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.profile.profile_file import ModelProfile, Point
+from cotenant.work import Share
 
 Progress = Callable[[str], None]
 """Told what has been measured after each step."""
@@ -38,22 +43,19 @@ QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure of a model. `core_sets` are the partitions' cores, one set per size."""
+    """What to measure of a model. `shares` has one share of each size."""
 
     digest: str
     shapes: tuple[DeclaredShape, ...]
     max_batch: int
-    core_sets: tuple[tuple[int, ...], ...]
+    shares: tuple[Share, ...]
     max_segment_ns: int
     effort: Effort = Effort()
 
     @property
     def batches(self) -> tuple[int, ...]:
         """Powers of two up to the largest batch, and that itself."""
-        sizes = [1]
-        while sizes[-1] * 2 <= self.max_batch:
-            sizes.append(sizes[-1] * 2)
-        return tuple(sizes if sizes[-1] == self.max_batch else [*sizes, self.max_batch])
+        return row_buckets(self.max_batch)
 
     @property
     def largest_shape(self) -> DeclaredShape:
@@ -63,81 +65,57 @@ class Sweep:
     @property
     def steps(self) -> int:
         """Number of calls of the progress function."""
-        return len(self.shapes) * len(self.batches) * len(self.core_sets) + 2
+        return len(self.shapes) * len(self.batches) * len(self.shares) + 2
 
 
 def measure_model(
     model: Runner, sweep: Sweep, journal: Journal, progress: Progress, place: Place = CORES
 ) -> ModelProfile:
-    """Measure all of a sweep that the journal does not hold, on the calling thread, at a place.
+    """Measure all of a sweep that the journal does not hold, at a place, as the model is served there.
 
     Raises ModelError when the model cannot be run at a declared shape or batch.
     """
-    points = []
-    for index, shape in enumerate(sweep.shapes):
-        for cores in sweep.core_sets:
-            for items in sweep.batches:
-                points.append(_point(model, sweep, journal, place, index, shape, items, cores))
-                progress(f"{model.name}: {items} row{'s' if items > 1 else ''} on {len(cores)} {place.unit}(s)")
     inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1)
-    with place.at(sweep.core_sets[0]):
-        units = journal.remember(f"{sweep.digest}/units", lambda: list(model.unit_ns(inputs)))
-        progress(f"{model.name}: {model.unit_count} units")
-        cuts = model.suggest_cuts(units, float(sweep.max_segment_ns))
+    units = journal.remember(f"{sweep.digest}/units", lambda: list(place.unit_ns(model, inputs, sweep.shares[0])))
+    progress(f"{model.name}: {model.unit_count} units")
+    cuts = model.suggest_cuts(units, float(sweep.max_segment_ns))
+    points = []
+    with ExitStack() as stack:
+        spec = LoadSpec(sweep.shares, cuts, sweep.shapes, sweep.max_batch)
+        run = cache(lambda: stack.enter_context(place.ready(model, spec)))  # not where the journal has all
+
+        def measure(index: int, share: Share, items: int) -> dict[str, int]:
+            inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1)
+            whole = [(0, model.unit_count)]
+            with place.at(share):
+                samples = _in_turns((lambda: run()(share, inputs, whole),), sweep.effort)[0]
+            p50, p90, p95, p99 = (max(1, round(value)) for value in np.percentile(samples, (50, 90, 95, 99)))
+            return asdict(Point(index, items, share.size, len(samples), p50, p90, p95, p99))
+
+        for index in range(len(sweep.shapes)):
+            for share in sweep.shares:
+                for items in sweep.batches:
+                    key = f"{sweep.digest}/shape{index}/items{items}/cores{share.size}"
+                    points.append(Point(**journal.remember(key, partial(measure, index, share, items))))
+                    progress(f"{model.name}: {items} row{'s' if items > 1 else ''} on {share.size} {place.unit}(s)")
         ratio = journal.remember(
             f"{sweep.digest}/segments/{'-'.join(map(str, cuts))}",
-            lambda: _segment_ratio(model, cuts, inputs, sweep.effort),
+            lambda: _segment_ratio(run, place, sweep.shares[0], cuts, inputs, sweep.effort),
         )
         progress(f"{model.name}: {len(cuts) - 1} segments")
-    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio))
+    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), place.is_padded)
 
 
-def _point(
-    model: Runner,
-    sweep: Sweep,
-    journal: Journal,
-    place: Place,
-    index: int,
-    shape: DeclaredShape,
-    items: int,
-    cores: tuple[int, ...],
-) -> Point:
-    def measure() -> dict[str, int]:
-        inputs = make_inputs(model.inputs, shape, items, sweep.max_batch > 1)
-        threads = place.threads(cores)
-        whole = (0, model.unit_count)
-        model.prepare([whole], threads)
-        with place.at(cores):
-            samples = _sample(lambda: to_numpy(model.run(*whole, inputs, threads)), sweep.effort)
-        p50, p90, p95, p99 = (max(1, round(value)) for value in np.percentile(samples, (50, 90, 95, 99)))
-        return asdict(Point(index, items, len(cores), len(samples), p50, p90, p95, p99))
-
-    return Point(**journal.remember(f"{sweep.digest}/shape{index}/items{items}/cores{len(cores)}", measure))
-
-
-def _segment_ratio(model: Runner, cuts: Sequence[int], inputs: dict[str, Any], effort: Effort) -> float:
+def _segment_ratio(
+    run: Callable[[], Run], place: Place, share: Share, cuts: Sequence[int], inputs: dict[str, Any], effort: Effort
+) -> float:
     """Latency of running segment by segment over that of one run; medians of interleaved runs."""
     if len(cuts) == 2:
         return 1.0
-    whole = (0, model.unit_count)
-    ranges = list(pairwise(cuts))
-    model.prepare([whole, *ranges])
-
-    def run_segments() -> None:
-        tensors: Any = inputs
-        for start, end in ranges:
-            tensors = model.run(start, end, tensors)
-        to_numpy(tensors)  # which waits, where others than this thread run it
-
-    def run_whole() -> None:
-        to_numpy(model.run(*whole, inputs))
-
-    together, cut = _in_turns((run_whole, run_segments), effort)
+    ways = [[(0, cuts[-1])], list(pairwise(cuts))]
+    with place.at(share):
+        together, cut = _in_turns([partial(run(), share, inputs, way) for way in ways], effort)
     return max(1.0, float(np.median(cut) / np.median(together)))
-
-
-def _sample(work: Callable[[], object], effort: Effort) -> list[int]:
-    return _in_turns((work,), effort)[0]
 
 
 def _in_turns(works: Sequence[Callable[[], object]], effort: Effort) -> list[list[int]]:

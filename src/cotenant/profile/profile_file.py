@@ -38,7 +38,8 @@ class ModelProfile:
 
     `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
     median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
-    the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs.
+    the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
+    runs as the next larger one that was measured, as it does where models are captured.
     """
 
     digest: str
@@ -46,11 +47,16 @@ class ModelProfile:
     unit_ns: tuple[int, ...]
     cuts: tuple[int, ...]
     segment_ratio: float
+    padded: bool = False
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""
+        sizes = sorted({point.items for point in self.points})
+        before = dict(zip(sizes, (0, *sizes), strict=False)) if self.padded else {}
         rows = tuple(
-            LatencyRow(point.shape, point.items, point.cores, getattr(point, f"{quantile}_ns")) for point in self.points
+            LatencyRow(point.shape, items, point.cores, getattr(point, f"{quantile}_ns"))
+            for point in self.points
+            for items in range(before.get(point.items, point.items - 1) + 1, point.items + 1)
         )
         return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio)
 

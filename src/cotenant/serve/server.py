@@ -18,7 +18,6 @@ from cotenant.core.events import DrainStarted, PredictorChanged, QueryCancelled,
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
-from cotenant.execute.protocol import Loaded
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.layout_facts import fitted_groups
 from cotenant.measure.opening import open_version
@@ -42,7 +41,7 @@ from cotenant.serve.brain.groups import foresee, knowing
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
-from cotenant.serve.brain.reorganise import change, sessions_of
+from cotenant.serve.brain.reorganise import change, spec_of
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application_registry import ApplicationRegistry
 from cotenant.serve.opener.profiles import stored_or_measured
@@ -326,7 +325,9 @@ class Server:
                 if_one_fails.callback(opened.runner.close)
                 profile = stored_or_measured(self.root, each, opened, self.policy.shares, self._executor.place)
                 served = serve_model(opened, profile, names, preempt=self.policy.preempt)
-                served.loaded = self._load(served)
+                served.loaded = self._executor.load(
+                    served.tenant.name, opened.runner, spec_of(served, self.policy.shares)
+                )
                 if_one_fails.callback(served.loaded.close)
                 versions[served.version] = served
                 if each.is_default:
@@ -334,18 +335,10 @@ class Server:
             if_one_fails.pop_all()
         return versions
 
-    def _load(self, served: ServedModel) -> Loaded:
-        """Load the sessions that every lane will need."""
-        limit_mib = served.opened.found.config.tenant.memory_limit_mib
-        memory_bytes = None if limit_mib is None else round(limit_mib * (1 << 20))
-        return self._executor.load(
-            served.tenant.name, served.opened.runner, sessions_of(served, self.policy.shares), memory_bytes
-        )
-
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         new = list({id(served): served for served in versions.values()}.values())
         for served in new:
-            self._executor.add_model(served.tenant.name, served.loaded, urgent=served.tenant.priority > 0)
+            self._executor.add_model(served.tenant.name, served.loaded)
         self.driver.follow(partial(self._open_books, new))
         for served in new:
             self.driver.post(TenantAdded(served.tenant))

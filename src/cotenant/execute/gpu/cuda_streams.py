@@ -1,49 +1,61 @@
-"""CUDA streams inside shares of a GPU, as the torch executor uses them. Not yet run on hardware: docs/torch.md.
+"""CUDA streams inside shares of a GPU, as the torch executor uses them. Not yet run on hardware: docs/gpu.md.
 
-Copies are asynchronous over pinned memory, which torch caches. The only waits are those of the threads that wait for
-events, which sleep in the driver (blocking events), and that for weights on their way.
+Copies are asynchronous over pinned memory, which torch caches. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from cotenant.execute.gpu.sm_streams import GpuPartitioner
 from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
+from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
 _NS_PER_MS = 1_000_000
+_CYCLES_PER_NS = 2
+"""Of a GPU's clock, about, and rather too many: a stream that is held too long costs nothing."""
 _cuda: Any = torch.cuda  # its stubs leave out half of the types
+_log = logging.getLogger("cotenant.torch")
 
 
 class CudaStreams:
     """The GPU number `index` as a device with streams, divided by `shares`, which are split before lanes run.
 
-    Closing it closes the shares.
+    Closing it closes the shares. What a capture that CUDA invalidates leaves behind in torch is not to be trusted:
+    there is none after it.
     """
 
-    has_graphs = True
+    timed_every = 16
+    """Recording a timed event costs the device some microseconds, and asking for the time between two the host."""
 
     def __init__(self, index: int, shares: GpuPartitioner) -> None:
         self.name = f"cuda:{index}"
-        self._device = torch.device("cuda", index)
-        self._shares = shares
-        self._capturing = threading.Lock()
+        self.why_no_graphs = ""
+        self.device = torch.device("cuda", index)
+        self.shares = shares
+        self.capturing = threading.Lock()
+        """torch knows one capture at a time."""
+        self._broken: list[Any] = []
 
-    def lane(self, partition: Share) -> StreamLane:
+    def lane(self, share: Share) -> StreamLane:
         """See StreamDevice."""
-        return _CudaLane(self._device, self._shares, partition, self._capturing)
+        return _CudaLane(self, share)
 
-    def synchronize(self) -> None:
-        """See StreamDevice."""
-        _cuda.current_stream(self._device).synchronize()
+    def room(self) -> tuple[int, int]:
+        """See StreamDevice. Captured work has no use for blocks that torch keeps for other work."""
+        with suppress(RuntimeError):  # torch 2.11 refuses after a capture that was invalidated
+            _cuda.empty_cache()
+        free, total = _cuda.mem_get_info(self.device)
+        return int(free), int(total)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See StreamDevice."""
@@ -54,77 +66,112 @@ class CudaStreams:
         if self.is_out_of_memory(error) or not any(isinstance(each, RuntimeError) for each in causes(error)):
             return False
         try:
-            _cuda.mem_get_info(self._device)
+            _cuda.mem_get_info(self.device)
         except RuntimeError:
             return True
         return False
 
     def close(self) -> None:
         """See StreamDevice."""
-        self._shares.close()
+        self.shares.close()
+
+    def give_up_graphs(self, graph: Any, pool: Any, reason: str) -> None:
+        """A capture was invalidated. torch 2.11 leaves its allocator in the state of a capture under way, with a
+        pointer to the graph: this ends that, and keeps the graph.
+        """
+        self._broken.append(graph)
+        with suppress(RuntimeError):  # newer ones have ended it themselves
+            torch._C._cuda_endAllocateToPool(self.device.index, pool)
+        self.why_no_graphs = f"a capture was invalidated: {reason}"
+        _log.error("%s: nothing is captured any more until the server is restarted: %s", self.name, reason)
 
 
 class _CudaLane:
     threads: int | tuple[int, ...] = 1
 
-    def __init__(
-        self, device: torch.device, shares: GpuPartitioner, partition: Share, capturing: threading.Lock
-    ) -> None:
-        self._device = device
-        self._shares = shares
-        self._partition = partition
-        self._capturing = capturing
-        self._pools: dict[tuple[int, int], weakref.ref[_Pool]] = {}
+    def __init__(self, device: CudaStreams, share: Share) -> None:
+        self._home = device
+        self._device = device.device
+        self._share = share
+        self._stream: Any = None
+        self._pool: Any = None
 
     def settle(self) -> None:
         _cuda.set_device(self._device)
-
-    def attend(self) -> None:
-        _cuda.set_device(self._device)
+        self._stream = self._home.shares.stream(self._share)
+        _cuda.set_stream(self._stream)
 
     def stream(self, urgent: bool) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = _cuda.stream(self._shares.stream(self._partition, urgent))
+        wanted = self._home.shares.stream(self._share, urgent) if urgent else self._stream
+        if wanted is self._stream:
+            return nullcontext()
+        context: AbstractContextManager[Any] = _cuda.stream(wanted)
         return context
 
-    def record(self) -> Event:
-        event = _cuda.Event(enable_timing=True, blocking=True)
+    def record(self, timed: bool = False) -> Event:
+        event = _cuda.Event(enable_timing=timed)
         event.record()
         return _CudaEvent(event)
 
-    def host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+    def follow(self, event: Any) -> None:
+        event.event.wait()
+
+    def hold(self, ns: int) -> None:
+        _cuda._sleep(ns * _CYCLES_PER_NS)
+
+    def gather(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+        first = arrays[0]
+        shape = first.shape if len(arrays) == 1 else (sum(map(len, arrays)), *first.shape[1:])
+        made = torch.empty(shape, dtype=tensor_of(np.empty(0, first.dtype)).dtype, pin_memory=True)
+        view = array_of(made)
+        if len(arrays) == 1:
+            np.copyto(view, first)
+        else:
+            np.concatenate(arrays, out=view)
+        return made
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._device, non_blocking=True)
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.host(tensor.shape, tensor.dtype).copy_(tensor, non_blocking=True)
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return there.copy_(tensor, non_blocking=True)
 
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = tensor.numpy().copy()  # whoever drops pinned memory records events on our stream
+        array: npt.NDArray[Any] = array_of(tensor).copy()  # whoever drops pinned memory records events on our stream
         return array
 
-    def capture(self, work: Callable[[], Named], owner: int) -> Captured:
+    def capture(self, work: Callable[[], Named]) -> Captured:
         # Not `torch.cuda.graph`: it waits for the whole device, and with it for the work of every other lane.
-        place = owner, int(_cuda.current_stream(self._device).cuda_stream)
-        known = self._pools.get(place)
-        pool = (known and known()) or _Pool()
         graph = _cuda.CUDAGraph()
-        with self._capturing:  # torch knows one capture at a time
+        with self._home.capturing:
+            pool = self._pool = self._pool or _cuda.graph_pool_handle()
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
-                try:
-                    outputs = work()
-                except BaseException:
-                    with suppress(RuntimeError):  # it says again that the capture failed
-                        graph.capture_end()
-                    raise
-                graph.capture_end()
-            except BaseException:
-                self._pools.pop(place, None)  # torch may keep the memory of a capture that failed: share it no more
+                outputs = work()
+            except BaseException as error:
+                self._end(graph, pool, error)
                 raise
-        self._pools[place] = weakref.ref(pool)
-        return _CudaGraph(graph, pool, outputs)
+            try:
+                graph.capture_end()
+            except BaseException as error:
+                self._invalidate(graph, pool, error)
+                raise
+        return _CudaGraph(graph, outputs)
+
+    def lend(self, tensors: Named) -> Named:
+        return {name: _lent(tensor) for name, tensor in tensors.items()}
+
+    def _end(self, graph: Any, pool: Any, error: BaseException) -> None:
+        """End a capture whose work raised. CUDA may not mind: then nothing is amiss but this work."""
+        try:
+            graph.capture_end()
+        except BaseException:  # it says again that the capture was invalidated
+            self._invalidate(graph, pool, error)
+
+    def _invalidate(self, graph: Any, pool: Any, error: BaseException) -> None:
+        self._pool = None  # torch may keep memory of this capture: it is shared no more
+        self._home.give_up_graphs(graph, pool, str(error).partition("\n")[0] or type(error).__name__)
 
 
 class _CudaEvent:
@@ -133,30 +180,27 @@ class _CudaEvent:
     def __init__(self, event: Any) -> None:
         self.event = event
 
-    def wait(self) -> None:
-        self.event.synchronize()
+    def is_reached(self) -> bool:
+        reached: bool = self.event.query()
+        return reached
 
     def ns_since(self, earlier: Any) -> int:
         ms: float = earlier.event.elapsed_time(self.event)
         return max(0, round(ms * _NS_PER_MS))
 
 
-class _Pool:
-    """Memory that the graphs of one model on one stream share, for as long as there is one of them.
-
-    They never run at one time, and what each leaves in it is copied before the next one runs. The graphs of another
-    model have their own, so that evicting a model gives its memory back.
-    """
-
-    def __init__(self) -> None:
-        self.handle = _cuda.graph_pool_handle()
-
-
 class _CudaGraph:
-    def __init__(self, graph: Any, pool: _Pool, outputs: Named) -> None:
+    def __init__(self, graph: Any, outputs: Named) -> None:
         self._graph = graph
-        self._pool = pool
         self.outputs = outputs
 
     def replay(self) -> None:
         self._graph.replay()
+
+
+def _lent(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor over the same memory that is not told when that is given to somebody else."""
+    store = tensor.untyped_storage()
+    borrowed = torch._C._construct_storage_from_data_pointer(store.data_ptr(), tensor.device, store.nbytes())
+    made: torch.Tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return made.set_(borrowed, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,11 +1,12 @@
 """Devices that take work on streams: what `execute/torch/executor.py` asks of one, and the CPU behind the same calls.
 
 A stream runs what is submitted to it in order, later than the call that submits it. An event marks a place in that
-order; waiting for it is the only way in which a thread here learns that work has ended.
+order; looking whether it was reached is the only way in which a thread here learns that work has ended.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +15,9 @@ from typing import Any, Protocol
 import numpy.typing as npt
 import torch
 
-from cotenant.execute.threads.lanes import pin, settle
+from cotenant.execute.batches import joined
+from cotenant.execute.threads.lanes import settle
+from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
 Named = Mapping[str, torch.Tensor]
@@ -23,11 +26,11 @@ Named = Mapping[str, torch.Tensor]
 class Event(Protocol):
     """A place in the order of a stream."""
 
-    def wait(self) -> None:
-        """Sleep until the stream has come here, without spinning. Raises what the device says of the work before."""
+    def is_reached(self) -> bool:
+        """Whether the stream has come here; never blocks. Raises what the device says of the work before."""
 
     def ns_since(self, earlier: Any) -> int:
-        """Nanoseconds between an earlier event of the same lane and this one, both reached."""
+        """Nanoseconds between an earlier event of the same stream and this one: both reached, and both timed."""
 
 
 class Captured(Protocol):
@@ -42,24 +45,30 @@ class Captured(Protocol):
 
 
 class StreamLane(Protocol):
-    """The streams of one partition. One thread submits, one waits; `threads` is what `TorchModel.run` is told."""
+    """The streams of one share. One thread submits; `threads` is what `TorchModel.run` is told."""
 
     threads: int | tuple[int, ...]
 
     def settle(self) -> None:
         """Make the calling thread the one that submits."""
 
-    def attend(self) -> None:
-        """Make the calling thread the one that waits."""
-
     def stream(self, urgent: bool) -> AbstractContextManager[Any]:
         """What the calling thread submits inside goes to this stream; the urgent one goes first on the device."""
 
-    def record(self) -> Event:
+    def record(self, timed: bool = False) -> Event:
         """An event at the end of the current stream."""
 
-    def host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A new tensor in memory of the host that the device can read while the host goes on."""
+    def follow(self, event: Any) -> None:
+        """What is submitted to the current stream from now on waits for an event of any lane, on the device."""
+
+    def hold(self, ns: int) -> None:
+        """Keep the current stream busy for about so long: what is submitted meanwhile then runs without gaps."""
+
+    def gather(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+        """Arrays below each other, in memory of the host that the device can read while the host goes on.
+
+        Raises TypeError for a type of elements that torch lacks.
+        """
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor on the device that gets the values of one of the host; does not wait for the copy."""
@@ -70,24 +79,34 @@ class StreamLane(Protocol):
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
         """A downloaded tensor, whose copy has ended, as an array that does not keep the device's kind of memory."""
 
-    def capture(self, work: Callable[[], Named], owner: int) -> Captured:
-        """Record work on the current stream without running it. `owner` says whose memory it may share.
+    def capture(self, work: Callable[[], Named]) -> Captured:
+        """Record work on the current stream without running it; all of a lane share one memory, and never run at once.
 
         Raises whatever stands against it; the stream can be used afterwards.
         """
 
+    def lend(self, tensors: Named) -> Named:
+        """The same tensors of captured work, without a hold on their memory: other captures of the lane may have it."""
+
 
 class StreamDevice(Protocol):
-    """A device with streams. `name` is where torch has to put a model's weights: "cpu" or "cuda:N"."""
+    """A device with streams. `name` is where torch has to put a model's weights: "cpu" or "cuda:N".
+
+    Events of every `timed_every`th launch of a lane are timed.
+    """
 
     name: str
-    has_graphs: bool
+    timed_every: int
 
-    def lane(self, partition: Share) -> StreamLane:
-        """The streams of a partition."""
+    @property
+    def why_no_graphs(self) -> str:
+        """Why nothing can be captured here, or not any more; "" while it can."""
 
-    def synchronize(self) -> None:
-        """Wait for what the calling thread has submitted outside of lanes: weights on their way."""
+    def lane(self, share: Share) -> StreamLane:
+        """The streams of a share."""
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of its memory that new work can have, and bytes in all; gives back what is kept for later before."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether this, or what caused it, says that the device has no memory left."""
@@ -119,17 +138,19 @@ class CpuStreams:
     """
 
     name = "cpu"
-    has_graphs = False
+    timed_every = 1
+    why_no_graphs = "a CPU has no graphs"
 
     def __init__(self, nice: int = 0) -> None:
         self._nice = nice
 
-    def lane(self, partition: Share) -> StreamLane:
+    def lane(self, share: Share) -> StreamLane:
         """See StreamDevice."""
-        return _CpuLane(partition, self._nice)
+        return _CpuLane(share, self._nice)
 
-    def synchronize(self) -> None:
-        """See StreamDevice."""
+    def room(self) -> tuple[int, int]:
+        """See StreamDevice. Nobody bounds the host's memory here."""
+        return sys.maxsize, sys.maxsize
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """See StreamDevice. torch has no class of its own for the host's memory, so its words are looked at."""
@@ -144,25 +165,28 @@ class CpuStreams:
 
 
 class _CpuLane:
-    def __init__(self, partition: Share, nice: int) -> None:
-        self._cores = partition.cores
+    def __init__(self, share: Share, nice: int) -> None:
+        self._cores = share.cores
         self._nice = nice
-        self.threads: int | tuple[int, ...] = partition.cores if partition.size > 1 else 1
+        self.threads: int | tuple[int, ...] = share.cores if share.size > 1 else 1
 
     def settle(self) -> None:
         settle(self._cores, self._nice)
 
-    def attend(self) -> None:
-        pin(self._cores)  # but not nice: an end that is told late keeps the lane empty
-
     def stream(self, urgent: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def record(self) -> Event:
+    def record(self, timed: bool = False) -> Event:
         return _Passed(time.perf_counter_ns())
 
-    def host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(tuple(shape), dtype=dtype)
+    def follow(self, event: Any) -> None:
+        """What was submitted before has run."""
+
+    def hold(self, ns: int) -> None:
+        """There are no gaps: work runs when it is submitted."""
+
+    def gather(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
+        return tensor_of(joined(arrays))
 
     def upload(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
@@ -171,11 +195,14 @@ class _CpuLane:
         return tensor.contiguous()
 
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
-        array: npt.NDArray[Any] = tensor.numpy()
+        array: npt.NDArray[Any] = array_of(tensor)
         return array
 
-    def capture(self, work: Callable[[], Named], owner: int) -> Captured:
-        raise NotImplementedError("a CPU has no graphs")
+    def capture(self, work: Callable[[], Named]) -> Captured:
+        raise NotImplementedError(CpuStreams.why_no_graphs)
+
+    def lend(self, tensors: Named) -> Named:
+        return tensors
 
 
 class _Passed:
@@ -186,8 +213,8 @@ class _Passed:
     def __init__(self, at_ns: int) -> None:
         self.at_ns = at_ns
 
-    def wait(self) -> None:
-        return
+    def is_reached(self) -> bool:
+        return True
 
     def ns_since(self, earlier: Any) -> int:
         passed: int = self.at_ns - earlier.at_ns

@@ -10,7 +10,7 @@ from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.launch_runner import LaunchRunner
-from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew
 from cotenant.execute.runner import Runner
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
@@ -32,24 +32,24 @@ class ThreadExecutor(BaseExecutor):
         self._lanes: dict[Share, Lane] = {}
         self._launches = LaunchRunner(self._batches)
 
-    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
+    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
         """See ModelExecutor. Memory is not limited here."""
-        for threads, ranges in sessions:
+        for threads, ranges in spec.sessions:
             model.prepare(ranges, threads)
         return model
 
-    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+    def prepare(self, model: Loaded, spec: LoadSpec) -> None:
         """See ModelExecutor."""
         runner = cast(Runner, model)
-        for threads, ranges in sessions:
+        for threads, ranges in spec.sessions:
             runner.prepare(ranges, threads)
-            warm_up(runner, ranges, threads, shapes)
+            warm_up(runner, ranges, threads, spec.shapes[0])
 
-    def keep(self, model: Loaded, sessions: Sessions) -> None:
+    def keep(self, model: Loaded, spec: LoadSpec) -> None:
         """See ModelExecutor."""
-        cast(Runner, model).keep([threads for threads, _ in sessions])
+        cast(Runner, model).keep([threads for threads, _ in spec.sessions])
 
-    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+    def add_model(self, tenant: str, model: Loaded) -> None:
         """See ModelExecutor. Cores know no urgency: the policy's order is all."""
         with self._lock:
             self._models[tenant] = cast(Runner, model)  # what `load` gave

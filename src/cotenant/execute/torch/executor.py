@@ -1,19 +1,21 @@
 """The executor that runs launches with torch on the streams of a device.
 
-A launch is submitted as a whole (inputs up, units, outputs down, an event) and nobody waits for it but the lane's
-second thread, which sleeps until the event and then tells the core. See docs/torch.md, "Streams".
+A launch is submitted as a whole (inputs up, units, outputs down, an event) by the thread of its lane, and nobody waits
+for it but the one thread that looks at the events of all lanes. See docs/torch.md, "Streams".
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 
 from cotenant.core.actions import Launch
@@ -21,15 +23,15 @@ from cotenant.errors import CotenantError
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import BatchTensors, ModelGoneError, reason_of
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.gpu.graph_pool import GraphCounts, GraphKey, GraphPool
-from cotenant.execute.gpu.range_graph import RangeGraph
-from cotenant.execute.gpu.residents import MIB, DeviceFullError, Resident, Residents, StreamModel
-from cotenant.execute.gpu.stream_threads import StreamThreads, Waiting
+from cotenant.execute.gpu.chains import Chains, form_of
+from cotenant.execute.gpu.completions import Completions
+from cotenant.execute.gpu.lane_thread import LaneThread
+from cotenant.execute.gpu.prepare import Preparation
+from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.protocol import Loaded, OnEnd, Sessions, Shapes, Timing
+from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Tensors, Timing
 from cotenant.execute.runner import Runner
-from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.torch")
@@ -39,243 +41,324 @@ class DeviceLostError(RuntimeError):
     """The device takes no more work."""
 
 
-@dataclass(slots=True)
+class DeviceFullError(RuntimeError):
+    """A launch does not fit into the memory of its device."""
+
+
+@dataclass(slots=True, eq=False)
 class _Flight:
-    """A launch between its submission and its end, with all that the device may still read or write for it."""
+    """A launch from its coming to its end, with all that the device may still read or write for it.
+
+    One that waits for others is submitted behind them, and has nobody to tell of its end until it is started.
+    """
 
     launch: Launch
-    on_end: OnEnd
     batch: BatchTensors | Exception
-    """What is kept of it are its inputs, or the tensors live where it stands."""
-    graph: RangeGraph | None = None
-    results: Named | None = None
+    resident: Resident | None
+    executor: TorchExecutor
+    lane: LaneThread
+    after: tuple[_Flight, ...] = ()
+    on_end: OnEnd | None = None
+    is_cancelled: bool = False
+    is_submitted: bool = False
+    due_ns: int = 0
+    values: Named = field(default_factory=dict)
+    results: Named = field(default_factory=dict)
     events: tuple[Event, ...] = ()
-    """Before and after the copies of inputs, after the units, after the outputs; of a failed launch the last one."""
+    """Before and after the copies of inputs, after the units, and at the end; the last alone where nothing is timed."""
     gather_ns: int = 0
+    began_ns: int = 0
     error: str | None = None
-
-    @property
-    def tensors(self) -> Named:
-        """What its units begin with."""
-        return self.batch.kept if isinstance(self.batch, BatchTensors) else {}
 
     def drop(self) -> None:
         """Let go of all tensors; nobody looks at it any more."""
-        del self.batch, self.graph, self.results
+        del self.batch, self.values, self.results
+
+    def is_over(self) -> bool:
+        """See Flight."""
+        try:
+            return not self.events or self.events[-1].is_reached()
+        except Exception as error:
+            self.error = self.executor.reason(error)
+            return True
+
+    def land(self) -> None:
+        """See Flight."""
+        self.executor.land(self)
 
 
 class TorchExecutor(BaseExecutor):
     """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
 
-    At most `graphs` captured ranges are kept, where the device has graphs. A launch that raises fails alone, with the
-    reason; the lane goes on. When memory runs out, models without launches give theirs, the least recently used first,
-    and the launch is tried again; then it fails alone.
+    Models are captured when they are loaded, where the device has graphs; a launch of which nothing was captured runs
+    unit by unit. A launch that raises fails alone, with the reason; the lane goes on.
     """
 
     lanes_change = False
 
-    def __init__(self, device: StreamDevice, *, graphs: int = 64) -> None:
+    def __init__(self, device: StreamDevice) -> None:
         super().__init__()
         self.device = device
-        self._graphs: GraphPool[RangeGraph] = GraphPool(graphs if device.has_graphs else 0)
-        self._residents = Residents(device, lambda number: bool(self._graphs.drop(number)))
+        self.chains = Chains()
+        self._ends = Completions(device.name)
+        self._numbers = itertools.count(1)
         self._models: dict[str, Resident] = {}
-        self._lanes: dict[Share, tuple[StreamLane, StreamThreads]] = {}
+        self._lanes: dict[Share, LaneThread] = {}
+        self._flights: dict[int, _Flight] = {}
+        """Those that have not landed, by launch."""
+        self._submitted = threading.Condition()
         self._lost = ""
 
     @property
     def place(self) -> Place:
         """See ModelExecutor."""
-        return StreamPlace(self.device)
+        return StreamPlace(self)
 
-    @property
-    def graph_counts(self) -> GraphCounts:
-        """What happened to captured ranges so far."""
-        return self._graphs.counts
+    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
+        """See ModelExecutor. Memory of the host is not limited here."""
+        return self._take_in(model, spec, is_lent=False)
 
-    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
-        """See ModelExecutor: the weights go to the device. Memory is not limited here."""
-        if not hasattr(model, "move"):
+    def lend(self, model: Runner, spec: LoadSpec) -> Loaded:
+        """As `load`, for somebody who keeps the model."""
+        return self._take_in(model, spec, is_lent=True)
+
+    def _take_in(self, model: Runner, spec: LoadSpec, *, is_lent: bool) -> Loaded:
+        if not hasattr(model, "why_eager"):
             raise ModelError(
                 model.path, f"{self.device.name} runs torch models alone", "Export it with torch.export to model.pt2"
             )
-        resident = self._residents.add(cast(StreamModel, model))
+        resident = Resident(next(self._numbers), cast(StreamModel, model), spec, self._leave, is_lent)
         try:
-            self._residents.with_room(resident, partial(self._residents.bring, resident), lambda: "the weights")
-            self.prepare(resident, sessions, {})
-        except DeviceFullError as error:
-            self._residents.leave(resident)
-            raise ModelError(model.path, str(error), "Serve fewer models from this device, or a smaller one") from None
+            self.prepare(resident, spec)
         except Exception:
-            self._residents.leave(resident)
+            self._leave(resident)
             raise
         return resident
 
-    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
-        """See ModelExecutor. Nothing is run: what a stream needs is made at its first launch."""
-        cast(Resident, model).model.prepare([each for _, ranges in sessions for each in ranges])
+    def prepare(self, model: Loaded, spec: LoadSpec) -> None:
+        """See ModelExecutor. Every share's own thread captures what it will be asked for, and runs it twice."""
+        resident = cast(Resident, model)
+        resident.model.prepare(spec.ranges)
+        preparing = Preparation(self.device, self.chains, resident, spec)
+        for share in dict.fromkeys(spec.shares):
+            lane = self._lane(share)
+            lane.do(partial(preparing.at, share, lane.streams, partial(self._ends.wait_idle, lane)))
+        preparing.tell()
 
-    def keep(self, model: Loaded, sessions: Sessions) -> None:
-        """See ModelExecutor: nothing was loaded for some lanes alone."""
+    def keep(self, model: Loaded, spec: LoadSpec) -> None:
+        """See ModelExecutor: lanes stay as they are."""
 
-    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
-        """See ModelExecutor: urgent launches run on the lanes' urgent streams."""
-        resident = model if isinstance(model, Resident) else self._residents.add(cast(StreamModel, model))
-        resident.urgent = urgent
+    def add_model(self, tenant: str, model: Loaded) -> None:
+        """See ModelExecutor."""
         with self._lock:
-            self._models[tenant] = resident
+            self._models[tenant] = cast(Resident, model)
 
     def remove_model(self, tenant: str) -> None:
         """See ModelExecutor."""
         with self._lock:
-            resident = self._models.pop(tenant, None)
-        if resident is not None:
-            self._graphs.drop(resident.number)
+            self._models.pop(tenant, None)
 
     def problem(self, tenant: str) -> str:
         """See ModelExecutor: a device that is lost serves nobody."""
         return self._lost
 
-    def forget_graphs(self) -> None:
-        """Drop all captured ranges: before the device is divided anew, since each is bound to its stream's share."""
-        self._graphs.clear()
-
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
-        with self._lock:
-            place = self._lanes.get(launch.share)
-            if place is None:
-                place = self._lanes[launch.share] = self._open(launch.share)
-            resident = self._models.get(launch.work.tenant)
-        batch = self._batches.try_begin(launch)
-        if resident is not None and not resident.begin():
-            resident = None
-        place[1].put(partial(self._submit, *place, _Flight(launch, on_end, batch), resident))
+        flight = self._flights.get(launch.id)
+        if flight is None:
+            flight = self._book(launch)
+        flight.on_end = on_end
+        flight.due_ns = time.monotonic_ns() + launch.predicted_ns
+        flight.lane.put(partial(self._take_off, flight))
+
+    def enqueue(self, launch: Launch) -> None:
+        """See Executor: it is submitted behind those that it waits for, which the device orders."""
+        flight = self._book(launch)
+        flight.after = tuple(self._flights[other] for other in launch.after if other in self._flights)
+        flight.lane.put(partial(self._submit_behind, flight))
+
+    def release(self, batch: int) -> None:
+        """See Executor."""
+        for flight in [each for each in list(self._flights.values()) if each.launch.batch == batch]:
+            if flight.on_end is None:
+                flight.is_cancelled = True
+                flight.on_end = _told_nobody
+                flight.lane.put(partial(self._take_off, flight))
+        super().release(batch)
 
     def close(self) -> None:
         """See Executor."""
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
-        for _, threads in lanes:
-            threads.close()
-        self._graphs.clear()
+        for lane in lanes:
+            lane.close()
+        self._ends.close()
         self.device.close()
 
-    def _open(self, partition: Share) -> tuple[StreamLane, StreamThreads]:
-        lane = self.device.lane(partition)
-        return lane, StreamThreads(lane, f"{partition.device}-{partition.cores[0]}")
+    def unit_ns(self, model: Any, inputs: Tensors, share: Share) -> tuple[int, ...]:
+        """Median latency of each unit of a torch model in ns in a share, run one by one, by the clock of the device."""
+        lane = self._lane(share)
+        found: tuple[int, ...] = lane.do(lambda: model.unit_ns(inputs, lane.streams))
+        return found
 
-    # --- the submitting thread ----------------------------------------------------------------------------------------
+    # --- bookkeeping ------------------------------------------------------------------------------------------------
 
-    def _submit(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident | None) -> Waiting:
+    def _lane(self, share: Share) -> LaneThread:
+        with self._lock:
+            lane = self._lanes.get(share)
+            if lane is None:
+                lane = LaneThread(self.device.lane(share), f"{share.device}-{share.cores[0]}")
+                self._lanes[share] = lane
+            return lane
+
+    def _book(self, launch: Launch) -> _Flight:
+        lane = self._lanes.get(launch.share) or self._lane(launch.share)
+        resident = self._models.get(launch.work.tenant)
+        if resident is not None and not resident.begin():
+            resident = None
+        flight = _Flight(launch, self._batches.try_begin(launch), resident, self, lane)
+        self._flights[launch.id] = flight
+        return flight
+
+    def _leave(self, resident: Resident) -> None:
+        self.chains.drop(resident.number)
+
+    # --- the lane's thread --------------------------------------------------------------------------------------------
+
+    def _take_off(self, flight: _Flight) -> None:
+        """Submit a launch, unless that was done before it was started, and have its end told."""
+        if not flight.is_submitted:
+            self._submit(flight)
+        self._ends.add(flight.lane, flight)
+
+    def _submit_behind(self, flight: _Flight) -> None:
+        """Submit a launch that waits, when those that it waits for are submitted."""
+        with self._submitted:
+            self._submitted.wait_for(lambda: all(each.is_submitted for each in flight.after))
+        if not flight.is_submitted:
+            self._submit(flight)
+
+    def _submit(self, flight: _Flight) -> None:
+        lane, resident = flight.lane.streams, flight.resident
         urgent = resident is not None and resident.urgent
+        flight.began_ns = time.perf_counter_ns()
         try:
             if self._lost:
                 raise DeviceLostError(self._lost)
             if isinstance(flight.batch, Exception):
                 raise flight.batch
-            if resident is None:
+            if resident is None or flight.is_cancelled:
                 raise ModelGoneError(flight.launch.work.tenant)
-            began = time.perf_counter_ns()
-            if not flight.launch.work.start:
-                flight.batch.kept = _gathered(lane, flight.batch)
-            flight.gather_ns = time.perf_counter_ns() - began
-            work = partial(self._launch, lane, threads, flight, resident)
+            if flight.launch.work.start:
+                flight.values = flight.batch.kept
+            else:
+                flight.values = _gathered(lane, flight.batch)
+                flight.gather_ns = time.perf_counter_ns() - flight.began_ns
             with lane.stream(urgent):
-                self._residents.with_room(resident, work, partial(_need, flight))
+                for other in flight.after:
+                    if other.events:
+                        lane.follow(other.events[-1])
+                self._with_room(flight, partial(self._launch, flight, resident, flight.batch))
         except Exception as error:
-            flight.error = self._reason(error)
+            flight.error = self.reason(error)
             with suppress(Exception), lane.stream(urgent):  # the device may still read what was submitted before
                 flight.events = (lane.record(),)
-        return partial(self._wait, lane, threads, flight, resident)
+        flight.after = ()
+        with self._submitted:
+            flight.is_submitted = True
+            self._submitted.notify_all()
 
-    def _launch(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident) -> None:
+    def _launch(self, flight: _Flight, resident: Resident, batch: BatchTensors) -> None:
         """Submit everything of a launch to the current stream."""
-        launch = flight.launch
-        values = flight.tensors
-        self._residents.bring(resident)
-        graph = flight.graph = self._graph(lane, threads, launch, resident, values)
-        began = lane.record()
-        if graph is not None:
-            graph.fill(values)
-        elif not launch.work.start:
-            values = {name: lane.upload(value) for name, value in values.items()}
-        filled = lane.record()
-        if graph is not None:
-            results = graph.replay()
+        lane, work, values = flight.lane, flight.launch.work, flight.values
+        form = batch.form if work.start else form_of(values, work.items, resident.max_batch)
+        chain = self.chains.find(resident.number, flight.launch.share, form, work.start, work.end)
+        lane.count += 1
+        is_timed = lane.count % self.device.timed_every == 0
+        record, streams = lane.streams.record, lane.streams
+        events = [record(True)] if is_timed else []
+        if chain is not None:
+            chain.fill(work.start, values)
+        elif not work.start:
+            values = {name: streams.upload(value) for name, value in values.items()}
+        if is_timed:
+            events.append(record(True))
+        if chain is not None:
+            form = form.padded(chain.rows)
+            results = chain.replay(work.start, work.end)
         else:
-            results = resident.model.run(launch.work.start, launch.work.end, values, lane.threads)
-        ran = lane.record()
-        if launch.last:
-            results = {name: lane.download(value) for name, value in results.items()}
+            results = resident.model.run(work.start, work.end, values, streams.threads)
+        if is_timed:
+            events.append(record(True))
+        if flight.launch.last:
+            results = {name: streams.download(form.without_padding(value)) for name, value in results.items()}
+        elif chain is not None:  # the next launch of this lane writes over it
+            results = {name: value.clone() for name, value in results.items()}
+        batch.form = form
         flight.results = results
-        flight.events = (began, filled, ran, lane.record())
+        flight.events = (*events, record(is_timed))
 
-    def _graph(
-        self, lane: StreamLane, threads: StreamThreads, launch: Launch, resident: Resident, values: Named
-    ) -> RangeGraph | None:
-        """The captured range, captured now if it is due; None to run it unit by unit."""
-        if not self.device.has_graphs:
-            return None
-        shapes = tuple((name, tuple(value.shape), str(value.dtype)) for name, value in values.items())
-        key = GraphKey(resident.number, launch.work.start, launch.work.end, shapes, launch.share, resident.urgent)
-        graph = self._graphs.find(key)
-        if graph is None and self._graphs.is_due(key):
-            run = partial(resident.model.run, launch.work.start, launch.work.end, threads=lane.threads)
+    def _with_room(self, flight: _Flight, work: Callable[[], None]) -> None:
+        """Do work; once more when it finds no memory, and torch has given back what it keeps for later."""
+        for is_last in (False, True):
             try:
-                with threads.quiet:
-                    graph = RangeGraph.of(lane, values, resident.number, run)
+                work()
+                return
             except Exception as error:
-                if self.device.is_lost(error):
+                if not self.device.is_out_of_memory(error):
                     raise
-                _log.info("model %r: units %d to %d run without a graph: %s", *_named(resident, launch), error)
-                self._graphs.fail(key, reason_of(error))
-            else:
-                self._graphs.add(key, graph)
-        return graph
+            free, total = self.device.room()
+            if is_last:
+                raise DeviceFullError(
+                    f"out of memory on {self.device.name}: no room for {_need(flight)}; {free / MIB:.0f} of "
+                    f"{total / MIB:.0f} MiB are free"
+                )
 
-    # --- the waiting thread -------------------------------------------------------------------------------------------
+    # --- who lands it ----------------------------------------------------------------------------------------------
 
-    def _wait(self, lane: StreamLane, threads: StreamThreads, flight: _Flight, resident: Resident | None) -> None:
-        launch, error, timing = flight.launch, flight.error, Timing()
-        try:
-            if flight.events:
-                flight.events[-1].wait()
-            if error is None:
-                timing = self._keep(lane, flight)
-        except Exception as caught:
-            error = self._reason(caught)
-        with threads.quiet:
-            flight.drop()
-        if resident is not None:
-            resident.end()
-        flight.on_end(launch.id, error, timing)
-
-    def _keep(self, lane: StreamLane, flight: _Flight) -> Timing:
-        """Keep what a launch has left. Gives where its time went."""
+    def land(self, flight: _Flight) -> None:
+        """Tell how a launch has ended that the device has done with."""
         arrived = time.perf_counter_ns()
-        launch, batch, results = flight.launch, flight.batch, flight.results
-        assert isinstance(batch, BatchTensors)
-        assert results is not None
+        launch, timing = flight.launch, Timing()
+        try:
+            if flight.error is None:
+                timing = self._kept(flight, arrived)
+        except Exception as caught:
+            flight.error = self.reason(caught)
+        flight.drop()
+        del self._flights[launch.id]
+        if flight.resident is not None:
+            flight.resident.end()
+        assert flight.on_end is not None
+        flight.on_end(launch.id, flight.error, timing)
+
+    def _kept(self, flight: _Flight, arrived: int) -> Timing:
+        """Keep what a launch has left. Gives where its time went; where that was not timed, all of it to its units."""
+        launch, batch = flight.launch, flight.batch
+        if flight.is_cancelled or isinstance(batch, Exception):
+            return Timing()
         if launch.last:
-            outputs = {name: array_of(value, lane.to_numpy) for name, value in results.items()}
+            outputs = {name: flight.lane.streams.to_numpy(value) for name, value in flight.results.items()}
             self._batches.finish(launch, batch, outputs)
         else:
-            self._batches.pause(launch, batch, results)
-        began, filled, ran, done = flight.events
-        return Timing(
-            flight.gather_ns + filled.ns_since(began),
-            ran.ns_since(filled),
-            done.ns_since(ran) + time.perf_counter_ns() - arrived,
-        )
+            self._batches.pause(launch, batch, flight.results)
+        output_ns = time.perf_counter_ns() - arrived
+        if len(flight.events) == 1:
+            return Timing(flight.gather_ns, arrived - flight.began_ns - flight.gather_ns, output_ns)
+        began, filled, ran, done = cast(Any, flight.events)
+        return Timing(flight.gather_ns + filled.ns_since(began), ran.ns_since(filled), done.ns_since(ran) + output_ns)
 
-    def _reason(self, error: Exception) -> str:
+    def reason(self, error: Exception) -> str:
         """A sentence for the client; takes note of a device that is lost."""
         if not self._lost and self.device.is_lost(error):
             self._lost = f"{self.device.name} is lost ({_first_line(causes(error)[-1])}): restart the server"
             _log.error("%s", self._lost)
         return self._lost or reason_of(error if isinstance(error, CotenantError) else RuntimeError(_first_line(error)))
+
+
+def _told_nobody(launch: int, error: str | None, timing: Timing) -> None:
+    """For a launch that was submitted behind others, and is not wanted any more."""
 
 
 def _first_line(error: BaseException) -> str:
@@ -287,26 +370,14 @@ def _gathered(lane: StreamLane, batch: BatchTensors) -> Named:
     """The inputs of a batch below each other, in memory of the host that the device can copy from."""
     tensors: dict[str, torch.Tensor] = {}
     for name, arrays in batch.gather().items():
-        first = arrays[0]
         try:
-            dtype = tensor_of(np.empty(0, first.dtype)).dtype
+            tensors[name] = lane.gather(arrays)
         except TypeError:
-            raise TensorError(f"input {name!r} is {first.dtype}, which torch has no tensors of") from None
-        shape = first.shape if len(arrays) == 1 else (sum(map(len, arrays)), *first.shape[1:])
-        tensors[name] = lane.host(shape, dtype)
-        view = array_of(tensors[name])
-        if len(arrays) == 1:
-            np.copyto(view, first)
-        else:
-            np.concatenate(arrays, out=view)
+            raise TensorError(f"input {name!r} is {arrays[0].dtype}, which torch has no tensors of") from None
     return tensors
 
 
 def _need(flight: _Flight) -> str:
     work = flight.launch.work
-    size = sum(value.nbytes for value in flight.tensors.values())
+    size = sum(value.nbytes for value in flight.values.values())
     return f"units {work.start} to {work.end} of {work.items} rows ({size / MIB:.1f} MiB of tensors)"
-
-
-def _named(resident: Resident, launch: Launch) -> tuple[str, int, int]:
-    return resident.model.name, launch.work.start, launch.work.end

@@ -14,9 +14,10 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,17 +39,23 @@ from cotenant.graph.errors import GraphError
 from cotenant.graph.torch import dfg_of_graph, named_graph
 from cotenant.graph.torch_lower import lower
 
+if TYPE_CHECKING:
+    from cotenant.execute.gpu.streams import StreamLane
+
 MOST_SEGMENTS = 512
 """Ranges of units that are kept built, the least recently used one forgotten."""
 _RUNS = 6
 _WARM_UP = 2
+_SUBMIT_NS = 100_000
+"""Longer than it takes to submit a unit."""
+_LOOK_S = 1e-4
 
 # Arrays of queries are often read-only; nothing here writes into its inputs.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
 
 
 _Ready = tuple[Segment, tuple[torch.Tensor, ...]]
-"""A segment and its weights where they are now."""
+"""A segment and its weights."""
 
 
 class TorchModel:
@@ -86,8 +93,7 @@ class TorchModel:
         self._cutter = TorchCutter(self._graph, self.dfg, modules)
         self._weights: dict[str, torch.Tensor] = {}
         self._place_weights(weights)
-        self._built: OrderedDict[tuple[torch.device, int, int], Segment] = OrderedDict()
-        self._ready: dict[tuple[int, int], _Ready] = {}
+        self._built: OrderedDict[tuple[int, int], _Ready] = OrderedDict()
         self._lock = threading.Lock()
         self._is_closed = False
         self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
@@ -177,7 +183,7 @@ class TorchModel:
             use_threads(threads)
         try:
             with torch.inference_mode():
-                values = {name: self._tensor(tensors[name], segment.device) for name in names if name in tensors}
+                values = {name: self._tensor(tensors[name]) for name in names if name in tensors}
                 results = segment.function(*[values[name] for name in segment.inputs], *weights)
         except KeyError as error:
             text = f"model {self.name!r}: tensor {error.args[0]!r} is live before unit {start}: pass it"
@@ -191,53 +197,44 @@ class TorchModel:
         wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
         return {name: values[name] for name in wanted if name in values}
 
-    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Median latency of each unit in ns, on one thread of the CPU or on the current stream, run one by one."""
-        segments = [self._cutter.segment(at, at + 1, self._device) for at in range(self.unit_count)]
-        weights = [tuple(self._weights[name] for name in each.weights) for each in segments]
-        samples: list[list[int]] = [[] for _ in segments]
-        use_threads(1)
+    def why_eager(self, start: int, end: int) -> str:
+        """Why units [start, end) cannot be captured as a graph of a GPU; "" where nothing is known against it."""
+        return self._cutter.why_eager(start, end)
+
+    def unit_ns(self, inputs: Mapping[str, Any], lane: StreamLane | None = None) -> tuple[int, ...]:
+        """Median latency of each unit in ns, run one by one: on one thread of the CPU, or by the clock of a device on
+        the calling thread's stream, which is that of `lane`, kept busy until all units are submitted.
+        """
+        at = [self._segment(unit, unit + 1) for unit in range(self.unit_count)]
+        samples: list[list[int]] = [[] for _ in at]
+        if lane is None:
+            use_threads(1)
         with torch.inference_mode():
             for _ in range(_WARM_UP + _RUNS):
-                values = {name: self._tensor(value, self._device) for name, value in inputs.items()}
-                for at, segment in enumerate(segments):
-                    given = [values[name] for name in segment.inputs]
+                values = {name: self._tensor(value) for name, value in inputs.items()}
+                marks = []
+                if lane is not None:
+                    lane.hold(self.unit_count * _SUBMIT_NS)
+                    marks.append(lane.record(True))
+                for unit, (segment, weights) in enumerate(at):
                     began = time.perf_counter_ns()
-                    results = segment.function(*given, *weights[at])
-                    if self._device.type == "cuda":
-                        torch.cuda.current_stream(self._device).synchronize()
-                    samples[at].append(time.perf_counter_ns() - began)
+                    results = segment.function(*[values[name] for name in segment.inputs], *weights)
+                    samples[unit].append(time.perf_counter_ns() - began)
+                    if lane is not None:
+                        marks.append(lane.record(True))
                     values.update(zip(segment.outputs, results, strict=True))
-                    live = self.dfg.live(at + 1)
-                    values = {name: values[name] for name in live}
+                    values = {name: values[name] for name in self.dfg.live(unit + 1)}
+                while marks and not marks[-1].is_reached():
+                    time.sleep(_LOOK_S)
+                for unit, (before, after) in enumerate(pairwise(marks)):
+                    samples[unit][-1] = after.ns_since(before)
         return tuple(max(1, round(median(each[_WARM_UP:]))) for each in samples)
-
-    def move(self, device: str) -> None:
-        """Take the weights to another device, "cpu" or "cuda:N"; waits for the copies.
-
-        Runs under way end with the weights that they began with; addresses change. Raises ModelError when there is no
-        such device or no room on it: then they stay where they were.
-        """
-        with self._lock:
-            if self._is_closed:
-                raise self._closed()
-            if torch.device(device) == self._device:
-                return
-            before = self._device, self._weights
-            self._device = torch.device(device)
-            try:
-                self._place_weights(self._weights)
-            except ModelError:
-                self._device, self._weights = before
-                raise
-            self._ready = {}
 
     def close(self) -> None:
         """Let go of weights; runs that are under way end normally, later ones raise ModelError."""
         with self._lock:
             self._is_closed = True
             self._built = OrderedDict()
-            self._ready = {}
             self._weights = {}
         self._held.close()
         if self._cleanup is not None:
@@ -249,11 +246,8 @@ class TorchModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _closed(self) -> ModelError:
-        return ModelError(self.path, "it has been closed", "Open it again")
-
     def _place_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Weights that share memory go as one, so that they share it there too."""
+        """Weights that share memory go as one, so that they share it there too; waits until they are there."""
         moved: dict[int, torch.Tensor] = {}
         placed: dict[str, torch.Tensor] = {}
         try:
@@ -271,38 +265,35 @@ class TorchModel:
         except (RuntimeError, AssertionError) as error:
             reason = f"its weights cannot be taken to {self._device}: {_first_line(error)}"
             raise ModelError(self.path, reason, "Check the device, or give it more memory") from error
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # launches on other streams read them
         self._weights = placed
 
     def _segment(self, start: int, end: int) -> _Ready:
         with self._lock:
-            key = self._device, start, end
-            found = self._ready.get((start, end))
+            found = self._built.get((start, end))
             if found is not None:
-                self._built.move_to_end(key)
+                self._built.move_to_end((start, end))
                 return found
             if self._is_closed:
-                raise self._closed()
+                raise ModelError(self.path, "it has been closed", "Open it again")
             if not 0 <= start < end <= self.unit_count:
                 expected = f"0 <= start < end <= {self.unit_count}"
                 raise InvalidValueError(f"model {self.name!r}", "range of units", (start, end), expected)
-            segment = self._built.get(key) or self._cutter.segment(start, end, self._device)
-            self._built[key] = segment
-            self._built.move_to_end(key)
-            while len(self._built) > MOST_SEGMENTS:
-                (device, *place), _ = self._built.popitem(last=False)
-                if device == self._device:
-                    self._ready.pop((place[0], place[1]), None)
-            found = self._ready[start, end] = segment, tuple(self._weights[name] for name in segment.weights)
+            segment = self._cutter.segment(start, end, self._device)
+            found = self._built[start, end] = segment, tuple(self._weights[name] for name in segment.weights)
+            if len(self._built) > MOST_SEGMENTS:
+                self._built.popitem(last=False)
             return found
 
-    def _tensor(self, value: Any, device: torch.device) -> torch.Tensor:
+    def _tensor(self, value: Any) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
             try:
                 value = tensor_of(np.asarray(value, order="C"))  # `ascontiguousarray` gives no 0-d arrays
             except (TypeError, ValueError) as error:
                 raise TensorError(f"model {self.name!r}: a tensor is no numeric array ({error})") from error
         tensor: torch.Tensor = value
-        return tensor if tensor.device == device else tensor.to(device, non_blocking=True)
+        return tensor if tensor.device == self._device else tensor.to(self._device, non_blocking=True)
 
 
 def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:

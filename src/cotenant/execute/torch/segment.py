@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from cotenant.execute.torch.fold import moved_devices
 from cotenant.graph.dfg import Dfg
@@ -66,6 +67,25 @@ class TorchCutter:
         for node in nodes:
             built.add(node)
         return built.finish(start, end, outputs, self._modules)
+
+    def why_eager(self, start: int, end: int) -> str:
+        """See TorchModel."""
+        for unit in self._dfg.units[start:end]:
+            for node in map(self._nodes.__getitem__, unit.operators):
+                if _waits_for_values(node):
+                    return f"operator {node.name!r} needs values on the host"
+        return ""
+
+
+def _waits_for_values(node: fx.Node) -> bool:
+    """Whether the host has to know values before it can go on: numbers out of tensors, or sizes that hang on them."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return node.op == "call_function"  # control flow
+    if torch.Tag.data_dependent_output in target.tags or free_unbacked_symbols(node.meta.get("val")):
+        return True
+    masks = [each for each in node.all_input_nodes if getattr(each.meta.get("val"), "dtype", None) is torch.bool]
+    return aten_name(node).startswith("index_put") and bool(masks)
 
 
 class _Builder:

@@ -17,7 +17,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import ModelGoneError, reason_of
-from cotenant.execute.protocol import Loaded, ModelExecutor, OnEnd, OnGrew, Sessions, Shapes, Timing, WorkerStatus
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew, Sessions, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.sessions import Wanted
 from cotenant.execute.worker.channel import Open
@@ -55,17 +55,17 @@ class ProcessExecutor(BaseExecutor):
         """Those that have not ended, also of models that were removed."""
         self._late: list[threading.Thread] = []
 
-    def load(self, tenant: str, model: Runner, sessions: Sessions, memory_bytes: int | None = None) -> Loaded:
-        """Start a worker for the tenant and wait until it has loaded the model with these sessions.
+    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
+        """Start a worker for the tenant and wait until it has loaded the model with its sessions.
 
-        `model` lends its path and its graph; its own sessions are closed. `memory_bytes` bounds the resident memory of
-        the worker. Raises ModelError when the worker cannot load it.
+        `model` lends its path and its graph; its own sessions are closed. Raises ModelError when the worker cannot load
+        it.
         """
         graph = model.graph_path.parent
         place = str(model.path), str(graph.parent), graph.name
-        message = Open(tenant, *place, _plain(sessions), self._lane_nice, self._device)
+        message = Open(tenant, *place, _plain(spec.sessions), self._lane_nice, self._device)
         model.close()
-        limits = replace(self._limits, memory_bytes=memory_bytes)
+        limits = replace(self._limits, memory_bytes=spec.memory_bytes)
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self._environment(tenant))
         supervisor.load()
         with self._lock:
@@ -73,17 +73,17 @@ class ProcessExecutor(BaseExecutor):
             self._all.append(supervisor)
         return supervisor
 
-    def prepare(self, model: Loaded, sessions: Sessions, shapes: Shapes) -> None:
+    def prepare(self, model: Loaded, spec: LoadSpec) -> None:
         """See ModelExecutor: the worker does."""
         assert isinstance(model, WorkerSupervisor)
-        model.prepare(_plain(sessions), {name: tuple(dims) for name, dims in shapes.items()})
+        model.prepare(_plain(spec.sessions), {name: tuple(dims) for name, dims in spec.shapes[0].items()})
 
-    def keep(self, model: Loaded, sessions: Sessions) -> None:
+    def keep(self, model: Loaded, spec: LoadSpec) -> None:
         """See ModelExecutor: the worker does."""
         assert isinstance(model, WorkerSupervisor)
-        model.keep(_plain(sessions))
+        model.keep(_plain(spec.sessions))
 
-    def add_model(self, tenant: str, model: Loaded, *, urgent: bool = False) -> None:
+    def add_model(self, tenant: str, model: Loaded) -> None:
         """See ModelExecutor. Cores know no urgency: the policy's order is all."""
         assert isinstance(model, WorkerSupervisor)
         with self._lock:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from itertools import pairwise
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError
-from cotenant.execute.protocol import ModelExecutor, Sessions
+from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.predict.online import OnlineModel
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.opener.served_models import ServedModel
@@ -22,11 +21,17 @@ _LEAVE_S = 60.0
 _log = logging.getLogger("cotenant.plan")
 
 
-def sessions_of(served: ServedModel, partitions: Sequence[Share]) -> Sessions:
-    """The sessions that lanes need of a model: the whole, and its segments, for each number of threads or cores."""
-    cuts = served.tenant.cuts
-    threads = dict.fromkeys(lane.cores if lane.size > 1 else 1 for lane in partitions)
-    return [(each, [(0, cuts[-1]), *pairwise(cuts)]) for each in threads]
+def spec_of(served: ServedModel, shares: Sequence[Share]) -> LoadSpec:
+    """What lanes need of a model, all shares that launches may get included."""
+    limit_mib = served.opened.found.config.tenant.memory_limit_mib
+    return LoadSpec(
+        tuple(shares),
+        served.tenant.cuts,
+        served.opened.shapes,
+        served.tenant.max_batch,
+        None if limit_mib is None else round(limit_mib * (1 << 20)),
+        served.tenant.priority > 0,
+    )
 
 
 def change(
@@ -48,7 +53,7 @@ def change(
     if old.grouped != new.grouped:
         raise ConfigError(f"policy {old.name!r} cannot be changed to {new.name!r}: one of them alone launches groups")
     for served in models:
-        executor.prepare(served.loaded, sessions_of(served, new.shares), served.opened.shapes[0])
+        executor.prepare(served.loaded, spec_of(served, new.shares))
 
     def widen(_: Engine) -> None:
         beliefs.widest = max(share.size for share in new.shares)
@@ -59,4 +64,4 @@ def change(
         _log.warning("launches of before the change have not ended after %g s: their sessions stay", _LEAVE_S)
         return
     for served in models:
-        executor.keep(served.loaded, sessions_of(served, new.shares))
+        executor.keep(served.loaded, spec_of(served, new.shares))

@@ -1,0 +1,154 @@
+"""Segments of a model captured at loading, for each lane and number of rows: nothing is captured while it serves.
+
+The segments of a chain work on the same tensors: what one leaves is what the next one reads. Rows of a batch are padded
+to those of the next chain. All chains of a lane share one memory, as large as the largest of them needs, since they
+never run at once; so what a batch has left is copied out where it pauses.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from cotenant.execute.gpu.streams import Captured, Named, StreamLane
+from cotenant.work import Share
+
+WARM_RUNS = 2
+"""The first loads kernels and plans, which are of the thread; the second shows what the first has left."""
+Run = Callable[[int, int, Named], Named]
+"""Submits units [start, end) on these tensors."""
+
+
+class Form(NamedTuple):
+    """What decides which chain a batch runs by. `shapes` are those of a row of each input; of the whole input, and
+    `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
+    """
+
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    rows: int
+    held: int
+
+    def padded(self, rows: int) -> Form:
+        """The same batch in tensors of so many rows."""
+        return Form(self.shapes, self.rows, rows)
+
+    def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The rows of an output that somebody asked for."""
+        is_longer = self.held > self.rows and tensor.ndim and len(tensor) == self.held
+        return tensor[: self.rows] if is_longer else tensor
+
+
+def form_of(inputs: Named, rows: int, max_batch: int) -> Form:
+    """The form of a batch that begins."""
+    if max_batch > 1:
+        return Form(tuple([(name, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows)
+    return Form(tuple([(name, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
+
+
+class Chain:
+    """One model at `rows` rows on one lane: the tensors at each cut, and the graphs between them. 0: not a batch."""
+
+    def __init__(self, rows: int, cuts: Sequence[int], tensors: Sequence[Named], graphs: Sequence[Captured]) -> None:
+        self.rows = rows
+        self._at = {cut: index for index, cut in enumerate(cuts)}
+        self._tensors = tensors
+        self._graphs = graphs
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether these are two of its cuts."""
+        return start in self._at and end in self._at
+
+    def fill(self, start: int, values: Named) -> None:
+        """Submit the copies of what is live at a cut, which may have fewer rows than the chain."""
+        for name, tensor in self._tensors[self._at[start]].items():
+            value = values[name]
+            if value.shape != tensor.shape:
+                tensor = tensor[: len(value)]
+            tensor.copy_(value, non_blocking=True)
+
+    def replay(self, start: int, end: int) -> Named:
+        """Submit the units between two cuts. Gives the tensors there, which the next launch writes over."""
+        for graph in self._graphs[self._at[start] : self._at[end]]:
+            graph.replay()
+        return self._tensors[self._at[end]]
+
+
+def warm_up(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named) -> None:
+    """Submit a model's segments twice, on the calling thread, the lane's own. Raises what the model does."""
+    for _ in range(WARM_RUNS):
+        values: Named = {name: lane.upload(value) for name, value in inputs.items()}
+        for start, end in pairwise(cuts):
+            values = run(start, end, values)
+
+
+def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named, rows: int) -> Chain:
+    """Capture a model that is warm, and submit what was captured twice, on the lane's own thread.
+
+    `inputs` lie on the host. Raises what `StreamLane.capture` raises, and what the model does.
+    """
+    there = {name: lane.upload(value) for name, value in inputs.items()}
+    tensors: list[Named] = []
+    graphs: list[Captured] = []
+
+    def begin() -> Named:
+        if not tensors:  # of the lane's memory, too
+            tensors.append({name: torch.empty_like(value) for name, value in there.items()})
+        return run(cuts[0], cuts[1], tensors[0])
+
+    for start, end in pairwise(cuts):
+        graphs.append(lane.capture(partial(run, start, end, tensors[-1]) if tensors else begin))
+        tensors.append(graphs[-1].outputs)
+    chain = Chain(rows, cuts, [lane.lend(each) for each in tensors], graphs)
+    for _ in range(WARM_RUNS):
+        chain.fill(cuts[0], there)
+        for at, (start, end) in enumerate(pairwise(cuts), 1):  # a cut that cannot be filled shows
+            chain.replay(start, end)
+            if end != cuts[-1]:
+                chain.fill(end, {name: value.clone() for name, value in tensors[at].items()})
+    return chain
+
+
+class Chains:
+    """What was captured for launches, by model, share and shape of a row. Not thread-safe for writers."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, Share], dict[Any, list[Chain]]] = {}
+        self.replayed = self.eager = 0
+        """Launches so far, with and without a chain."""
+
+    def __len__(self) -> int:
+        return sum(len(chains) for shapes in self._known.values() for chains in shapes.values())
+
+    def add(self, model: int, share: Share, form: Form, chain: Chain) -> None:
+        """Keep a chain of the model of that number; those of a shape come with rising rows."""
+        known = dict(self._known.get((model, share), {}))
+        known[form.shapes] = [*known.get(form.shapes, []), chain]
+        self._known[model, share] = known
+
+    def find(self, model: int, share: Share, form: Form | None, start: int, end: int) -> Chain | None:
+        """The smallest chain with room for a batch that has these cuts; None to run unit by unit.
+
+        A batch that has begun stays in tensors of the rows that it has.
+        """
+        chain = None
+        shapes = self._known.get((model, share))
+        if shapes is not None and form is not None:
+            chains = shapes.get(form.shapes, [])
+            at = bisect_left(chains, form.held if start else form.rows, key=lambda chain: chain.rows)
+            if at < len(chains) and chains[at].has(start, end) and not (start and chains[at].rows != form.held):
+                chain = chains[at]
+        if chain is None:
+            self.eager += 1
+        else:
+            self.replayed += 1
+        return chain
+
+    def drop(self, model: int) -> None:
+        """Forget the chains of a model; launches under way keep theirs."""
+        for key in [key for key in self._known if key[0] == model]:
+            del self._known[key]

@@ -1,0 +1,60 @@
+"""The thread of a stream lane, which submits what the lane is to run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TypeVar
+
+import torch
+
+from cotenant.execute.gpu.streams import StreamLane
+
+T = TypeVar("T")
+
+
+class LaneThread:
+    """The streams of a share, and the thread that submits to them what is put here, in order."""
+
+    def __init__(self, lane: StreamLane, name: str) -> None:
+        self.streams = lane
+        self.count = 0
+        """Launches so far, of which some are timed."""
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.put = self._tasks.put
+        self._thread = threading.Thread(target=self._run, name=f"cotenant-stream-{name}", daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Do work on the thread, in its turn, and give what it gives; raise what it raises."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.put(run)
+        return done.result()
+
+    def close(self) -> None:
+        """Finish what is queued and stop."""
+        self._tasks.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        self.streams.settle()
+        with torch.inference_mode():
+            while self._run_one():
+                pass
+
+    def _run_one(self) -> bool:
+        """In a method of its own: a variable of the loop would keep the last batch's tensors alive."""
+        task = self._tasks.get()
+        if task is not None:
+            task()
+        return task is not None

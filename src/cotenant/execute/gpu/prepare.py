@@ -1,0 +1,93 @@
+"""Making a model ready on the lanes of a device: its segments are captured, as far as they can be, and run twice."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+from cotenant.execute.batches import reason_of, row_buckets
+from cotenant.execute.gpu.chains import Chains, capture_chain, form_of, warm_up
+from cotenant.execute.gpu.resident import MIB, Resident
+from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane
+from cotenant.execute.protocol import LoadSpec, Shapes
+from cotenant.execute.warm import zeros
+from cotenant.work import Share
+
+_FREE_SHARE = 8
+"""Nothing is captured where less than this part of the memory would be left: launches without a chain need some."""
+_LOOK_S = 1e-4
+_log = logging.getLogger("cotenant.torch")
+
+
+class Preparation:
+    """What becomes of one model on one device. `why_eager` says what keeps the rest of it from being captured."""
+
+    def __init__(self, device: StreamDevice, chains: Chains, resident: Resident, spec: LoadSpec) -> None:
+        self._device = device
+        self._chains = chains
+        self._resident = resident
+        self._spec = spec
+        self._began = time.monotonic()
+        self._before = len(chains)
+        self._free = device.room()[0]
+        self.why_eager = device.why_no_graphs or next(
+            filter(None, (resident.model.why_eager(*each) for each in pairwise(spec.cuts))), ""
+        )
+
+    def at(self, share: Share, lane: StreamLane, wait_idle: Callable[[], None]) -> None:
+        """Capture what launches in a share will ask for, on the thread of its lane.
+
+        `wait_idle` waits for its launches: memory that one of them lets go of meanwhile would be recorded. Raises what
+        says that the device is lost.
+        """
+        rows = row_buckets(self._spec.max_batch) if self._spec.max_batch > 1 else (0,)
+        for shape in self._spec.shapes:
+            for count in rows:
+                if self.why_eager:
+                    return
+                wait_idle()
+                self._capture(share, lane, shape, count)
+
+    def tell(self) -> None:
+        """Say what was captured, what it takes, and what runs eagerly."""
+        if not self._device.why_no_graphs or len(self._chains) > self._before:
+            _log.info(
+                "model %r: %d chains of %d segments captured on %s in %.1f s, %.0f MiB%s",
+                *(self._resident.model.name, len(self._chains) - self._before, len(self._spec.cuts) - 1),
+                *(self._device.name, time.monotonic() - self._began),
+                max(0, self._free - self._device.room()[0]) / MIB,
+                f"; the rest runs eagerly: {self.why_eager}" if self.why_eager else "",
+            )
+
+    def _capture(self, share: Share, lane: StreamLane, shape: Shapes, rows: int) -> None:
+        model = self._resident.model
+
+        def run(start: int, end: int, tensors: Named) -> Named:
+            return model.run(start, end, tensors, lane.threads)
+
+        dims = {name: (rows, *each[1:]) if rows else tuple(each) for name, each in shape.items()}
+        try:
+            inputs = {each.name: lane.gather([zeros(each.dtype, dims[each.name])]) for each in model.inputs}
+            warm_up(lane, run, self._spec.cuts, inputs)
+            _wait(lane)
+            free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
+            if free < total // _FREE_SHARE:
+                self.why_eager = f"{free / MIB:.0f} of {total / MIB:.0f} MiB are free on {self._device.name}"
+                return
+            chain = capture_chain(lane, run, self._spec.cuts, inputs, rows)
+            _wait(lane)
+        except Exception as error:
+            if self._device.is_lost(error):
+                raise
+            self.why_eager = f"{rows or 1} rows: {reason_of(error)}"
+        else:
+            self._chains.add(self._resident.number, share, form_of(inputs, rows, self._spec.max_batch), chain)
+
+
+def _wait(lane: StreamLane) -> None:
+    """Wait until the current stream has done what was submitted. Raises what the device says of it."""
+    end = lane.record()
+    while not end.is_reached():
+        time.sleep(_LOOK_S)
