@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from cotenant.execute.threads.lanes import be_nice, pin, settle
+from cotenant.execute.threads.lanes import pin
 from cotenant.execute.threads.names import Threads
 from cotenant.work import CPU, Share
 
@@ -80,23 +80,3 @@ class StreamPlace:
     def threads(self, cores: Cores) -> Threads:
         """See Place: kernels need none."""
         return 1
-
-
-@contextmanager
-def lane_place(share: Share, nice: int) -> Iterator[Callable[[], None] | None]:
-    """Make the calling thread one that runs launches in this share, while the context lasts.
-
-    On a GPU it gets a stream, on any core, and this gives what waits for the stream; MPS bounds the SMs of the whole
-    process. That has not yet run on hardware.
-    """
-    if share.device == CPU:
-        settle(share.cores, nice)
-        yield None
-        return
-    import torch
-
-    be_nice(nice)
-    cuda: Any = torch.cuda
-    stream = cuda.Stream(torch.device(share.device))
-    with cuda.stream(stream):
-        yield stream.synchronize
