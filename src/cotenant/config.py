@@ -108,7 +108,7 @@ class DeviceSection(_Section, frozen=True):
     `lanes` is "single" (one core each), "all" (one lane of all cores), or a list of lists of core numbers.
 
     `kind` "cuda" runs models on the GPU number `index`. Its lanes are `shares`, in percent of its SMs (none: one lane
-    of the whole GPU), and `sharing` says by what means: "green" contexts, plain "streams", or "mps".
+    of the whole GPU), and `sharing` says by what means: "green" contexts, or plain "streams".
 
     `isolation` "process" gives every tenant a worker process, "thread" runs all models in the server; other packages
     may have more: see `execute.registry`.
@@ -118,7 +118,7 @@ class DeviceSection(_Section, frozen=True):
     lanes: str | tuple[tuple[Annotated[int, Meta(ge=0)], ...], ...] = "single"
     kind: Literal["cpu", "cuda"] = "cpu"
     index: Annotated[int, Meta(ge=0, le=1023)] = 0
-    sharing: Literal["green", "streams", "mps"] = "green"
+    sharing: Literal["green", "streams"] = "green"
     shares: tuple[Annotated[float, Meta(gt=0, le=100)], ...] = ()
     isolation: str = "process"
 

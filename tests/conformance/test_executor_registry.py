@@ -14,7 +14,6 @@ from client import Client
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute import registry
-from cotenant.execute.gpu.mps_executor import MpsExecutor
 from cotenant.execute.protocol import ModelExecutor
 from cotenant.execute.registry import EXECUTORS, ExecutorKind, executor_kind, open_executor, register
 from cotenant.execute.threads.executor import ThreadExecutor
@@ -65,7 +64,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         (DeviceSection(isolation="thread"), "threads"),
         (DeviceSection(kind="cuda"), "streams"),
         (DeviceSection(kind="cuda", isolation="thread", sharing="streams"), "streams"),
-        (DeviceSection(kind="cuda", sharing="mps"), "mps"),
     ],
 )
 def test_a_configuration_gets_its_executor(section: DeviceSection, name: str) -> None:
@@ -78,8 +76,8 @@ def test_what_nobody_runs_is_told_with_what_there_is() -> None:
 
 
 def test_lanes_change_on_cores_alone() -> None:
-    kinds = (ThreadExecutor, ProcessExecutor, TorchExecutor, MpsExecutor)
-    assert [kind.lanes_change for kind in kinds] == [True, True, False, False]
+    kinds = (ThreadExecutor, ProcessExecutor, TorchExecutor)
+    assert [kind.lanes_change for kind in kinds] == [True, True, False]
 
 
 @pytest.mark.usefixtures("installed")

@@ -186,11 +186,7 @@ def test_lanes_of_a_gpu() -> None:
         (DeviceSection(kind="cuda", lanes="all", shares=(50.0,)), "expected one of them"),
         (DeviceSection(kind="cuda", shares=(60.0, 60.0)), "100 % in all at most, not 120 %"),
         (DeviceSection(kind="cuda", shares=(2.0,)), "at least 7 %"),
-        (
-            DeviceSection(kind="cuda", sharing="mps", isolation="thread"),
-            "thread with sharing green or streams, process with sharing mps",
-        ),
-        (DeviceSection(kind="cuda", sharing="mps", shares=(25.0, 75.0)), "expected equal ones: sharing is 'mps'"),
+        (DeviceSection(kind="cuda", isolation="vm"), "isolation is 'vm', expected one of process or thread"),
     ],
 )
 def test_wrong_lanes_of_a_gpu(section: DeviceSection, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +202,7 @@ def test_wrong_lanes_of_a_gpu(section: DeviceSection, text: str, monkeypatch: py
     [
         ("kind = 'gpu'", "device.kind: Invalid enum value 'gpu'"),
         ("index = -1", "device.index: Expected `int` >= 0"),
-        ("sharing = 'time'", "device.sharing: Invalid enum value 'time'"),
+        ("sharing = 'mps'", "device.sharing: Invalid enum value 'mps'"),
         ("shares = [50, 0]", "device.shares[1]: Expected `float` > 0"),
         ("shares = [101]", "device.shares[0]: Expected `float` <= 100"),
     ],
@@ -221,9 +217,9 @@ def test_wrong_settings_of_a_gpu_are_named(tmp_path: Path, line: str, text: str)
 
 def test_settings_of_a_gpu_are_read(tmp_path: Path) -> None:
     path = tmp_path / "cotenant.toml"
-    path.write_text("[device]\nkind = 'cuda'\nindex = 1\nsharing = 'mps'\nshares = [50, 50]\n", encoding="utf-8")
+    path.write_text("[device]\nkind = 'cuda'\nindex = 1\nsharing = 'streams'\nshares = [50, 50]\n", encoding="utf-8")
     section = load_server_config(path).device
-    assert section == DeviceSection(kind="cuda", index=1, sharing="mps", shares=(50.0, 50.0))
+    assert section == DeviceSection(kind="cuda", index=1, sharing="streams", shares=(50.0, 50.0))
     assert sm_lanes(section, grid=SmGrid(132)) == (slots(0, 66, 1), slots(66, 132, 1))
 
 

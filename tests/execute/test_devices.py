@@ -52,9 +52,7 @@ def test_the_cpu_is_the_one_that_the_process_may_use(monkeypatch: pytest.MonkeyP
     assert cpu.caches == {"L2": 2 << 20}
 
 
-def test_a_gpu_with_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "find_control", lambda: "/usr/bin/nvidia-cuda-mps-control")
-    monkeypatch.setattr(devices, "is_running", lambda: False)
+def test_a_gpu_with_all_there_is() -> None:
     driver = FakeCuda(gpus=2)
     seen = found(driver)
     first, second = seen.gpus
@@ -62,22 +60,16 @@ def test_a_gpu_with_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.name, first.memory_bytes >> 30, seen.cuda, seen.gpu_problem) == ("cuda:1", 80, "13.0", "")
     for gpu in ("cuda:0", "cuda:1"):
         assert way(seen, "green contexts", gpu).detail == "16 groups of 8 SMs, 4 SMs left over"
-    assert way(seen, "MPS").detail == "/usr/bin/nvidia-cuda-mps-control; no daemon runs; cotenant starts one"
     assert all(each.usable and not each.mend for each in seen.sharing if each.device != "cpu")
     assert way(seen, "streams").usable
-    monkeypatch.setattr(devices, "is_running", lambda: True)
-    assert "a daemon runs already" in way(found(driver), "MPS").detail
     assert driver.primary == 0
 
 
-def test_a_gpu_whose_driver_is_old_without_mps_and_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_a_gpu_whose_driver_is_old_without_torch() -> None:
     seen = found(FakeCuda(version=12020), Feature("torch", "cuda", False, "not installed", "install it"))
     green = way(seen, "green contexts", "cuda:0")
     assert (green.usable, green.mend) == (False, "a driver of CUDA 12.4 or newer")
     assert "the driver is of CUDA 12.2" in green.detail
-    mps = way(seen, "MPS")
-    assert (mps.usable, mps.mend) == (False, "the driver's compute utilities, in PATH")
     streams = way(seen, "streams")
     assert (streams.usable, streams.detail, streams.mend) == (False, "torch: not installed", "install it")
 
@@ -97,7 +89,7 @@ def test_why_no_gpu_can_be_used(
     seen = survey(load, lambda: (TORCH,))
     assert seen.gpus == ()
     assert problem in seen.gpu_problem
-    for name in ("green contexts", "MPS", "streams"):
+    for name in ("green contexts", "streams"):
         assert (way(seen, name).usable, way(seen, name).detail, way(seen, name).mend) == (False, seen.gpu_problem, mend)
 
 

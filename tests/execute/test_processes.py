@@ -357,15 +357,14 @@ class Sessions:
         return tensors
 
 
-@pytest.mark.parametrize(("device", "threads"), [("cpu", 3), ("cuda:0", 1)])
-def test_a_worker_prepares_sessions_for_the_threads_that_will_run_them(device: str, threads: int) -> None:
+def test_a_worker_prepares_sessions_for_the_threads_that_will_run_them() -> None:
     ours, theirs = Channel.pair()
     model = Sessions()
     wanted = Prepare(((1, ((0, 2),)), (3, ((0, 1), (1, 2)))), {})
-    Worker(theirs, 0)._prepare(model, wanted, device)  # type: ignore[arg-type]
+    Worker(theirs, 0)._prepare(model, wanted)  # type: ignore[arg-type]
     assert ours.receive() == Prepared()
-    assert model.prepared == [(((0, 2),), 1), (((0, 1), (1, 2)), threads)]
-    assert model.ran == [(0, 2, 1), (0, 2, threads), (0, 1, threads), (1, 2, threads)]
+    assert model.prepared == [(((0, 2),), 1), (((0, 1), (1, 2)), 3)]
+    assert model.ran == [(0, 2, 1), (0, 2, 3), (0, 1, 3), (1, 2, 3)]
     ours.close()
     theirs.close()
 

@@ -20,7 +20,6 @@ from cotenant.execute.gpu.cuda_driver import (
     device_of,
     load_driver,
 )
-from cotenant.execute.gpu.mps import find_control, is_running
 from cotenant.execute.gpu.sm_groups import split_groups
 from cotenant.execute.gpu.sm_ladder import device_name
 
@@ -180,9 +179,8 @@ def _sharing(
     found = [Feature("pinned cores", "cpu", count > 1, text, "" if count > 1 else "more cores for this process")]
     if not gpus:
         mend = "pip install 'cuda-bindings>=13'" if "cuda-bindings" in problem else NO_GPU
-        return (*found, *(Feature(name, "cuda", False, problem, mend) for name in ("green contexts", "MPS", "streams")))
+        return (*found, *(Feature(name, "cuda", False, problem, mend) for name in ("green contexts", "streams")))
     found += [_green(driver, index, gpu) for index, gpu in enumerate(gpus)]
-    found.append(_mps())
     torch = next((each for each in engines if each.name == "torch" and each.device == "cuda"), None)
     why = torch.detail if torch is not None else "no torch"
     if torch is not None and torch.usable:
@@ -200,17 +198,6 @@ def _green(driver: Any, index: int, gpu: Gpu) -> Feature:
         return Feature("green contexts", gpu.name, False, str(error), f"a driver of CUDA {version} or newer")
     text = f"{grid.groups} groups of {grid.granularity} SMs" + (f", {grid.spare} SMs left over" if grid.spare else "")
     return Feature("green contexts", gpu.name, True, text)
-
-
-def _mps() -> Feature:
-    try:
-        path = find_control()
-    except GpuError as error:
-        return Feature("MPS", "cuda", False, str(error), "the driver's compute utilities, in PATH")
-    running = (
-        "a daemon runs already; cotenant starts its own" if is_running() else "no daemon runs; cotenant starts one"
-    )
-    return Feature("MPS", "cuda", True, f"{path}; {running}")
 
 
 def _driver_version() -> str:

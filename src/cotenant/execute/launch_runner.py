@@ -10,7 +10,7 @@ from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, reason_of
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
-from cotenant.work import CPU, Share
+from cotenant.work import Share
 
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
@@ -41,14 +41,12 @@ class LaunchRunner:
         batch: BatchTensors | Tensors | Exception,
         hand_out: Callable[[Any, Any, Tensors], None],
         on_end: OnEnd,
-        wait: Callable[[], None] | None = None,
         began_ns: int = 0,
     ) -> None:
         """Run a launch of a batch that has begun, just now or at `began_ns`, and tell how it ended.
 
-        `batch` may be the inputs alone, where nothing of it stays behind. `hand_out` takes the outputs, and may raise;
-        `wait` waits until units have been computed. A launch whose model or batch is not there, or that raises, ends
-        with the reason.
+        `batch` may be the inputs alone, where nothing of it stays behind. `hand_out` takes the outputs, and may raise.
+        A launch whose model or batch is not there, or that raises, ends with the reason.
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
@@ -65,14 +63,12 @@ class LaunchRunner:
                 tensors = batch.kept
             gathered = ran = time.perf_counter_ns()
             for end in (*launch.stops, launch.work.end):
-                threads = share.cores if share.size > 1 and share.device == CPU else 1
+                threads = share.cores if share.size > 1 else 1
                 tensors = model.run(start, end, tensors, threads)
                 if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
                     share, on_grew = more
                     on_grew(launch.id)
                 start = end
-            if wait is not None:
-                wait()
             ran = time.perf_counter_ns()
             if launch.last:
                 hand_out(launch, batch, for_client(to_numpy(tensors)))

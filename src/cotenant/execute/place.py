@@ -14,7 +14,7 @@ from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.runner import Runner, to_numpy
-from cotenant.execute.threads.lanes import be_nice, pin, settle
+from cotenant.execute.threads.lanes import pin
 from cotenant.work import CPU, Share, Work
 
 if TYPE_CHECKING:
@@ -148,23 +148,3 @@ class StreamPlace:
                 self._executor.discard(query)
                 raise ModelError(model.path, errors[0], "Check the shapes and values of its inputs")
         self._executor.take(query)
-
-
-@contextmanager
-def lane_place(share: Share, nice: int) -> Iterator[Callable[[], None] | None]:
-    """Make the calling thread one that runs launches in this share, while the context lasts.
-
-    On a GPU it gets a stream, on any core, and this gives what waits for the stream; MPS bounds the SMs of the whole
-    process. That has not yet run on hardware.
-    """
-    if share.device == CPU:
-        settle(share.cores, nice)
-        yield None
-        return
-    import torch
-
-    be_nice(nice)
-    cuda: Any = torch.cuda
-    stream = cuda.Stream(torch.device(share.device))
-    with cuda.stream(stream):
-        yield stream.synchronize

@@ -24,7 +24,7 @@ LANE_NICE = 5
 
 @dataclass(frozen=True, slots=True)
 class ExecutorKind:
-    """Who runs models on devices of `kind`, under one of these values of `isolation` and, where named, of `sharing`.
+    """Who runs models on devices of `kind`, under one of these values of `isolation`.
 
     `opener` is "MODULE:ATTRIBUTE" of what makes the executor from the section `[device]`, the partitions of its lanes
     and their nice value, and raises ConfigError where there is no such device. `layout` is that of its `Layout`.
@@ -35,19 +35,12 @@ class ExecutorKind:
     isolation: tuple[str, ...]
     opener: str
     layout: str = "cotenant.execute.layout:CORES"
-    sharing: tuple[str, ...] = ()
 
     def runs(self, section: DeviceSection) -> bool:
         """Whether this is what a configuration asks for."""
-        is_shared_so = not self.sharing or section.sharing in self.sharing
-        return self.kind == section.kind and section.isolation in self.isolation and is_shared_so
-
-    def __str__(self) -> str:
-        sharing = f" with sharing {' or '.join(self.sharing)}" if self.sharing else ""
-        return f"{' or '.join(self.isolation)}{sharing}"
+        return self.kind == section.kind and section.isolation in self.isolation
 
 
-_SMS = "cotenant.execute.gpu.configured:SMS"
 EXECUTORS: dict[str, ExecutorKind] = {
     each.name: each
     for each in (
@@ -58,10 +51,8 @@ EXECUTORS: dict[str, ExecutorKind] = {
             "cuda",
             ("process", "thread"),
             "cotenant.execute.gpu.configured:open_executor",
-            _SMS,
-            ("green", "streams"),
+            "cotenant.execute.gpu.configured:SMS",
         ),
-        ExecutorKind("mps", "cuda", ("process",), "cotenant.execute.gpu.mps_executor:open_mps", _SMS, ("mps",)),
     )
 }
 """By name; the first that fits a configuration is taken."""
@@ -85,7 +76,7 @@ def executor_kind(section: DeviceSection, where: str = "[device]") -> ExecutorKi
     for each in EXECUTORS.values():
         if each.runs(section):
             return each
-    known = ", ".join(str(each) for each in EXECUTORS.values() if each.kind == section.kind)
+    known = ", ".join(" or ".join(each.isolation) for each in EXECUTORS.values() if each.kind == section.kind)
     raise ConfigError(f"{where}: isolation is {section.isolation!r}, expected one of {known}")
 
 

@@ -1,1 +1,1 @@
-"""GPUs as executors see them: streams, shares by green contexts or MPS, recorded graphs, resident weights."""
+"""GPUs as executors see them: streams, shares by green contexts, recorded graphs, resident weights."""

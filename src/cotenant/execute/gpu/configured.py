@@ -37,9 +37,6 @@ def sm_lanes(section: DeviceSection, where: str = "[device]", grid: SmGrid | Non
         raise ConfigError(f"{where}: lanes is {section.lanes!r}: lists of cores divide a CPU, shares = [50, 50] a GPU")
     if section.lanes == "all" and section.shares:
         raise ConfigError(f"{where}: lanes is 'all' and shares is {list(section.shares)}, expected one of them")
-    if section.sharing == "mps" and len(set(section.shares)) > 1:
-        text = "sharing is 'mps', where a worker has the same share in every lane"
-        raise ConfigError(f"{where}: shares is {list(section.shares)}, expected equal ones: {text}")
     if grid is None:
         grid = _ask_driver(section, where)
     try:

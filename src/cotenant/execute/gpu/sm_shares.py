@@ -207,7 +207,7 @@ class GreenShares(OnGrid):
 
 
 def open_shares(index: int, sharing: str) -> GpuPartitioner:
-    """Shares of a GPU by `device.sharing`; "mps" bounds processes, and their streams are plain. Raises GpuError."""
+    """Shares of a GPU by `device.sharing`. Raises GpuError."""
     return GreenShares.open(index) if sharing == "green" else PlainShares.open(index)
 
 

@@ -37,10 +37,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened.
-
-    `device` is "cpu", or "cuda:N": the model then runs on that GPU, and the cores of lanes are slots of its SMs.
-    """
+    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened."""
 
     tenant: str
     path: str
@@ -48,7 +45,6 @@ class Open(_Message, frozen=True):
     graph: str
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     lane_nice: int
-    device: str = "cpu"
 
 
 class AddLane(_Message, frozen=True):

@@ -7,10 +7,9 @@ reason, its queue waits for the next worker, and other tenants notice nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
@@ -23,32 +22,22 @@ from cotenant.execute.sessions import Wanted
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.supervisor import WorkerSupervisor
-from cotenant.work import CPU, Share
+from cotenant.work import Share
 
 
 class ProcessExecutor(BaseExecutor):
     """Runs launches in worker processes. Intermediate tensors stay there, inputs and outputs cross in shared memory.
 
     The home of a batch is the supervisor whose worker has its tensors. `on_event` is called, like the ends of launches,
-    from threads of this executor that hold no lock which other methods need. On cores, batches may run in parts, and
-    launches grow.
-
-    `environment` gives, by tenant, what its workers have in their environment beside the server's: which share of a GPU
-    they get from MPS, for example. `device` is what they open models on.
+    from threads of this executor that hold no lock which other methods need. Batches may run in parts, and launches
+    grow.
     """
 
-    def __init__(
-        self,
-        lane_nice: int = 0,
-        limits: WorkerLimits = WorkerLimits(),
-        environment: Callable[[str], Mapping[str, str]] = lambda _: MappingProxyType({}),
-        device: str = CPU,
-    ) -> None:
-        self.has_parts = device == CPU
+    has_parts = True
+
+    def __init__(self, lane_nice: int = 0, limits: WorkerLimits = WorkerLimits()) -> None:
         super().__init__()
-        self._device = device
         self._lane_nice = lane_nice
-        self._environment = environment
         self._limits = limits
         self._supervisors: dict[str, WorkerSupervisor] = {}
         self._all: list[WorkerSupervisor] = []
@@ -63,10 +52,10 @@ class ProcessExecutor(BaseExecutor):
         """
         graph = model.graph_path.parent
         place = str(model.path), str(graph.parent), graph.name
-        message = Open(tenant, *place, _plain(spec.sessions), self._lane_nice, self._device)
+        message = Open(tenant, *place, _plain(spec.sessions), self._lane_nice)
         model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
-        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell, self._environment(tenant))
+        supervisor = WorkerSupervisor(message, limits, self._batches, self._tell)
         supervisor.load()
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
@@ -132,10 +121,9 @@ class ProcessExecutor(BaseExecutor):
             supervisor.release(batch)
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
-        """See Executor. The SMs of a worker on a GPU are what they are."""
-        if self._device == CPU:
-            for supervisor in list(self._supervisors.values()):
-                supervisor.grow(launch, share, on_grew)
+        """See Executor."""
+        for supervisor in list(self._supervisors.values()):
+            supervisor.grow(launch, share, on_grew)
 
     def close(self) -> None:
         """See Executor."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from enum import StrEnum
-from types import MappingProxyType
 
 from cotenant.execute.worker.channel import Channel
 
@@ -24,18 +22,14 @@ class WorkerState(StrEnum):
 
 
 class WorkerProcess:
-    """A worker that has been started. The thread that makes it must live as long as it: the kernel ends it then.
+    """A worker that has been started. The thread that makes it must live as long as it: the kernel ends it then."""
 
-    `environment` is added to that of the server.
-    """
-
-    def __init__(self, tenant: str, nice: int, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, tenant: str, nice: int) -> None:
         self.channel, theirs = Channel.pair()
         module = [sys.executable, "-P", "-m", "cotenant.execute.worker.main"]
         try:
             self._popen = subprocess.Popen(
                 [*module, tenant.replace("\0", " "), str(theirs.fileno()), str(os.getpid()), str(nice)],
-                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the server's own may be read by a program
                 pass_fds=(theirs.fileno(),),

@@ -10,9 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
@@ -25,7 +24,7 @@ from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
-from cotenant.work import CPU, Share
+from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
@@ -35,16 +34,8 @@ _S = 1_000_000_000
 class WorkerSupervisor:
     """Holds one tenant's worker. Implements `Loaded`."""
 
-    def __init__(
-        self,
-        model: Open,
-        limits: WorkerLimits,
-        batches: Batches,
-        on_event: Callable[[Event], None],
-        environment: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, model: Open, limits: WorkerLimits, batches: Batches, on_event: Callable[[Event], None]) -> None:
         self.tenant = model.tenant
-        self._environment = environment
         self._model = model
         self._sessions = SessionSet(model)
         self._limits = limits
@@ -180,7 +171,7 @@ class WorkerSupervisor:
         with self._lock:
             self._affinity.leave()  # the worker inherits the cores of this thread
         try:
-            process = WorkerProcess(self.tenant, self._model.lane_nice, self._environment)
+            process = WorkerProcess(self.tenant, self._model.lane_nice)
         except OSError as error:
             return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
         with self._lock:
@@ -357,8 +348,7 @@ class WorkerSupervisor:
         """Hand a launch to its lane; the reason if that cannot be. Under the lock."""
         assert self._process is not None
         cores = pending.launch.share.cores
-        if self._model.device == CPU:
-            self._affinity.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
+        self._affinity.follow(self._thread, [each.launch.share.cores[0] for each in self._pending.values()])
         try:
             link = self._links.get(cores)
             if link is None:

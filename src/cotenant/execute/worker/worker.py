@@ -11,10 +11,9 @@ from pathlib import Path
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
-from cotenant.execute.place import lane_place
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.runner import Runner, open_model
-from cotenant.execute.threads.lanes import run_gently
+from cotenant.execute.threads.lanes import run_gently, settle
 from cotenant.execute.warm import warm_up
 from cotenant.execute.worker.channel import (
     AddLane,
@@ -33,7 +32,7 @@ from cotenant.execute.worker.channel import (
     Started,
 )
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
-from cotenant.work import CPU, Share
+from cotenant.work import Share
 
 
 class Worker:
@@ -60,47 +59,46 @@ class Worker:
         try:
             model = run_gently(partial(_open, message), self._load_nice)
             for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
-                model.prepare(ranges, threads if message.device == CPU else 1)
+                model.prepare(ranges, threads)
         except ModelError as error:
             self._channel.send(Refused(error.reason, error.mend))
             return
         except Exception as error:  # whatever a library makes of a strange file: the server has to know
             self._channel.send(Refused(f"{type(error).__name__}: {reason_of(error)}", "Look at the model's file"))
             return
-        nice, device = message.lane_nice, message.device
+        nice = message.lane_nice
         with model:
             self._channel.send(Ready())
             while message is not None:
                 message, descriptors = self._channel.receive_with()
                 if isinstance(message, AddLane):
                     name = "cotenant-lane-" + "-".join(map(str, message.cores))
-                    lane = model, Share(message.cores, device), nice, descriptors
+                    lane = model, Share(message.cores), nice, descriptors
                     thread = threading.Thread(target=self._run_lane, args=lane, name=name, daemon=True)
                     thread.start()
                     self._lanes.append(thread)
                 elif isinstance(message, ReleaseBatch):
                     self._batches.release(message.batch)
                 elif isinstance(message, Grow):
-                    share = Share(message.cores, device)
+                    share = Share(message.cores)
                     self._launches.grow(message.launch, share, lambda each: self._channel.send(Grow(each), waits=True))
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
-                    threading.Thread(target=self._prepare, args=(model, message, device), daemon=True).start()
+                    threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
                 thread.join()
 
-    def _prepare(self, model: Runner, wanted: Prepare, device: str) -> None:
+    def _prepare(self, model: Runner, wanted: Prepare) -> None:
         """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""
         reason = ""
         try:
             for threads, ranges in wanted.sessions:
-                used = threads if device == CPU else 1
-                if used == 1:
-                    run_gently(partial(model.prepare, ranges, used), self._load_nice)
+                if threads == 1:
+                    run_gently(partial(model.prepare, ranges, threads), self._load_nice)
                 else:
-                    model.prepare(ranges, used)
-                run_gently(partial(warm_up, model, ranges, used, wanted.shapes), self._load_nice)
+                    model.prepare(ranges, threads)
+                run_gently(partial(warm_up, model, ranges, threads, wanted.shapes), self._load_nice)
         except Exception as error:  # the server has to know, and goes on as it was
             reason = reason_of(error)
         try:
@@ -126,11 +124,11 @@ class Worker:
             except MessageError as problem:
                 self._channel.send(Ended(launch, reason_of(problem), 0, 0, 0), waits=True)
 
-        with lane_place(share, nice) as wait:
-            while isinstance(run := lane.receive(), Run):
-                began = time.perf_counter_ns()
-                layouts = ()
-                self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, wait, began)
+        settle(share.cores, nice)
+        while isinstance(run := lane.receive(), Run):
+            began = time.perf_counter_ns()
+            layouts = ()
+            self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, began)
 
     def _begin(self, run: Run, inputs: SharedBuffer) -> BatchTensors | Tensors | Exception:
         try:
@@ -145,7 +143,7 @@ class Worker:
 def _open(message: Open) -> Runner:
     """Open the model with its sessions, from what the server opened. Raises ModelError."""
     place = Path(message.path), Path(message.cache_dir)
-    model = open_model(place[0], cache_dir=place[1], name=message.tenant, device=message.device, content=message.graph)
+    model = open_model(place[0], cache_dir=place[1], name=message.tenant, content=message.graph)
     try:
         for threads, ranges in message.sessions:
             if threads == 1:
