@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import FORMAT, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import find_versions, profile_path
-from cotenant.work import Work
+from cotenant.work import Share, Work
 from onnx_samples import residual_cnn
 from repositories import config, write_bad, write_good, write_model
 
@@ -45,13 +45,13 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.points = 0
-        real = measure._sample
+        real = measure._in_turns
 
-        def sample(work: object, effort: Effort) -> list[int]:
-            self.points += 1
-            return real(work, effort)  # type: ignore[arg-type]
+        def in_turns(works: Sequence[Callable[[], object]], effort: Effort) -> list[list[int]]:
+            self.points += len(works) == 1
+            return real(works, effort)
 
-        monkeypatch.setattr(measure, "_sample", sample)
+        monkeypatch.setattr(measure, "_in_turns", in_turns)
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_what_another_device_left_unfinished_is_not_believed(
         patch.setattr(sweep, "this_device", lambda *_: other)
         with pytest.raises(KeyboardInterrupt):
             profile_repository(root, SETTINGS, TINY, fresh=False, on_step=stop)
-    assert counting.points == 3
+    assert counting.points == 2  # the units come first
     counting.points = 0
     sweep_all(root)
     assert counting.points == sum(POINTS.values())
@@ -352,7 +352,7 @@ def test_units_are_timed_one_by_one(cnn: SegmentedModel) -> None:
 def test_measuring_gives_the_thread_its_cores_back(cnn: SegmentedModel) -> None:
 
     before = os.sched_getaffinity(0)
-    plan = Sweep("d", ({"x": (1, 3, 16, 16)},), 2, (tuple(sorted(before))[:1],), 1000, TINY)
+    plan = Sweep("d", ({"x": (1, 3, 16, 16)},), 2, (Share(tuple(sorted(before))[:1]),), 1000, TINY)
     told: list[str] = []
     profile = measure_model(cnn, plan, Journal(None), told.append)
     assert os.sched_getaffinity(0) == before

@@ -84,6 +84,7 @@ class CorePlace:
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
         """See Place."""
         with self.at(share):
+            model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
             return model.unit_ns(inputs)
 
 
