@@ -50,9 +50,12 @@ class ModelSection(_Section, frozen=True):
 
 
 class SegmentsSection(_Section, frozen=True):
-    """`[segments]`: `max_ms` is the longest stretch between two points where the model can be left."""
+    """`[segments]`: `max_ms` is the longest stretch between two points where the model can be left.
 
-    max_ms: Annotated[float, Meta(gt=0, le=3_600_000)] = 10.0
+    By default 10 ms, and on a GPU a tenth of the SLO where that is less.
+    """
+
+    max_ms: Annotated[float, Meta(gt=0, le=3_600_000)] | None = None
 
 
 class ModelConfig(_Section, frozen=True):

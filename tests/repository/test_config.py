@@ -68,7 +68,7 @@ def test_a_model_config_needs_its_slo_alone(tmp_path: Path) -> None:
     path.write_text("[tenant]\nslo_ms = 100\n", encoding="utf-8")
     config = load_model_config(path)
     assert (config.tenant.slo_ms, config.tenant.priority, config.tenant.max_queue) == (100.0, 0, 256)
-    assert (config.model.max_batch, config.model.shapes, config.segments.max_ms) == (1, (), 10.0)
+    assert (config.model.max_batch, config.model.shapes, config.segments.max_ms) == (1, (), None)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
 
 from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError
@@ -20,6 +25,7 @@ from cotenant.work import CPU, Share, Work
 if TYPE_CHECKING:
     from cotenant.execute.torch.executor import TorchExecutor
 
+_FLOOR_RUNS = 50
 Inputs = Mapping[str, Any]
 Run = Callable[[Share, Inputs, Sequence[tuple[int, int]]], None]
 """Runs ranges of units in turn in a share, the first on these inputs, and waits for what comes out of the last."""
@@ -48,6 +54,9 @@ class Place(Protocol):
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
         """Median latency of each unit in ns, run one by one."""
+
+    def floor_ns(self, share: Share) -> int:
+        """Median latency in ns of a launch that does nothing; 0 where nobody waits for a device."""
 
 
 class CorePlace:
@@ -87,6 +96,28 @@ class CorePlace:
             model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
             return model.unit_ns(inputs)
 
+    def floor_ns(self, share: Share) -> int:
+        """See Place."""
+        return 0
+
+
+class _Nothing:
+    """A model for streams that gives its input back."""
+
+    path = Path("nothing")
+    name = "nothing"
+    inputs = ()
+    unit_count = 1
+
+    def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """There is nothing to build."""
+
+    def why_eager(self, start: int, end: int) -> str:
+        return "there is nothing to capture"
+
+    def run(self, start: int, end: int, tensors: Inputs, threads: object) -> Inputs:
+        return tensors
+
 
 class StreamPlace:
     """Streams of a device: what is measured there runs through the executor that serves."""
@@ -118,6 +149,17 @@ class StreamPlace:
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
         """See Place."""
         return self._executor.unit_ns(model, inputs, share)
+
+    def floor_ns(self, share: Share) -> int:
+        """See Place: a number goes to the device and comes back."""
+        inputs = {"x": np.zeros(1, np.float32)}
+        samples = []
+        with self.ready(cast(Runner, _Nothing()), LoadSpec((share,), (0, 1))) as run:
+            for _ in range(_FLOOR_RUNS):
+                began = time.perf_counter_ns()
+                run(share, inputs, [(0, 1)])
+                samples.append(time.perf_counter_ns() - began)
+        return round(median(samples))
 
     def _run(
         self,

@@ -33,6 +33,11 @@ from cotenant.repository import (
 )
 from cotenant.work import CPU, Share
 
+LONGEST_SEGMENT_MS = 10.0
+"""Where nobody says otherwise."""
+_SEGMENTS_PER_SLO = 10
+"""On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
@@ -55,9 +60,17 @@ class OpenedModel:
             self.shapes,
             config.model.max_batch,
             tuple(shares[size] for size in sorted(shares)),
-            round(config.segments.max_ms * NS_PER_MS),
+            round(self._longest_segment_ms * NS_PER_MS),
             effort,
         )
+
+    @property
+    def _longest_segment_ms(self) -> float:
+        config = self.found.config
+        if config.segments.max_ms is not None:
+            return config.segments.max_ms
+        on_gpu = config.tenant.slo_ms / _SEGMENTS_PER_SLO
+        return LONGEST_SEGMENT_MS if self.device == CPU else min(LONGEST_SEGMENT_MS, on_gpu)
 
 
 def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
@@ -79,7 +92,8 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
         content = hashlib.file_digest(file, "sha256")
     for weights in runner.files[1:]:
         content.update(file_digest(weights).encode())
-    content.update(msgspec.json.encode((shapes, found.config.model.max_batch, found.config.segments.max_ms)))
+    longest_ms = found.config.segments.max_ms or LONGEST_SEGMENT_MS
+    content.update(msgspec.json.encode((shapes, found.config.model.max_batch, longest_ms)))
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())

@@ -25,6 +25,8 @@ from cotenant.work import Share
 Progress = Callable[[str], None]
 """Told what has been measured after each step."""
 CORES = CorePlace()
+LEAST_FLOORS = 3
+"""A segment is at least so many times as long as a launch that does nothing: shorter ones cost more than they give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def measure_model(
     inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1)
     units = journal.remember(f"{sweep.digest}/units", lambda: list(place.unit_ns(model, inputs, sweep.shares[0])))
     progress(f"{model.name}: {model.unit_count} units")
-    cuts = model.suggest_cuts(units, float(sweep.max_segment_ns))
+    floor = journal.remember(f"{sweep.digest}/floor", lambda: place.floor_ns(sweep.shares[0]))
+    cuts = model.suggest_cuts(units, float(max(sweep.max_segment_ns, LEAST_FLOORS * floor)))
     points = []
     with ExitStack() as stack:
         spec = LoadSpec(sweep.shares, cuts, sweep.shapes, sweep.max_batch)
