@@ -59,6 +59,11 @@ class Completions:
                 return
         flight.land()
 
+    def look(self) -> None:
+        """Something has changed that flights are over by, or are believed to be."""
+        with self._changed:
+            self._changed.notify_all()
+
     def wait_idle(self, lane: Hashable) -> None:
         """Wait until no flight of a lane is left that was added."""
         with self._changed:

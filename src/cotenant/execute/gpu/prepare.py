@@ -48,7 +48,8 @@ class Preparation:
                 if self.why_eager:
                     return
                 wait_idle()
-                self._capture(share, lane, shape, count)
+                with lane.stream(self._resident.urgent):  # whose priority kernels of a graph keep
+                    self._capture(share, lane, shape, count)
 
     def tell(self) -> None:
         """Say what was captured, what it takes, and what runs eagerly."""

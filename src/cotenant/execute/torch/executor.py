@@ -77,7 +77,7 @@ class _Flight:
     def is_over(self) -> bool:
         """See Flight."""
         try:
-            return not self.events or self.events[-1].is_reached()
+            return self.on_end is not None and (not self.events or self.events[-1].is_reached())
         except Exception as error:
             self.error = self.executor.reason(error)
             return True
@@ -165,17 +165,21 @@ class TorchExecutor(BaseExecutor):
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
         flight = self._flights.get(launch.id)
+        is_new = flight is None
         if flight is None:
             flight = self._book(launch)
-        flight.on_end = on_end
         flight.due_ns = time.monotonic_ns() + launch.predicted_ns
-        flight.lane.put(partial(self._take_off, flight))
+        flight.on_end = on_end
+        if is_new:
+            flight.lane.put(partial(self._take_off, flight))
+        else:
+            self._ends.look()
 
     def enqueue(self, launch: Launch) -> None:
         """See Executor: it is submitted behind those that it waits for, which the device orders."""
         flight = self._book(launch)
         flight.after = tuple(self._flights[other] for other in launch.after if other in self._flights)
-        flight.lane.put(partial(self._submit_behind, flight))
+        flight.lane.put(partial(self._take_off, flight))
 
     def release(self, batch: int) -> None:
         """See Executor."""
@@ -183,7 +187,7 @@ class TorchExecutor(BaseExecutor):
             if flight.on_end is None:
                 flight.is_cancelled = True
                 flight.on_end = _told_nobody
-                flight.lane.put(partial(self._take_off, flight))
+                self._ends.look()
         super().release(batch)
 
     def close(self) -> None:
@@ -227,17 +231,12 @@ class TorchExecutor(BaseExecutor):
     # --- the lane's thread --------------------------------------------------------------------------------------------
 
     def _take_off(self, flight: _Flight) -> None:
-        """Submit a launch, unless that was done before it was started, and have its end told."""
-        if not flight.is_submitted:
-            self._submit(flight)
+        """Submit a launch, when those that it waits for are submitted, and have its end told."""
+        if flight.after:
+            with self._submitted:
+                self._submitted.wait_for(lambda: all(each.is_submitted for each in flight.after))
+        self._submit(flight)
         self._ends.add(flight.lane, flight)
-
-    def _submit_behind(self, flight: _Flight) -> None:
-        """Submit a launch that waits, when those that it waits for are submitted."""
-        with self._submitted:
-            self._submitted.wait_for(lambda: all(each.is_submitted for each in flight.after))
-        if not flight.is_submitted:
-            self._submit(flight)
 
     def _submit(self, flight: _Flight) -> None:
         lane, resident = flight.lane.streams, flight.resident
