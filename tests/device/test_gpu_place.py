@@ -6,6 +6,10 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +25,13 @@ from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.place import CorePlace, StreamPlace
 from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.measure.campaign import Journal
 from cotenant.measure.contention_profile import calibrate
 from cotenant.measure.groups import GroupEffort, measure_groups
-from cotenant.measure.solo import Effort
+from cotenant.measure.opening import open_version
+from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
+from cotenant.repository import find_versions
 from cotenant.serve.server import Server
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.work import Share
@@ -144,3 +151,27 @@ def test_places(gpu: type[Gpu]) -> None:
     assert isinstance(streams, StreamPlace)
     assert streams.device == CpuStreams.name
     executor.close()
+
+
+@pytest.mark.parametrize(("slo_ms", "floor_ms", "longest_ms"), [(500.0, 0.1, 10.0), (30.0, 0.1, 3.0), (30.0, 2.0, 6.0)])
+def test_segments_are_a_part_of_the_slo_and_longer_than_launches_cost(
+    gpu: type[Gpu], root: Path, monkeypatch: pytest.MonkeyPatch, slo_ms: float, floor_ms: float, longest_ms: float
+) -> None:
+    (root / "cnn" / "config.toml").write_text(config(max_batch=2, slo_ms=slo_ms), encoding="utf-8")
+    monkeypatch.setattr(StreamPlace, "floor_ns", lambda *_: round(floor_ms * 1e6))
+    monkeypatch.setattr(StreamPlace, "unit_ns", lambda _, model, *__: (1_000_000,) * model.unit_count)
+    [found] = find_versions(root, "cnn")
+    opened = replace(open_version(root, found), device="cuda:0")
+    with closing(open_executor(HALVES)) as executor, closing(opened.runner) as runner:
+        sweep = opened.sweep((Share((0, 1, 2, 3), "cuda:0"),), TINY)
+        cuts = measure_model(runner, sweep, Journal(None), lambda _: None, executor.place).cuts
+    assert max(end - start for start, end in pairwise(cuts)) <= longest_ms
+    fewer = ceil(cuts[-1] / longest_ms)
+    assert fewer <= len(cuts) - 1 <= 2 * fewer + 1
+
+
+def test_a_launch_that_does_nothing_has_a_price_on_streams_alone(gpu: type[Gpu]) -> None:
+    with closing(open_executor(HALVES)) as executor:
+        assert executor.place.floor_ns(Share((0, 1, 2, 3), "cuda:0")) > 0
+    with closing(open_executor(DeviceSection(isolation="thread"))) as cores:
+        assert cores.place.floor_ns(Share((0,))) == 0
