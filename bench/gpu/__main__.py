@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds to spend (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder of the results (a cpu run: a temporary one)")
     parser.add_argument("--models", type=Path, help="folder of model archives (build/gpu-models)")
-    parser.add_argument("--names", help="models of the zoo, with commas; twelve by default")
+    parser.add_argument("--names", help="models of the zoo, with commas; six by default")
     parser.add_argument("--steps", help="names of steps, with commas; all by default")
     parser.add_argument("--quick", action="store_true", help="tiny models and few runs: shows that it works")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs measured")

@@ -62,10 +62,6 @@ class Journal:
         """All rows of a step, in the order in which they were measured."""
         return [row for (name, _), rows in self._done.items() if name == step for row in rows]
 
-    def count(self, step: str) -> int:
-        """Finished points of a step."""
-        return sum(name == step for name, _ in self._done)
-
     @property
     def failures(self) -> list[Row]:
         """Points without figures, and why."""
@@ -106,7 +102,3 @@ class Budget:
     def is_over(self) -> bool:
         """Whether nothing is left."""
         return self.left_s <= 0
-
-    def part(self, seconds: float) -> Budget:
-        """A budget of that much, or of what is left if that is less."""
-        return Budget(min(seconds, self.left_s), self._clock)

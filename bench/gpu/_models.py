@@ -170,7 +170,8 @@ def _try_build(name: str, folder: str) -> str:
         if name != plain_name:
             import torch
 
-            half = {key: ("float16" if kind == "float32" else kind, shape) for key, (kind, shape) in model.inputs.items()}
+            kinds = {"float32": "float16"}
+            half = {key: (kinds.get(kind, kind), shape) for key, (kind, shape) in model.inputs.items()}
             module = model.module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             model = replace(model, module=module, inputs=half)
         path = Path(folder) / f"{name}.pt2"

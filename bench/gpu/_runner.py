@@ -96,6 +96,7 @@ class Runner:
         self._subjects = subjects
         self._patience_s = patience_s
         self._count = 0
+        self._warmed: set[Job] = set()
         self._lock = threading.Lock()
 
     def units(self, model: str) -> int:
@@ -122,13 +123,17 @@ class Runner:
         return [_ran(run) for run in runs]
 
     def warm(self, jobs: Sequence[Job], effort: Effort) -> None:
-        """Run jobs, each alone, until they are as fast as they get."""
+        """Run jobs that were not run before, each alone, until they are as fast as they get.
+
+        Whatever is measured comes through here first: this is where an executor is told what it will be asked for.
+        """
         began = time.perf_counter()
-        for job in jobs:
-            for turn in range(effort.warm_up):
+        for job in dict.fromkeys(jobs):
+            for turn in range(0 if job in self._warmed else effort.warm_up):
                 if turn and time.perf_counter() - began > effort.longest_s:
                     break
                 self.once(job)
+            self._warmed.add(job)
 
     def sample(self, jobs: Sequence[Job], effort: Effort) -> list[list[Ran]]:
         """Repeat a group as long as `effort` says, after warming up; a list of runs, each with one entry a job."""
@@ -139,18 +144,17 @@ class Runner:
             found.append(self.group(jobs))
         return found
 
-    def chain(self, job: Job, cuts: Sequence[int]) -> tuple[int, Mapping[str, Any]]:
-        """Run a model as the launches between `cuts`, each started when the one before has ended: ns, and outputs."""
-        number = self._next()
+    def chain(self, job: Job, cuts: Sequence[int]) -> list[Ran]:
+        """Run a model as the launches between `cuts`, each started when the one before has ended."""
+        number, ran = self._next(), []
         self.executor.put(number, self._subjects[job.model].feeds(job.items))
-        ended_ns = began_ns = 0
         for start, end in pairwise(cuts):
             run = _Run(self._launch(Job(job.model, job.items, start, end, job.partition), number))
             self._start(run)
-            began_ns = began_ns or run.began_ns
             self._wait(run)
-            ended_ns = run.ended_ns
-        return ended_ns - began_ns, self.executor.take(number)
+            ran.append(_ran(run))
+        self.executor.discard(number)
+        return ran
 
     def without_pause(self, jobs: Sequence[Job], effort: Effort) -> list[list[Ran]]:
         """Run whole models beside each other, the next launch of a job starting when its last one has ended.

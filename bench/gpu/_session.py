@@ -12,9 +12,9 @@ from pathlib import Path
 from bench.gpu._context import Context
 from bench.gpu._fingerprint import read_clocks, read_fingerprint
 from bench.gpu._journal import Budget, Journal, MeasureError, Row
-from bench.gpu._models import Subjects, chosen_names
+from bench.gpu._models import DEFAULT, TINY, Subjects
 from bench.gpu._profile import write_folder
-from bench.gpu._rig import CudaRig, open_rig
+from bench.gpu._rig import open_rig
 from bench.gpu._runner import QUICK, Effort
 from bench.gpu._steps import STEPS, run_steps
 
@@ -54,16 +54,15 @@ def measure(request: Request, budget: Budget, tell: Callable[[str], None]) -> tu
         raise MeasureError(f"there is no step {unknown[0]!r}; expected some of {', '.join(known)}")
     with ExitStack() as stack:
         rig = open_rig(request.kind, request.index)
-        stack.callback(rig.close)
         device = read_fingerprint(request.kind, request.index)
         folder = _folder(request, device.folder)
         tell(f"{device.name}: {device.units} {'SMs' if rig.kind == 'cuda' else 'cores'}, torch {device.torch}")
         journal = Journal(folder / JOURNAL)
         models = request.models / f"torch-{device.torch.replace('+', '-')}"
-        subjects = Subjects(models, rig.device, request.names or chosen_names(request.quick))
+        subjects = Subjects(models, rig.device, request.names or (TINY if request.quick else DEFAULT))
         stack.callback(subjects.close)
         notes: list[Row] = []
-        if isinstance(rig, CudaRig) and rig.no_shares:
+        if rig.no_shares:
             notes.append({"what": "no green contexts, all shares are plain streams", "why": rig.no_shares})
             tell(f"no green contexts: {rig.no_shares}")
         for name, why in subjects.build(1 if request.quick else request.workers).items():

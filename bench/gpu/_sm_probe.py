@@ -123,7 +123,7 @@ class Probe:
 
 @contextmanager
 def probing(index: int, driver: Any = None) -> Iterator[Probe]:
-    """Load the kernel, and make the primary context of a GPU that of the calling thread for a while. Raises GpuError."""
+    """Load the kernel; the primary context of the GPU is that of the calling thread meanwhile. Raises GpuError."""
     driver = load_driver() if driver is None else driver
     device = device_of(driver, index)
     primary = call(driver, "cuDevicePrimaryCtxRetain", device)

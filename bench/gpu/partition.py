@@ -23,5 +23,5 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     rows = journal.rows(RESPLIT)
     for row in rows:
         sms = f"{row['shares']} shares, {row['asked_sms']} SMs asked, {row['granted_sms']} granted"
-        print(f"{sms}: split {row['resplit_ms']:.3f} ms, first launch {row['first_launch_ms']:.3f} ms")
+        print(f"{sms}: split {row['resplit_ms']:.3f} ms {row['problems']}")
     return {"summary": resplit_figures(rows), "rows": rows, "versions": versions}

@@ -49,8 +49,8 @@ class Script:
             seconds = float(self.given[0])
         self._end = time.monotonic() + seconds
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)  # a call that never returns
-        self.device: Cpu | Cuda = Cuda() if chosen.device == "cuda" else Cpu()
-        self._out, self._models = chosen.out, chosen.models / f"torch-{str(torch.__version__).replace('+', '-')}"
+        self.device: Any = Cuda() if chosen.device == "cuda" else Cpu()
+        self._out, self.models = chosen.out, chosen.models / f"torch-{str(torch.__version__).replace('+', '-')}"
         self._subjects: Subjects | None = None
         print(f"{self.device.name}: torch {torch.__version__}, {seconds:g} s{', quick' if self.quick else ''}")
 
@@ -62,7 +62,7 @@ class Script:
         """Have archives of these models in these precisions; the names, of tiny models where it is quick."""
         names = TINY if self.quick else names
         wanted = [name + suffix for suffix in suffixes for name in names]
-        self._subjects = Subjects(self._models, self.device.name, wanted)
+        self._subjects = Subjects(self.models, self.device.name, wanted)
         workers = 1 if self.quick else max(1, min(14, len(os.sched_getaffinity(0)) - 1))
         for name, why in self._subjects.build(workers).items():
             print(f"{name} is left out: {why}")
@@ -136,7 +136,7 @@ class Table:
         except Exception as error:
             found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
             print(*keys.values(), found["error"], flush=True)
-        self.row(**keys, **found)
+        self.row(**{**keys, **found})
 
 
 if __name__ == "__main__":
