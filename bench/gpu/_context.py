@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +84,7 @@ class Context:
         way = way if way in self.rig.ways else self.rig.ways[0]
         if way not in self._open:
             opened = self._stack.enter_context(self.rig.open(way))
-            self._open[way] = opened, Runner(opened.executor, _Models(self.subjects, opened.executor))
+            self._open[way] = opened, Runner(opened.executor, _handing_over(self.subjects, opened.executor))
         opened, runner = self._open[way]
         now = opened.shares.granted
         if any(each not in now for each in partitions):
@@ -108,47 +108,31 @@ class Context:
         self._stack.close()
 
 
-class _Models(Mapping[str, Subject]):
+def _handing_over(subjects: Subjects, executor: Any) -> Callable[[str], Subject]:
     """The models as an executor has them: handed over when they are first used."""
+    added: dict[str, Subject] = {}
 
-    def __init__(self, subjects: Subjects, executor: Any) -> None:
-        self._subjects = subjects
-        self._executor = executor
-        self._added: dict[str, Subject] = {}
+    def get(name: str) -> Subject:
+        if name not in added:
+            subject = subjects.get(name)
+            executor.add_model(name, subject.model)
+            executor.announce(name)
+            added[name] = subject
+        return added[name]
 
-    def __getitem__(self, name: str) -> Subject:
-        if name not in self._added:
-            subject = self._subjects.get(name)
-            self._executor.add_model(name, subject.model)
-            self._executor.announce(name)
-            self._added[name] = subject
-        return self._added[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._subjects.names)
-
-    def __len__(self) -> int:
-        return len(self._subjects.names)
+    return get
 
 
 def measure_points(
-    context: Context,
-    step: Step,
-    tier: int,
-    is_over: Callable[[], bool],
-    tell: Callable[[str], None],
-    retry: bool = False,
+    context: Context, step: Step, tier: int, is_over: Callable[[], bool], tell: Callable[[str], None]
 ) -> tuple[int, bool]:
     """Measure points of a step that the journal lacks until time is over; how many were, and whether none is left.
-
-    Only with `retry`, and then only, those that failed in an earlier run: one that never ends again costs the run.
 
     A point that cannot be measured is noted and left. Raises MeasureError when the device is lost.
     """
     done = 0
     for point in step.points(context):
-        is_wanted = point.tier == tier and context.journal.is_retry(step.name, point.key) == retry
-        if not is_wanted or context.journal.has(step.name, point.key):
+        if point.tier != tier or context.journal.has(step.name, point.key):
             continue
         if is_over():
             return done, False

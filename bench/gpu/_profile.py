@@ -14,10 +14,7 @@ from bench.gpu._journal import Journal, Row
 from bench.gpu._tables import to_csv, write_text
 from cotenant import __version__
 
-TABLES = (
-    *(_sharing.RESPLIT, _latency.LATENCY, _latency.CORUN, _latency.PARTS),
-    *(_serving.SERVING, _sharing.GROUPS),
-)
+TABLES = (_latency.LATENCY, _latency.CORUN, _latency.PARTS, _serving.SERVING, _sharing.GROUPS)
 PROFILE, GROUPS, DEVICE, PACKED = "profile.json", "groups.jsonl", "device.json", "results.tgz"
 _POINT = ("p50", "p90", "p95", "p99")
 
@@ -61,7 +58,6 @@ def _pack(folder: Path) -> None:
 def figures(journal: Journal) -> dict[str, float]:
     """The figures that benchmarks report, those that can be had from what is measured."""
     found: dict[str, float] = dict(_serving.gains(journal.rows(_serving.SERVING)))
-    found |= _sharing.resplit_figures(journal.rows(_sharing.RESPLIT))
     found |= _latency.corun_figures(journal.rows(_latency.CORUN))
     found |= _sharing.group_figures(journal.rows(_sharing.GROUPS))
     return found

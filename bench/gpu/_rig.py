@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,14 +43,9 @@ class _Cores:
     def __init__(self) -> None:
         self.granted: dict[Share, int] = {}
 
-    def split(self, partitions: Sequence[Share]) -> int:
+    def split(self, partitions: Sequence[Share]) -> None:
         """See GpuPartitioner."""
-        began = time.perf_counter_ns()
         self.granted = {partition: partition.size for partition in partitions}
-        return time.perf_counter_ns() - began
-
-    def close(self) -> None:
-        """Nothing was opened."""
 
 
 class CpuRig:
@@ -64,10 +58,6 @@ class CpuRig:
 
     def __init__(self) -> None:
         self.slots = tuple(sorted(os.sched_getaffinity(0)))
-
-    def shares(self, way: Way) -> Any:
-        """See CudaRig."""
-        return _Cores()
 
     @contextmanager
     def open(self, way: Way) -> Iterator[Opened]:
@@ -88,10 +78,6 @@ class CpuRig:
     def problem(self) -> str:
         """See CudaRig."""
         return ""
-
-    def survey(self, shares: Any) -> dict[str, Any] | None:
-        """See CudaRig: what cores a thread runs on is known."""
-        return None
 
 
 class CudaRig:
@@ -127,19 +113,14 @@ class CudaRig:
         self.granule = grid.granularity
         """Partitions are multiples of so many slots."""
 
-    def shares(self, way: Way) -> Any:
-        """What divides the device in this way; whoever opens it closes it. Raises GpuError."""
-        from cotenant.execute.gpu.sm_shares import open_shares
-
-        return open_shares(self.index, "green" if way is Way.SHARES and way in self.ways else "streams")
-
     @contextmanager
     def open(self, way: Way) -> Iterator[Opened]:
         """An executor whose launches may run in what its shares are split into; they may be split on below it."""
         from cotenant.execute.gpu.cuda_streams import CudaStreams
+        from cotenant.execute.gpu.sm_shares import open_shares
         from cotenant.execute.torch.executor import TorchExecutor
 
-        shares = self.shares(way)
+        shares = open_shares(self.index, "green" if way is Way.SHARES and way in self.ways else "streams")
         executor = TorchExecutor(CudaStreams(self.index, shares), graphs=_GRAPHS)
         try:
             yield Opened(executor, shares)
@@ -168,14 +149,6 @@ class CudaRig:
         except RuntimeError as error:
             return " ".join(str(error).split())[:300]
         return ""
-
-    def survey(self, shares: Any) -> dict[str, Any] | None:
-        """On which SMs kernels of the shares really ran, and what is wrong with that; None where nobody can say."""
-        from bench.gpu._sm_probe import survey
-
-        found = survey(shares)
-        total = len({sm for sms in found.seen.values() for sm in sms})
-        return {"seen_sms_total": total, "further_sms": found.extra, "problems": "; ".join(found.problems)}
 
 
 def open_rig(kind: str, index: int) -> CpuRig | CudaRig:

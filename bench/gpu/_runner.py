@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -91,9 +91,9 @@ class _Run:
 class Runner:
     """Runs jobs on an executor that has the models. Not thread-safe."""
 
-    def __init__(self, executor: Any, subjects: Mapping[str, Subject], patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, executor: Any, subject: Callable[[str], Subject], patience_s: float = PATIENCE_S) -> None:
         self.executor = executor
-        self._subjects = subjects
+        self._subject = subject
         self._patience_s = patience_s
         self._count = 0
         self._warmed: set[Job] = set()
@@ -101,7 +101,7 @@ class Runner:
 
     def units(self, model: str) -> int:
         """Number of units of a model."""
-        return self._subjects[model].units
+        return self._subject(model).units
 
     def whole(self, model: str, items: int, partition: Share) -> Job:
         """The job of a whole model."""
@@ -147,7 +147,7 @@ class Runner:
     def chain(self, job: Job, cuts: Sequence[int]) -> list[Ran]:
         """Run a model as the launches between `cuts`, each started when the one before has ended."""
         number, ran = self._next(), []
-        self.executor.put(number, self._subjects[job.model].feeds(job.items))
+        self.executor.put(number, self._subject(job.model).feeds(job.items))
         for start, end in pairwise(cuts):
             run = _Run(self._launch(Job(job.model, job.items, start, end, job.partition), number))
             self._start(run)
@@ -202,7 +202,7 @@ class Runner:
     def _prepare(self, job: Job) -> _Run:
         """Let a batch arrive and bring it to the first unit of the job."""
         number = self._next()
-        self.executor.put(number, self._subjects[job.model].feeds(job.items))
+        self.executor.put(number, self._subject(job.model).feeds(job.items))
         if job.start:
             before = _Run(self._launch(Job(job.model, job.items, 0, job.start, job.partition), number))
             self._start(before)

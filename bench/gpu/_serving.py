@@ -225,7 +225,7 @@ def gains(rows: Sequence[Row]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in BASELINES:
         pairs = [(runs[(*cell, OURS)], runs[(*cell, name)], cell[2]) for cell in cells]
-        label = name.replace(", ", "_")
+        label = name.replace(", ", "_").replace(" ", "_")
         ratios = [
             ours["goodput_per_s"] / theirs["goodput_per_s"]
             for ours, theirs, load in pairs

@@ -1,4 +1,4 @@
-"""How the device is shared: time to divide it anew, and the run-to-run deviation of groups."""
+"""Groups of segments that start together: how far the same group differs from run to run."""
 
 from __future__ import annotations
 
@@ -10,43 +10,16 @@ from random import Random
 
 from bench.gpu._context import Context, Point
 from bench.gpu._journal import Row
-from bench.gpu._rig import Way
 from bench.gpu._runner import Job
 from bench.gpu._stats import median, plain, spread
 from cotenant.work import Share
 
-RESPLIT, GROUPS = "resplit", "groups"
+GROUPS = "groups"
 _GROUPS, _QUICK_GROUPS = 40, 3
 _FIRST_GROUPS = 12
 _GROUP_RUNS = 20
 _GROUP_BATCHES = (1, 4, 8)
 _GROUP_CUTS = 4
-_RESPLITS = 5
-_MS = 1e6
-
-
-def resplit_points(context: Context) -> Iterator[Point]:
-    """The time until the device is divided anew."""
-    if Way.SHARES in context.rig.ways:
-        for count in (2, 4, 1, 6):
-            lanes = context.lanes(count)
-            if len(lanes) == count:
-                yield Point(str(count), partial(_resplit, context, lanes))
-
-
-def _resplit(context: Context, lanes: Sequence[Share]) -> list[Row]:
-    """From shares that differ to these and back, and on which SMs kernels run in them."""
-    shares, other = context.rig.shares(Way.SHARES), context.lanes(3 if len(lanes) != 3 else 2)
-    try:
-        took = []
-        for _ in range(_RESPLITS):
-            shares.split(other)
-            took.append(shares.split(lanes))
-        row: Row = {"shares": len(lanes), "resplit_ms": plain(median(took) / _MS), "asked_sms": lanes[0].size}
-        row |= {"granted_sms": min(shares.granted.values()), "granted_sms_total": sum(shares.granted.values())}
-        return [row | (context.rig.survey(shares) or {"seen_sms_total": "", "further_sms": "", "problems": ""})]
-    finally:
-        shares.close()
 
 
 def group_points(context: Context) -> Iterator[Point]:
@@ -100,22 +73,6 @@ def _group(context: Context, number: int, drawn: Sequence[tuple[str, int, float,
             "runs_ns": " ".join(map(str, took)),
         }
     ]
-
-
-def resplit_figures(rows: Sequence[Row]) -> dict[str, float]:
-    """Median time of a split, and the SMs that all shares had at most.
-
-    `shares_verified` says whether kernels ran on as many SMs as granted, and on none of another share.
-    """
-    if not rows:
-        return {}
-    surveyed = [row for row in rows if row["seen_sms_total"] != ""]
-    verified = {"shares_verified": float(not any(row["problems"] for row in surveyed))} if surveyed else {}
-    return {
-        **verified,
-        "resplit_ms": plain(median(row["resplit_ms"] for row in rows)),
-        "granted_sms": max(int(row["granted_sms_total"]) for row in rows),
-    }
 
 
 def group_figures(rows: Sequence[Row]) -> dict[str, float]:

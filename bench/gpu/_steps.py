@@ -9,7 +9,6 @@ from bench.gpu._context import Context, Step, measure_points
 from bench.gpu._journal import Budget
 
 STEPS = (
-    Step(_sharing.RESPLIT, "time to divide the device, and the SMs that shares have", _sharing.resplit_points),
     Step(_latency.LATENCY, "latency by model, batch and share", _latency.latency_points),
     Step(_latency.CORUN, "slowdown of pairs in disjoint shares", _latency.corun_points),
     Step(_latency.PARTS, "segments that a policy may stop at", _latency.part_points),
@@ -27,17 +26,16 @@ def run_steps(
     tell: Callable[[str], None],
     after: Callable[[], None],
 ) -> bool:
-    """Measure what the journal lacks, what tells most first, last what failed in earlier runs; whether all was tried.
+    """Measure what the journal lacks, what tells most first; whether all was tried.
 
     `after` is called after each step of a tier. Raises MeasureError when the device is lost.
     """
-    for retry in (False, True):
-        for tier in range(TIERS):
-            for step in steps:
-                done, is_finished = measure_points(context, step, tier, budget.is_over, tell, retry)
-                if done:
-                    tell(f"{step.name}: {done} points of tier {tier} measured{' again' if retry else ''}")
-                    after()
-                if not is_finished:
-                    return False
+    for tier in range(TIERS):
+        for step in steps:
+            done, is_finished = measure_points(context, step, tier, budget.is_over, tell)
+            if done:
+                tell(f"{step.name}: {done} points of tier {tier} measured")
+                after()
+            if not is_finished:
+                return False
     return True

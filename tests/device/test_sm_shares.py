@@ -493,9 +493,7 @@ def test_sms_beside_those_of_a_share_are_told_and_two_are_no_problem_where_they_
     one: Sequence[int], other: Sequence[int], further: int, extra: int, problems: int
 ) -> None:
     lanes = (slots(0, 8), slots(8, 16))
-    found = SmSurvey(
-        {lanes[0]: tuple(one), lanes[1]: tuple(other)}, dict.fromkeys(lanes, 8), further
-    )
+    found = SmSurvey({lanes[0]: tuple(one), lanes[1]: tuple(other)}, dict.fromkeys(lanes, 8), further)
     assert (found.extra, len(found.problems)) == (extra, problems)
 
 

@@ -44,9 +44,9 @@ class Script:
         parser.add_argument("--models", type=Path, default=ROOT / "build" / "gpu-models", help="folder of archives")
         chosen = parser.parse_args()
         self.given: list[str] = chosen.given
-        self.quick: bool = chosen.quick or (chosen.device == "cpu" and not any(map(str.isalpha, "".join(self.given))))
-        if self.given and self.given[0].replace(".", "").isdigit():
-            seconds = float(self.given[0])
+        is_named = any(map(str.isalpha, "".join(self.given)))
+        self.quick: bool = chosen.quick or (chosen.device == "cpu" and not is_named)
+        seconds = float(self.given[0]) if self.given and not is_named else seconds
         self._end = time.monotonic() + seconds
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)  # a call that never returns
         self.device: Any = Cuda() if chosen.device == "cuda" else Cpu()
@@ -129,14 +129,19 @@ class Table:
     def point(self, measure: Callable[[], Mapping[str, Any]], **keys: Any) -> None:
         """Measure a point and write its row, unless time is over."""
         if self._script.is_over():
-            return
+            return None
         try:
             found = dict(measure())
             self._script.device.trim()
         except Exception as error:
-            found = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-            print(*keys.values(), found["error"], flush=True)
+            return self.fail(error, **keys)
         self.row(**{**keys, **found})
+
+    def fail(self, error: Exception, **keys: Any) -> None:
+        """Write a row that says why there are no figures."""
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        print(*keys.values(), text, flush=True)
+        self.row(**keys, error=text)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ class Cuda:
             partition_of(range(start, end), grid, 0) if end else whole(grid, 0)
             for start, end in (spans or ((0, half), (half, 2 * half)))
         ]
-        self.shares.split(made)
+        self.split_ns = self.shares.split(made)
         return [(each, self.shares.granted[each], self.shares.stream(each)) for each in made]
 
     def capture(self, work: Work, stream: Any) -> Work:

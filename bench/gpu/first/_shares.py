@@ -10,28 +10,25 @@ import torch
 
 from bench.gpu._sm_probe import LENGTH, SmSurvey, further_of, probing, survey
 from bench.gpu._stats import plain
-from bench.gpu.first._base import Script
+
+DIVISIONS = ((8, 8), (4, 4, 4, 4), (16,), (4, 12), (6, 4, 6))
+"""Groups of each share."""
 
 
-def split(script: Script, groups: Sequence[int]) -> dict[str, Any]:
-    """Shares of so many groups: whether kernels run on the SMs that were granted."""
+def split(device: Any, groups: Sequence[int]) -> dict[str, Any]:
+    """Shares of so many groups: time to divide the device, and on how many SMs kernels run in them. Raises GpuError."""
     ends = np.cumsum(groups).tolist()
-    parts = script.device.parts([(end - count, end) for end, count in zip(ends, groups, strict=True)])
-    found = survey(script.device.shares)
-    text = ", ".join(
-        f"{share.size} asked {granted} granted {len(found.seen[share])} seen" for share, granted, _ in parts
-    )
-    return {
-        "value": found.extra,
-        "unit": "SMs beside their own at most",
-        "detail": text,
-        "error": "; ".join(found.problems),
-    }
+    parts = device.parts([(end - count, end) for end, count in zip(ends, groups, strict=True)])
+    found = survey(device.shares)
+    text = ", ".join(f"{share.size} asked {sms} granted {len(found.seen[share])} seen" for share, sms, _ in parts)
+    text += f", {found.extra} beside their own" if found.extra > 0 else ""
+    figures = {"value": plain(device.split_ns / 1e6), "unit": "ms", "granted": sum(sms for _, sms, _ in parts)}
+    return {**figures, "detail": text, "error": "; ".join(found.problems)}
 
 
-def two_in_one(script: Script, on_plain: bool) -> dict[str, Any]:
+def two_in_one(device: Any, on_plain: bool) -> dict[str, Any]:
     """ONE graph captured over two shares, replayed on the stream it was captured on or on a plain one."""
-    device, parts = script.device, script.device.parts([(0, 4), (4, 10)])
+    parts = device.parts([(0, 4), (4, 10)])
     (_, _, first), (_, _, second) = parts
     counts = [torch.zeros(LENGTH, dtype=torch.int32, device=device.name) for _ in parts]
     with probing(0) as probe:
@@ -56,4 +53,5 @@ def two_in_one(script: Script, on_plain: bool) -> dict[str, Any]:
         seen = {part[0]: tuple(count.nonzero().flatten().tolist()) for part, count in zip(parts, counts, strict=True)}
     found = SmSurvey(seen, {share: granted for share, granted, _ in parts}, further_of(0))
     text = f"{' and '.join(str(len(sms)) for sms in seen.values())} SMs, {len(found.common)} common"
-    return {"value": plain(began.elapsed_time(ended)), "unit": "ms", "detail": text, "error": "; ".join(found.problems)}
+    figures = {"value": plain(began.elapsed_time(ended)), "unit": "ms", "detail": text}
+    return {**figures, "error": "; ".join(found.problems)}

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from bench.gpu._stats import plain
-from bench.gpu.first._shares import split, two_in_one
+from bench.gpu.first._shares import DIVISIONS, split, two_in_one
 from cotenant.execute.gpu.cuda_driver import call, load_driver
 
 SIZES = [4 << (10 + 2 * step) for step in range(8)]
@@ -105,7 +105,7 @@ def main() -> None:
     """Everything, what needs no model first."""
     script = Script(__doc__, 85.0)
     names = script.open(("resnet50", "bert_base"))
-    table, is_gpu = script.table("floor", "what detail value p99 unit"), script.device.is_gpu
+    table, is_gpu = script.table("floor", "what detail value p99 unit granted"), script.device.is_gpu
     versions: dict[str, Any] = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -119,11 +119,11 @@ def main() -> None:
     for what, value in versions.items():
         table.row(what="version", detail=what, value=value)
     if is_gpu:
-        for groups in ((16,), (8, 8), (4, 4, 4, 4), (4, 12), (6, 4, 6)):
-            table.point(partial(split, script, groups), what="split")
+        for groups in DIVISIONS:
+            table.point(partial(split, script.device, groups), what="split", detail=str(groups))
         for on_plain in (False, True):
             what = f"graph over two shares, replayed on {'a plain stream' if on_plain else 'its own'}"
-            table.point(partial(two_in_one, script, on_plain), what=what)
+            table.point(partial(two_in_one, script.device, on_plain), what=what)
         for how in ("blocking", "spinning", "polling", "sleeping, then polling"):
             table.point(partial(waits, how), what="wait beyond the device", detail=how)
         for by_host in (False, True):

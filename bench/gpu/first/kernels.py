@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +22,20 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 ROWS = (1, 8)
-_profiler: Any = torch.cuda.profiler
-CLASSES = {
-    "conv": ("conv", "fprop", "implicit", "wgrad", "winograd", "nchw", "nhwc"),
-    "gemm": ("gemm", "gemv", "cutlass", "splitk", "cublas", "xmma"),
-    "batchnorm": ("batch_norm", "bn_fw"),
-    "layernorm": ("layer_norm", "layernorm"),
-    "softmax": ("softmax", "fmha", "attention"),
-    "pool": ("pool",),
-    "concat": ("cat",),
-    "upsample": ("upsample",),
-    "scan_sort": ("scan", "sort", "topk"),
-    "index": ("index", "gather", "scatter", "embedding"),
-    "reduce": ("reduce",),
-    "elementwise": ("elementwise", "vectorized", "copy", "relu", "add", "mul"),
-}
+CLASSES = """
+conv: conv fprop implicit wgrad winograd nchw nhwc
+gemm: gemm gemv cutlass splitk cublas xmma
+batchnorm: batch_norm bn_fw
+layernorm: layer_norm layernorm
+softmax: softmax fmha attention
+pool: pool
+concat: cat
+upsample: upsample
+scan_sort: scan sort topk
+index: index gather scatter embedding
+reduce: reduce
+elementwise: elementwise vectorized copy relu add mul
+"""
 """The class of a kernel is the first one of which its name has a part."""
 _THREADS, _REGISTERS, _SHARED, _BLOCKS = 2048, 65536, 228 << 10, 32
 """What an SM of an H100 holds at once, where torch does not say."""
@@ -44,8 +45,8 @@ _RESERVED = 1 << 10
 
 def class_of(name: str) -> str:
     """One of CLASSES, or other."""
-    low = name.lower()
-    return next((kind for kind, parts in CLASSES.items() if any(part in low for part in parts)), "other")
+    lines = (line.partition(": ") for line in CLASSES.split("\n") if line)
+    return next((kind for kind, _, parts in lines if any(part in name.lower() for part in parts.split())), "other")
 
 
 def sm_needed(kernel: Mapping[str, Any], facts: Any = None) -> int:
@@ -79,20 +80,25 @@ def kernels(script: Script, name: str, rows: int) -> list[dict[str, Any]]:
     return sorted((each for each in events if each.get("cat") == wanted), key=lambda each: float(each["ts"]))
 
 
-def rows_of(events: list[dict[str, Any]], facts: Any) -> Iterator[dict[str, Any]]:
-    """A row for each kernel. Raises RuntimeError when there is none: the profiler was not let in."""
-    if not events:
-        raise RuntimeError("the profiler saw no kernel")
-    for at, event in enumerate(events):
-        row = {"kernel": at, "class": class_of(event["name"]), "duration_us": event["dur"], "name": event["name"][:160]}
-        args = event["args"]
-        if "grid" in args:
-            needed = sm_needed(args, facts)
-            total = facts.multi_processor_count
-            row |= {"blocks": math.prod(args["grid"]), "threads": math.prod(args["block"])}
-            row |= {"registers": args["registers per thread"], "shared_bytes": args["shared memory"]}
-            row |= {"sm_needed": needed, "sm_needed_capped": min(needed, total)}
-        yield row
+def fill(script: Script, table: Table, name: str, precision: str, rows: int) -> None:
+    """The rows of a model; one with the error where it fails."""
+    keys = {"model": name, "precision": precision, "batch": rows}
+    facts: Any = torch.cuda.get_device_properties(0) if script.device.is_gpu else None
+    try:
+        events = kernels(script, name + PRECISIONS[precision], rows)
+        if not events:
+            raise RuntimeError("the profiler saw no kernel")
+        for at, event in enumerate(events):
+            row = {"kernel": at, "class": class_of(event["name"]), "duration_us": event["dur"]}
+            args = event["args"]
+            if "grid" in args:
+                needed = sm_needed(args, facts)
+                row |= {"sm_needed": needed, "sm_needed_capped": min(needed, facts.multi_processor_count)}
+                row |= {"blocks": math.prod(args["grid"]), "threads": math.prod(args["block"])}
+                row |= {"registers": args["registers per thread"], "shared_bytes": args["shared memory"]}
+            table.row(**keys, **row, name=event["name"][:160])
+    except Exception as error:
+        table.fail(error, **keys)
 
 
 def once(script: Script, name: str, rows: int) -> None:
@@ -101,40 +107,23 @@ def once(script: Script, name: str, rows: int) -> None:
     for _ in range(3):
         work()
     script.device.sync()
-    if script.device.is_gpu:
-        _profiler.start()
-    work()
-    script.device.sync()
-    if script.device.is_gpu:
-        _profiler.stop()
+    with torch.cuda.profiler.profile() if script.device.is_gpu else nullcontext():
+        work()
+        script.device.sync()
     print(f"{name}, {rows} rows: ran once")
-
-
-def fill(script: Script, table: Table, name: str, precision: str, rows: int) -> None:
-    """The rows of a model; one with the error where it fails."""
-    keys = {"model": name, "precision": precision, "batch": rows}
-    facts = torch.cuda.get_device_properties(0) if script.device.is_gpu else None
-    try:
-        for row in rows_of(kernels(script, name + PRECISIONS[precision], rows), facts):
-            table.row(**keys, **row)
-    except Exception as error:
-        table.row(**keys, error=f"{type(error).__name__}: {error}"[:300])
 
 
 def main() -> None:
     """All models, or one run of one."""
     script = Script(__doc__, 75.0)
-    if script.given and not script.given[0][0].isdigit():
-        (name,) = script.open(script.given[:1])[:1]
-        return once(script, name, int(script.given[1]))
+    if len(script.given) == 2:
+        return once(script, script.open(script.given[:1])[0], int(script.given[1]))
     names = script.open(NAMES, tuple(PRECISIONS.values()))
     columns = "model precision batch kernel class duration_us sm_needed sm_needed_capped blocks threads registers"
     table = script.table("kernels", f"{columns} shared_bytes name")
-    for rows in ROWS:
-        for precision in PRECISIONS:
-            for name in names:
-                if not script.is_over():
-                    fill(script, table, name, precision, rows)
+    for rows, precision, name in product(ROWS, PRECISIONS, names):
+        if not script.is_over():
+            fill(script, table, name, precision, rows)
     return None
 
 

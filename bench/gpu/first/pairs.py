@@ -73,14 +73,14 @@ class Side:
         works = [self.captured(name, rows, lane) for name, lane in zip(names, lanes, strict=True)]
         ends = self._together(works, lanes, seconds)
         start, stop = max(each[0] for each in ends), min(each[-1] for each in ends)
-        inside = [[end for end in each if start <= end <= stop] for each in ends]
-        if min(map(len, inside)) < 2:
-            raise RuntimeError(f"too few runs side by side: {[len(each) for each in inside]}")
-        done = [(len(each) - 1) * ms / (each[-1] - each[0]) for each, ms in zip(inside, alone, strict=True)]
-        p50, p99 = np.percentile(np.diff(inside[0]) / alone[0], [50, 99])
-        figures = {"gain": plain(sum(done)), "slowdown_p50": plain(p50), "slowdown_p99": plain(p99)}
+        runs = [sum(start < end <= stop for end in each) for each in ends]
+        if min(runs) < 2:
+            raise RuntimeError(f"too few runs side by side: {runs}")
+        gain = sum(count * ms for count, ms in zip(runs, alone, strict=True)) / (stop - start)
+        p50, p99 = np.percentile(np.diff([end for end in ends[0] if start <= end <= stop]) / alone[0], [50, 99])
+        figures = {"gain": plain(gain), "slowdown_p50": plain(p50), "slowdown_p99": plain(p99)}
         texts = {"alone_ms": " ".join(f"{ms:g}" for ms in alone), "own_ms": " ".join(f"{ms:g}" for ms in own)}
-        return {**figures, **texts, "runs": " ".join(str(len(each)) for each in inside)}
+        return {**figures, **texts, "runs": " ".join(map(str, runs))}
 
     def _together(self, works: Sequence[Work], lanes: Sequence[str], seconds: float) -> list[list[float]]:
         """Ends of the runs of each in ms since a common start, each submitted by a thread of its own."""
@@ -94,11 +94,13 @@ class Side:
             with device.on(self.streams[lanes[at]]):
                 barrier.wait(10.0)
                 until = time.perf_counter() + seconds
-                while time.perf_counter() < until or min(map(len, marks)) < _FEWEST:
+                is_over = False
+                while not is_over:
                     works[at]()
                     marks[at].append(device.mark())
                     if len(marks[at]) > _AHEAD:
                         marks[at][-_AHEAD].synchronize()
+                    is_over = time.perf_counter() > until and min(map(len, marks)) >= _FEWEST
 
         threads = [threading.Thread(target=go, args=(at,)) for at in range(len(works))]
         for thread in threads:
@@ -109,7 +111,7 @@ class Side:
         return [[began.elapsed_time(mark) for mark in each] for each in marks]
 
 
-def points(names: Sequence[str]) -> Iterator[tuple[str, int, str, tuple[str, ...]]]:
+def points(names: Sequence[str], copies: Sequence[int]) -> Iterator[tuple[str, int, str, tuple[str, ...]]]:
     """(precision, rows, how, models), pairs first."""
     for precision, suffix in PRECISIONS.items():
         for rows in ROWS:
@@ -117,7 +119,7 @@ def points(names: Sequence[str]) -> Iterator[tuple[str, int, str, tuple[str, ...
                 for how in WAYS:
                     yield precision, rows, how, tuple(name + suffix for name in pair)
             for name in names[:2]:
-                for count in COPIES:
+                for count in copies:
                     yield precision, rows, PLAIN, (name + suffix,) * count
 
 
@@ -129,7 +131,7 @@ def main() -> None:
     side = Side(script)
     columns = "precision rows how models lanes gain slowdown_p50 slowdown_p99 alone_ms own_ms runs"
     table = script.table("pairs", columns)
-    for precision, rows, how, models in points(names):
+    for precision, rows, how, models in points(names, COPIES[:1] if script.quick else COPIES):
         keys = {"precision": precision, "rows": rows, "how": how, "lanes": len(models), "models": "+".join(models)}
         table.point(partial(side.measure, models, rows, how, 0.05 if script.quick else 0.25), **keys)
 

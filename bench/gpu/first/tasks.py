@@ -95,8 +95,12 @@ def main() -> None:
         for name in names:
             if script.is_over():
                 return
-            subject = script.subject(name) if place == "gpu" else on_cpu.get(name)
-            units = Units(script, subject, script.device if place == "gpu" else Cpu())
+            try:
+                subject = script.subject(name) if place == "gpu" else on_cpu.get(name)
+                units = Units(script, subject, script.device if place == "gpu" else Cpu())
+            except Exception as error:
+                table.fail(error, model=name, place=place)
+                continue
             for at, unit in enumerate(units.dfg.units):
                 what = units.dfg.operators[unit.operators[0]].op_type
                 measure = partial(units.on_gpu, at) if place == "gpu" else partial(units.on_cores, at, int(place))
