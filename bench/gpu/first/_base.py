@@ -9,7 +9,6 @@ import argparse
 import csv
 import faulthandler
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -115,7 +114,6 @@ class Table:
 
     def __init__(self, script: Script, path: Path, columns: Sequence[str]) -> None:
         self._script = script
-        self._columns = columns
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, columns, restval="", lineterminator="\n")
@@ -128,14 +126,14 @@ class Table:
 
     def point(self, measure: Callable[[], Mapping[str, Any]], **keys: Any) -> None:
         """Measure a point and write its row, unless time is over."""
-        if self._script.is_over():
-            return None
-        try:
-            found = dict(measure())
-            self._script.device.trim()
-        except Exception as error:
-            return self.fail(error, **keys)
-        self.row(**{**keys, **found})
+        if not self._script.is_over():
+            try:
+                found = dict(measure())
+                self._script.device.trim()
+            except Exception as error:
+                self.fail(error, **keys)
+            else:
+                self.row(**{**keys, **found})
 
     def fail(self, error: Exception, **keys: Any) -> None:
         """Write a row that says why there are no figures."""
@@ -146,5 +144,5 @@ class Table:
 
 if __name__ == "__main__":
     _script = Script("Make the archives of all models.", 300.0)
-    _script.open(tuple(dict.fromkeys((*NAMES, *TASKS))), tuple(PRECISIONS.values()))
-    sys.exit(0)
+    _script.open(NAMES, tuple(PRECISIONS.values()))
+    _script.open(TASKS)
