@@ -42,11 +42,6 @@ def ensure_latency(context: Context, name: str, items: int, share: Share) -> Row
     return ensured(context, LATENCY, key, partial(_latency, context, name, items, share))[0]
 
 
-def ensure_parts(context: Context, name: str) -> list[Row]:
-    """The rows of a model's segments, measured now where they are missing."""
-    return ensured(context, PARTS, name, partial(_parts, context, name))
-
-
 def ensure_corun(context: Context, pair: Sequence[str]) -> list[Row]:
     """The rows of a pair side by side at the first split, measured now where they are missing; none without shares."""
     splits = _splits(context)
@@ -54,6 +49,11 @@ def ensure_corun(context: Context, pair: Sequence[str]) -> list[Row]:
         return []
     ordered = sorted(pair, key=context.names.index)
     return ensured(context, CORUN, _pair_key(context, ordered, splits[0]), partial(_corun, context, ordered, splits[0]))
+
+
+def ensure_parts(context: Context, name: str) -> list[Row]:
+    """The rows of a model's segments, measured now where they are missing."""
+    return ensured(context, PARTS, name, partial(_parts, context, name))
 
 
 def ensured(context: Context, step: str, key: str, measure: Callable[[], list[Row]]) -> list[Row]:

@@ -20,12 +20,7 @@ _POINT = ("p50", "p90", "p95", "p99")
 
 
 def write_folder(
-    folder: Path,
-    journal: Journal,
-    device: Fingerprint,
-    notes: Sequence[Row],
-    command: str,
-    now: str,
+    folder: Path, journal: Journal, device: Fingerprint, notes: Sequence[Row], command: str, now: str
 ) -> None:
     """Write everything anew from the journal. Models that are not open lend their units no estimate of cost."""
     for name in TABLES:
@@ -46,11 +41,11 @@ def write_folder(
 
 
 def _pack(folder: Path) -> None:
-    """All files of the folder in one: from a machine that is lent for an hour, few files come back."""
-    partial = folder.with_name(f"{folder.name}-{PACKED}.part")
+    """All files of the folder in one: from a machine that is had for half an hour few files come back."""
+    partial = folder / f"{PACKED}.part"
     with tarfile.open(partial, "w:gz") as packed:
         for path in sorted(folder.iterdir()):
-            if path.name != PACKED:
+            if not path.name.startswith(PACKED):
                 packed.add(path, f"{folder.name}/{path.name}")
     partial.replace(folder / PACKED)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,7 @@ class _Now:
     def __init__(self) -> None:
         self._at = time.perf_counter()
         self.synchronize = lambda: None
-
-    def elapsed_time(self, later: _Now) -> float:
-        """Milliseconds."""
-        return 1e3 * (later._at - self._at)
+        self.elapsed_time = lambda later: 1e3 * (later._at - self._at)
 
 
 class Cpu:
@@ -47,7 +45,7 @@ class Cpu:
     def stream(self, urgent: bool = False) -> Any:
         return None
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def on(self, stream: Any) -> Any:
         return nullcontext()
 
     def parts(self, spans: Sequence[tuple[int, int]] = ()) -> list[Part]:
@@ -65,16 +63,15 @@ class Cuda:
 
     def __init__(self) -> None:
         torch.backends.cuda.matmul.allow_tf32 = True
+        self.settle = partial(_cuda.set_device, 0)
+        """Makes the calling thread one that submits."""
+        self.sync = _cuda.synchronize
         self.settle()
         torch.empty(1, device=self.name)  # makes the primary context, which all shares belong to
         self.total: int = _cuda.get_device_properties(0).total_memory
         self.shares: Any = None
         self._broken: list[Any] = []
         self._told = False
-
-    def settle(self) -> None:
-        """Make the calling thread one that submits."""
-        _cuda.set_device(0)
 
     def put(self, array: Any) -> Any:
         """An array as a tensor on the device, for every stream: the copy has ended."""
@@ -93,10 +90,9 @@ class Cuda:
         least, greatest = _cuda.Stream.priority_range()
         return _cuda.Stream(torch.device(self.name), priority=greatest if urgent else least)
 
-    def on(self, stream: Any) -> AbstractContextManager[Any]:
+    def on(self, stream: Any) -> Any:
         """What the calling thread submits inside goes to this stream."""
-        context: AbstractContextManager[Any] = _cuda.stream(stream)
-        return context
+        return _cuda.stream(stream)
 
     def parts(self, spans: Sequence[tuple[int, int]] = ()) -> list[Part]:
         """Divide the SMs by ranges of groups, by default two halves: shares, SMs granted, and a stream of each.
@@ -105,12 +101,9 @@ class Cuda:
         among these. Raises GpuError.
         """
         self.shares = self.shares or GreenShares.open(0)
-        grid = self.shares.grid
-        half = grid.groups // 2
-        made = [
-            partition_of(range(start, end), grid, 0) if end else whole(grid, 0)
-            for start, end in (spans or ((0, half), (half, 2 * half)))
-        ]
+        grid, half = self.shares.grid, self.shares.grid.groups // 2
+        spans = spans or ((0, half), (half, 2 * half))
+        made = [partition_of(range(start, end), grid, 0) if end else whole(grid, 0) for start, end in spans]
         self.split_ns = self.shares.split(made)
         return [(each, self.shares.granted[each], self.shares.stream(each)) for each in made]
 
@@ -136,11 +129,7 @@ class Cuda:
                         end()
                 raise
 
-        def replay() -> Any:
-            graph.replay()
-            return outputs
-
-        return replay
+        return lambda: (graph.replay(), outputs)
 
     def trim(self) -> None:
         """Give back what graphs that are gone have left, before memory is short."""
@@ -153,10 +142,6 @@ class Cuda:
             if not self._told:
                 print(f"memory is not given back any more: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
             self._told = True
-
-    def sync(self) -> None:
-        """Wait for all that was submitted."""
-        _cuda.synchronize()
 
 
 def _laid_out(tensor: Any) -> Any:

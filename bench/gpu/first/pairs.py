@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 from bench.gpu._models import DEFAULT
@@ -24,6 +24,7 @@ import numpy as np
 from bench.gpu._stats import plain
 from cotenant.execute.gpu.cuda_driver import GpuError
 
+Point = tuple[str, int, str, tuple[str, ...]]
 PLAIN, PRIORITY, HALVES = "streams", "first with priority", "halves"
 WAYS = (PLAIN, HALVES, PRIORITY)
 ROWS = (1, 8)
@@ -115,18 +116,13 @@ class Side:
         return [[began.elapsed_time(mark) for mark in each] for each in marks]
 
 
-def points(
-    names: Sequence[str], ways: Sequence[str], copies: Sequence[int]
-) -> Iterator[tuple[str, int, str, tuple[str, ...]]]:
+def points(names: Sequence[str], ways: Sequence[str], copies: Sequence[int]) -> Iterator[Point]:
     """(precision, rows, how, models), pairs first."""
-    for precision, suffix in PRECISIONS.items():
-        for rows in ROWS:
-            for pair in combinations_with_replacement(names, 2):
-                for how in ways:
-                    yield precision, rows, how, tuple(name + suffix for name in pair)
-            for name in names[:2]:
-                for count in copies:
-                    yield precision, rows, PLAIN, (name + suffix,) * count
+    for (precision, suffix), rows in product(PRECISIONS.items(), ROWS):
+        for pair, how in product(combinations_with_replacement(names, 2), ways):
+            yield precision, rows, how, tuple(name + suffix for name in pair)
+        for name, count in product(names[:2], copies):
+            yield precision, rows, PLAIN, (name + suffix,) * count
 
 
 def main() -> None:
