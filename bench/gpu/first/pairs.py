@@ -55,6 +55,11 @@ class Side:
             return ["half 0", "half 1"]
         return ["urgent" if how == PRIORITY else "plain 0", *(f"plain {at}" for at in range(1, count))]
 
+    def forget(self) -> None:
+        """Let go of all graphs and their memory."""
+        self._captured.clear()
+        self._alone.clear()
+
     def captured(self, name: str, rows: int, stream: str) -> Work:
         key = name, rows, stream
         if key not in self._captured:
@@ -134,7 +139,10 @@ def main() -> None:
     ways = [how for how in WAYS if how != HALVES or "half 0" in side.streams]
     columns = "precision rows how models lanes gain slowdown_p50 slowdown_p99 alone_ms own_ms runs"
     table = script.table("pairs", columns)
+    now = None
     for precision, rows, how, models in points(names, ways, COPIES[:1] if script.quick else COPIES):
+        if now != (now := (precision, rows)):
+            side.forget()
         keys = {"precision": precision, "rows": rows, "how": how, "lanes": len(models), "models": "+".join(models)}
         table.point(partial(side.measure, models, rows, how, 0.05 if script.quick else 0.25), **keys)
 
