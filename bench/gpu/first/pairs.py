@@ -57,8 +57,7 @@ class Side:
 
     def forget(self) -> None:
         """Let go of all graphs and their memory."""
-        self._captured.clear()
-        self._alone.clear()
+        self._captured, self._alone = {}, {}
 
     def captured(self, name: str, rows: int, stream: str) -> Work:
         key = name, rows, stream
@@ -137,8 +136,7 @@ def main() -> None:
     names = script.open(DEFAULT, tuple(PRECISIONS.values()))
     side = Side(script)
     ways = [how for how in WAYS if how != HALVES or "half 0" in side.streams]
-    columns = "precision rows how models lanes gain slowdown_p50 slowdown_p99 alone_ms own_ms runs"
-    table = script.table("pairs", columns)
+    table = script.table("pairs", "precision rows how models lanes gain slowdown_p50 slowdown_p99 alone_ms own_ms runs")
     now = None
     for precision, rows, how, models in points(names, ways, COPIES[:1] if script.quick else COPIES):
         if now != (now := (precision, rows)):
