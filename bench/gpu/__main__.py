@@ -8,7 +8,6 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.gpu._journal import Budget
@@ -18,22 +17,30 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGET_S = 440.0
 """Leaves time for the end of the point under way and for files: the whole stays within 8 minutes."""
 _GRACE_S = 35.0
-_WORKERS = 8
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the command line; the exit status is 0 when figures were taken, 2 when there is nothing to measure on."""
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """What a run is asked for."""
     parser = argparse.ArgumentParser(prog="bench/gpu/run.sh", description=__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries everything out on cores")
     parser.add_argument("--index", type=int, default=0, help="which GPU")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="seconds to spend (%(default)s)")
     parser.add_argument("--out", type=Path, help="folder of the results (a cpu run: a temporary one)")
-    parser.add_argument("--models", type=Path, help="folder of model archives (build/gpu-models)")
-    parser.add_argument("--names", help="models of the zoo, with commas; twelve by default")
-    parser.add_argument("--steps", help="names of steps, with commas; all by default")
+    parser.add_argument("--models", type=Path, default=ROOT / "build" / "gpu-models", help="folder of model archives")
+    parser.add_argument("--names", type=_list, default=(), help="models of the zoo, with commas; six by default")
+    parser.add_argument("--steps", type=_list, default=(), help="names of steps, with commas; all by default")
     parser.add_argument("--quick", action="store_true", help="tiny models and few runs: shows that it works")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs measured")
-    chosen = parser.parse_args(arguments)
+    return parser.parse_args(arguments, argparse.Namespace(command=shlex.join(["bench/gpu/run.sh", *arguments])))
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; the exit status is 0 when figures were taken, 2 when there is nothing to measure on."""
+    chosen = parse(arguments)
     budget = Budget(chosen.budget_s)
     if chosen.device == "cpu":
         # Threads that spin at a barrier take the core from the one that they wait for, as soon as anything else runs.
@@ -41,24 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     # A call into the driver that never returns would outlast any budget; what is in the journal is safe.
     faulthandler.dump_traceback_later(chosen.budget_s + _GRACE_S, exit=True, file=2)
     try:
-        from bench.gpu._session import Request, measure
+        from bench.gpu._session import measure
 
-        request = Request(
-            kind=chosen.device,
-            index=chosen.index,
-            results=ROOT / "profiles",
-            out=chosen.out,
-            models=chosen.models or ROOT / "build" / "gpu-models",
-            steps=tuple(chosen.steps.split(",")) if chosen.steps else (),
-            names=tuple(chosen.names.split(",")) if chosen.names else (),
-            quick=chosen.quick,
-            fresh=chosen.fresh,
-            workers=min(_WORKERS, len(os.sched_getaffinity(0))),
-            command=shlex.join(["bench/gpu/run.sh", *arguments]),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
         folder, is_complete = measure(
-            request, budget, lambda text: print(f"[{budget.spent_s:6.1f} s] {text}", flush=True)
+            chosen, budget, lambda text: print(f"[{budget.spent_s:6.1f} s] {text}", flush=True)
         )
     except CotenantError as error:
         print(f"bench/gpu: {error}", file=sys.stderr)

@@ -62,24 +62,16 @@ def read_fingerprint(kind: str, index: int) -> Fingerprint:
     import torch
 
     host = this_device()
-    if kind == "cpu":
-        facts: dict[str, Any] = {"name": host.processor, "units": host.cores, "memory_bytes": host.memory_bytes}
-        facts |= {"capability": "", "driver": "", "cuda": "", "clocks": {}}
-    else:
+    facts: dict[str, Any] = {"name": host.processor, "units": host.cores, "memory_bytes": host.memory_bytes}
+    facts |= {"capability": "", "driver": "", "cuda": "", "clocks": {}}
+    if kind == "cuda":
         found = torch.cuda.get_device_properties(index)
         facts = {"name": found.name, "units": found.multi_processor_count, "memory_bytes": found.total_memory}
         facts |= {"capability": f"{found.major}.{found.minor}", "cuda": str(torch.version.cuda)}
         facts |= {"driver": _smi(index, ("driver_version",)).get("driver_version", "unknown")}
         facts |= {"clocks": read_clocks(index)}
-    return Fingerprint(
-        kind=kind,
-        torch=str(torch.__version__),
-        host=host.processor,
-        host_cores=len(os.sched_getaffinity(0)),
-        system=host.system,
-        python=platform.python_version(),
-        **facts,
-    )
+    facts |= {"host": host.processor, "host_cores": len(os.sched_getaffinity(0)), "system": host.system}
+    return Fingerprint(kind=kind, torch=str(torch.__version__), python=platform.python_version(), **facts)
 
 
 def read_clocks(index: int) -> dict[str, str]:

@@ -35,7 +35,7 @@ class Journal:
         for entry in read_entries(path):
             with contextlib.suppress(ValueError, KeyError, TypeError):  # of something else
                 self._take(entry)
-        self._old_failures = frozenset(self._failed)
+        self._tried: set[tuple[str, str]] = set()
 
     def _take(self, entry: Mapping[str, Any]) -> None:
         at = (str(entry["step"]), str(entry["key"]))
@@ -47,12 +47,7 @@ class Journal:
 
     def has(self, step: str, key: str) -> bool:
         """Whether the point needs no measuring in this run: it is there, or it has failed in this run."""
-        at = (step, key)
-        return at in self._done or (at in self._failed and at not in self._old_failures)
-
-    def is_retry(self, step: str, key: str) -> bool:
-        """Whether the point failed in an earlier run, and has not been tried in this one."""
-        return (step, key) in self._old_failures and (step, key) not in self._done
+        return (step, key) in self._done or (step, key) in self._tried
 
     def get(self, step: str, key: str) -> list[Row] | None:
         """The rows of a point, None when it is not there."""
@@ -61,10 +56,6 @@ class Journal:
     def rows(self, step: str) -> list[Row]:
         """All rows of a step, in the order in which they were measured."""
         return [row for (name, _), rows in self._done.items() if name == step for row in rows]
-
-    def count(self, step: str) -> int:
-        """Finished points of a step."""
-        return sum(name == step for name, _ in self._done)
 
     @property
     def failures(self) -> list[Row]:
@@ -78,7 +69,7 @@ class Journal:
     def fail(self, step: str, key: str, reason: str) -> None:
         """Note why a point has no rows."""
         self._write({"step": step, "key": key, "error": reason})
-        self._old_failures -= {(step, key)}
+        self._tried.add((step, key))
 
     def _write(self, entry: Row) -> None:
         self._take(entry)
@@ -106,7 +97,3 @@ class Budget:
     def is_over(self) -> bool:
         """Whether nothing is left."""
         return self.left_s <= 0
-
-    def part(self, seconds: float) -> Budget:
-        """A budget of that much, or of what is left if that is less."""
-        return Budget(min(seconds, self.left_s), self._clock)

@@ -9,22 +9,19 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.gpu._journal import MeasureError
+from bench.gpu._tables import write_text
 from cotenant.graph.dfg import Dfg, Unit
 
-PREFERRED = (
-    *("resnet50", "bert_base", "mobilenet_v2", "densenet121", "vgg16", "inception_v3"),
-    *("efficientnet_b0", "resnet101", "googlenet", "ssd_mobilenet", "lstm_classifier", "tiny_yolov2"),
-    *("resnet152", "mnasnet", "bst", "resnet18", "alexnet", "mobilenet_v3_large"),
-)
-"""In this order: what the first run cannot reach is left to the next."""
-COUNT = 12
+DEFAULT = ("resnet50", "bert_base", "mobilenet_v2", "densenet121", "inception_v3", "ssd_mobilenet")
+HALF = "@fp16"
+"""What the name of a model ends with whose weights and inputs are FP16, channels last."""
 TINY = ("tiny_convolutions", "tiny_perceptron")
 """Of no use but to try everything out."""
 SEED = 0
@@ -127,15 +124,6 @@ class Subjects:
         return self._folder / f"{name}.json"
 
 
-def chosen_names(quick: bool) -> tuple[str, ...]:
-    """COUNT models of the zoo, the preferred ones first; tiny ones for a quick run."""
-    if quick:
-        return TINY
-    from cotenant.zoo.torch import NAMES
-
-    return tuple([*(n for n in PREFERRED if n in NAMES), *(n for n in NAMES if n not in PREFERRED)][:COUNT])
-
-
 def even_cuts(dfg: Dfg, segments: int) -> tuple[int, ...]:
     """Boundaries that part the estimated cost into `segments` about equal parts, cheap ones where there are any."""
     last = len(dfg.units)
@@ -172,17 +160,25 @@ def _try_build(name: str, folder: str) -> str:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a context in each of these processes would cost time and memory
         from cotenant.zoo.torch import make, save_pt2
 
-        if name in TINY:
+        plain_name = name.removesuffix(HALF)
+        if plain_name in TINY:
             from bench.gpu._tiny import make_tiny
 
-            model = make_tiny(name)
+            model = make_tiny(plain_name)
         else:
-            model = make(name, SEED)
+            model = make(plain_name, SEED)
+        if name != plain_name:
+            import torch
+
+            kinds = {"float32": "float16"}
+            half = {key: (kinds.get(kind, kind), shape) for key, (kind, shape) in model.inputs.items()}
+            module = model.module.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = replace(model, module=module, inputs=half)
         path = Path(folder) / f"{name}.pt2"
         save_pt2(model, path)
         inputs = {key: [dtype, list(shape)] for key, (dtype, shape) in model.inputs.items()}
         spec = {"inputs": inputs, "limits": dict(model.limits), "batched": model.batched}
-        path.with_suffix(".json").write_text(json.dumps(spec), encoding="utf-8")
+        write_text(Path(folder) / f"{name}.json", json.dumps(spec))  # whoever sees it finds a complete archive
     except Exception as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return ""

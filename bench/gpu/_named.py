@@ -1,15 +1,14 @@
-"""What the two benchmarks of a GPU share: they run a few of the steps, where there is a GPU."""
+"""Whether there is a GPU to measure, and running a few of the steps on it."""
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
-from pathlib import Path
 
 from bench._server import cache_folder
+from bench.gpu.__main__ import parse
 from bench.gpu._journal import Budget, Journal, MeasureError
 from bench.gpu._profile import DEVICE
-from bench.gpu._session import JOURNAL, Request, measure
+from bench.gpu._session import JOURNAL, measure
 
 _BUDGET_S, _QUICK_BUDGET_S = 400.0, 40.0
 
@@ -26,7 +25,7 @@ def why_not() -> str:
     return ""
 
 
-def measured(steps: tuple[str, ...], quick: bool, results: Path) -> tuple[Journal, dict[str, str]] | None:
+def measured(steps: str, quick: bool) -> tuple[Journal, dict[str, str]] | None:
     """Run steps on the first GPU: the journal, and what the GPU and its software are.
 
     With `quick` tiny models, for 40 s at most. None, after a line that says why, where there is no GPU.
@@ -35,14 +34,10 @@ def measured(steps: tuple[str, ...], quick: bool, results: Path) -> tuple[Journa
     if reason:
         print(f"there is no GPU to measure: {reason}")
         return None
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    command = f"python -m bench ({', '.join(steps)})"
-    out = cache_folder() / "gpu-quick" if quick else None
-    request = Request(
-        "cuda", 0, results, out, cache_folder() / "gpu-models", steps, quick, fresh=quick, command=command, created=now
-    )
+    options = ["--steps", steps, "--models", str(cache_folder() / "gpu-models")]
+    options += ["--quick", "--fresh", "--out", str(cache_folder() / "gpu-quick")] if quick else []
     try:
-        folder, is_complete = measure(request, Budget(_QUICK_BUDGET_S if quick else _BUDGET_S), print)
+        folder, is_complete = measure(parse(options), Budget(_QUICK_BUDGET_S if quick else _BUDGET_S), print)
     except MeasureError as error:
         print(f"the GPU cannot be measured: {error}")
         return None
@@ -51,7 +46,5 @@ def measured(steps: tuple[str, ...], quick: bool, results: Path) -> tuple[Journa
     elif not is_complete:
         print("not everything is measured yet: run it again, it goes on where it stopped")
     device = json.loads((folder / DEVICE).read_text(encoding="utf-8"))["device"]
-    return Journal(folder / JOURNAL), {
-        "gpu": device["name"],
-        **{key: device[key] for key in ("torch", "cuda", "driver")},
-    }
+    versions = {key: device[key] for key in ("torch", "cuda", "driver")}
+    return Journal(folder / JOURNAL), {"gpu": device["name"], **versions}

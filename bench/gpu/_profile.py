@@ -1,8 +1,9 @@
-"""What a run leaves in its folder: tables, a profile and samples of groups that cotenant reads, and a page."""
+"""What a run leaves in its folder: tables, a profile and samples of groups that cotenant reads, and all in one file."""
 
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,25 +11,16 @@ from typing import Any
 from bench.gpu import _belief, _latency, _serving, _sharing
 from bench.gpu._fingerprint import Fingerprint
 from bench.gpu._journal import Journal, Row
-from bench.gpu._page import page
 from bench.gpu._tables import to_csv, write_text
 from cotenant import __version__
 
-TABLES = (
-    *(_latency.SEGMENTS, _sharing.RESPLIT, _latency.LATENCY, _latency.CORUN, _sharing.WAYS, _serving.SERVING),
-    *(_sharing.GROUPS, _latency.PARTS),
-)
-PROFILE, GROUPS, DEVICE, PAGE = "profile.json", "groups.jsonl", "device.json", "report.html"
+TABLES = (_latency.LATENCY, _latency.CORUN, _latency.PARTS, _serving.SERVING, _sharing.GROUPS)
+PROFILE, GROUPS, DEVICE, PACKED = "profile.json", "groups.jsonl", "device.json", "results.tgz"
 _POINT = ("p50", "p90", "p95", "p99")
 
 
 def write_folder(
-    folder: Path,
-    journal: Journal,
-    device: Fingerprint,
-    notes: Sequence[Row],
-    command: str,
-    now: str,
+    folder: Path, journal: Journal, device: Fingerprint, notes: Sequence[Row], command: str, now: str
 ) -> None:
     """Write everything anew from the journal. Models that are not open lend their units no estimate of cost."""
     for name in TABLES:
@@ -45,14 +37,22 @@ def write_folder(
     groups = group_lines(journal, device, now, command)
     if groups:
         write_text(folder / GROUPS, "".join(json.dumps(line) + "\n" for line in groups))
-    write_text(folder / PAGE, page(journal, device, summary))
+    _pack(folder)
+
+
+def _pack(folder: Path) -> None:
+    """All files of the folder in one: from a machine that is had for half an hour few files come back."""
+    partial = folder / f"{PACKED}.part"
+    with tarfile.open(partial, "w:gz") as packed:
+        for path in sorted(folder.iterdir()):
+            if not path.name.startswith(PACKED):
+                packed.add(path, f"{folder.name}/{path.name}")
+    partial.replace(folder / PACKED)
 
 
 def figures(journal: Journal) -> dict[str, float]:
     """The figures that benchmarks report, those that can be had from what is measured."""
     found: dict[str, float] = dict(_serving.gains(journal.rows(_serving.SERVING)))
-    found |= _sharing.resplit_figures(journal.rows(_sharing.RESPLIT))
-    found |= _latency.segment_figures(journal.rows(_latency.SEGMENTS))
     found |= _latency.corun_figures(journal.rows(_latency.CORUN))
     found |= _sharing.group_figures(journal.rows(_sharing.GROUPS))
     return found

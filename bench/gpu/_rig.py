@@ -1,108 +1,98 @@
-"""The two devices that can be measured: a GPU, and the cores of this machine to try everything out on."""
+"""The two devices that can be measured, a GPU and the cores of this machine to try everything out on.
+
+All that opens an executor is here, and in `Context.runner`, which hands it the models.
+"""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
-from bench.gpu._context import Opened, Rig, Split, Way
 from bench.gpu._journal import MeasureError
 from cotenant.work import Share
+
+_GRAPHS = 4096
+"""Captured segments that an executor may keep: more than any run has, so that none makes room for another."""
+
+
+class Way(StrEnum):
+    """How launches share the device."""
+
+    SHARES = "shares"
+    """Each partition has SMs of its own by green contexts (on a CPU: cores)."""
+    STREAMS = "streams"
+    """Partitions are streams of the whole device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An executor, and what divides the device that it runs on: a `GpuPartitioner`, or cores."""
+
+    executor: Any
+    shares: Any
 
 
 class _Cores:
     """Cores as shares: there is nothing to split."""
 
     def __init__(self) -> None:
-        self.granted: Mapping[Share, int] = {}
+        self.granted: dict[Share, int] = {}
 
-    def split(self, partitions: Sequence[Share]) -> int:
+    def split(self, partitions: Sequence[Share]) -> None:
         """See GpuPartitioner."""
-        began = time.perf_counter_ns()
         self.granted = {partition: partition.size for partition in partitions}
-        return time.perf_counter_ns() - began
 
 
 class CpuRig:
-    """Cores as slots. A partition is a thread pinned to its cores; there are no graphs."""
+    """Cores as slots. A partition is a thread pinned to its cores, a stream one on all of them; there are no graphs."""
 
-    kind = "cpu"
-    device = "cpu"
+    kind = device = "cpu"
     granule = 1
-    ways: tuple[Way, ...] = (Way.SHARES,)
-    graphs: tuple[bool, ...] = (False,)
+    ways: tuple[Way, ...] = (Way.SHARES, Way.STREAMS)
+    no_shares = ""
 
     def __init__(self) -> None:
         self.slots = tuple(sorted(os.sched_getaffinity(0)))
 
     @contextmanager
-    def open(self, partitions: Sequence[Share], way: Way, graphs: int) -> Iterator[Opened]:
-        """See Rig."""
+    def open(self, way: Way) -> Iterator[Opened]:
+        """See CudaRig."""
         from cotenant.execute.gpu.streams import CpuStreams
         from cotenant.execute.torch.executor import TorchExecutor
 
-        cores = _Cores()
-        cores.split(partitions)
-        executor = TorchExecutor(CpuStreams(), graphs=graphs)
+        streams, everywhere = CpuStreams(), Share(self.slots, self.device)
+        if way is Way.STREAMS:
+            lane = streams.lane
+            streams.lane = lambda partition: lane(everywhere)  # type: ignore[method-assign]
+        executor = TorchExecutor(streams)
         try:
-            yield Opened(executor, cores)
+            yield Opened(executor, _Cores())
         finally:
             executor.close()
 
     def problem(self) -> str:
-        """See Rig."""
+        """See CudaRig."""
         return ""
-
-    def survey(self, shares: Split) -> tuple[int, str] | None:
-        """See Rig: what cores a thread runs on is known."""
-        return None
-
-    def close(self) -> None:
-        """See Rig."""
-
-
-class _Kept:
-    """GpuPartitioner that outlive the executor which runs in them: closing it would close them."""
-
-    def __init__(self, shares: Any) -> None:
-        self._shares = shares
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shares, name)
-
-    def close(self) -> None:
-        """Leave them open."""
 
 
 class CudaRig:
-    """SMs as slots. GpuPartitioner are green contexts where there are some; plain streams are there always.
+    """SMs as slots. Shares are green contexts, for the reason `no_shares` plain streams.
 
-    `green` and `plain` are opened `execute.sm_streams.GpuPartitioner`, the first one None for the reason `no_shares`.
+    Raises MeasureError when torch has no such GPU.
     """
 
     kind = "cuda"
-    graphs: tuple[bool, ...] = (True, False)
 
-    def __init__(self, index: int, plain: Any, green: Any = None, no_shares: str = "") -> None:
-        self.index = index
-        self.device = f"cuda:{index}"
-        self.no_shares = no_shares
-        self._plain: Any = plain
-        self._green: Any = green
-        shares = green or plain
-        self.slots = tuple(range(shares.total))
-        self.granule: int = shares.granularity
-        self.ways: tuple[Way, ...] = (Way.STREAMS,) if green is None else (Way.SHARES, Way.STREAMS)
-
-    @classmethod
-    def open_gpu(cls, index: int) -> CudaRig:
-        """Raises MeasureError when torch has no such GPU."""
+    def __init__(self, index: int) -> None:
         import torch
 
-        from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
+        from cotenant.execute.gpu.sm_groups import ask_grid
+        from cotenant.execute.gpu.sm_ladder import SmGrid
 
         if not torch.cuda.is_available():
             raise MeasureError(f"there is no GPU that torch {torch.__version__} can use")
@@ -110,32 +100,48 @@ class CudaRig:
             raise MeasureError(f"there is no GPU number {index}, torch sees {torch.cuda.device_count()}")
         torch.cuda.set_device(index)
         torch.empty(1, device=f"cuda:{index}")  # makes the primary context, which all shares belong to
-        plain = PlainShares.open(index)
+        self.index, self.device, self.no_shares = index, f"cuda:{index}", ""
+        self.ways: tuple[Way, ...] = (Way.SHARES, Way.STREAMS)
+        self._told = False
         try:
-            return cls(index, plain, GreenShares.open(index))
+            grid = ask_grid(index, "green")
         except Exception as error:  # whatever the driver or its bindings say: the other steps go on
-            return cls(index, plain, None, " ".join(str(error).split()) or type(error).__name__)
+            self.no_shares = " ".join(str(error).split()) or type(error).__name__
+            self.ways = (Way.STREAMS,)
+            grid = SmGrid(torch.cuda.get_device_properties(index).multi_processor_count)
+        self.slots = tuple(range(grid.total))
+        self.granule = grid.granularity
+        """Partitions are multiples of so many slots."""
 
     @contextmanager
-    def open(self, partitions: Sequence[Share], way: Way, graphs: int) -> Iterator[Opened]:
-        """See Rig. Where there are no green contexts, all partitions are plain streams."""
-        import torch
-
+    def open(self, way: Way) -> Iterator[Opened]:
+        """An executor whose launches may run in what its shares are split into; they may be split on below it."""
         from cotenant.execute.gpu.cuda_streams import CudaStreams
+        from cotenant.execute.gpu.sm_shares import open_shares
         from cotenant.execute.torch.executor import TorchExecutor
 
-        shares = self._green if way is Way.SHARES and self._green is not None else self._plain
-        shares.split(partitions)
-        kept: Any = _Kept(shares)
-        executor = TorchExecutor(CudaStreams(self.index, kept), graphs=graphs)
+        shares = open_shares(self.index, "green" if way is Way.SHARES and way in self.ways else "streams")
+        executor = TorchExecutor(CudaStreams(self.index, shares), graphs=_GRAPHS)
         try:
             yield Opened(executor, shares)
         finally:
-            executor.close()
-            torch.cuda.empty_cache()  # what is cached for streams that are gone would never be used again
+            executor.close()  # closes the shares as well
+            self._trim()
+
+    def _trim(self) -> None:
+        """Give back what is cached for streams that are gone: it would never be used again."""
+        import torch
+
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # in torch 2.11 after a capture that CUDA invalidated, and for good
+            if not self._told:
+                text = f"bench/gpu: memory is not given back any more, start again: {error}"
+                print(text.splitlines()[0], file=sys.stderr, flush=True)
+            self._told = True
 
     def problem(self) -> str:
-        """See Rig: a kernel that failed for good makes every later call fail."""
+        """Why nothing can be measured any more, "" while it can: a kernel that failed makes every later call fail."""
         import torch
 
         try:
@@ -144,22 +150,7 @@ class CudaRig:
             return " ".join(str(error).split())[:300]
         return ""
 
-    def survey(self, shares: Split) -> tuple[int, str] | None:
-        """See Rig. A kernel reads the number of its SM in each share."""
-        if self._green is None or shares is not self._green:
-            return None
-        from bench.gpu._sm_probe import survey
 
-        found = survey(cast(Any, shares))
-        return len({sm for sms in found.seen.values() for sm in sms}), "; ".join(found.problems)
-
-    def close(self) -> None:
-        """Give the shares back."""
-        for shares in (self._green, self._plain):
-            if shares is not None:
-                shares.close()
-
-
-def open_rig(kind: str, index: int) -> Rig:
+def open_rig(kind: str, index: int) -> CpuRig | CudaRig:
     """The device to measure, "cuda" or "cpu". Raises MeasureError when there is no such GPU."""
-    return CpuRig() if kind == "cpu" else CudaRig.open_gpu(index)
+    return CpuRig() if kind == "cpu" else CudaRig(index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -91,16 +91,17 @@ class _Run:
 class Runner:
     """Runs jobs on an executor that has the models. Not thread-safe."""
 
-    def __init__(self, executor: Any, subjects: Mapping[str, Subject], patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, executor: Any, subject: Callable[[str], Subject], patience_s: float = PATIENCE_S) -> None:
         self.executor = executor
-        self._subjects = subjects
+        self._subject = subject
         self._patience_s = patience_s
         self._count = 0
+        self._warmed: set[Job] = set()
         self._lock = threading.Lock()
 
     def units(self, model: str) -> int:
         """Number of units of a model."""
-        return self._subjects[model].units
+        return self._subject(model).units
 
     def whole(self, model: str, items: int, partition: Share) -> Job:
         """The job of a whole model."""
@@ -122,13 +123,17 @@ class Runner:
         return [_ran(run) for run in runs]
 
     def warm(self, jobs: Sequence[Job], effort: Effort) -> None:
-        """Run jobs, each alone, until they are as fast as they get."""
+        """Run jobs that were not run before, each alone, until they are as fast as they get.
+
+        Whatever is measured comes through here first: this is where an executor is told what it will be asked for.
+        """
         began = time.perf_counter()
-        for job in jobs:
-            for turn in range(effort.warm_up):
+        for job in dict.fromkeys(jobs):
+            for turn in range(0 if job in self._warmed else effort.warm_up):
                 if turn and time.perf_counter() - began > effort.longest_s:
                     break
                 self.once(job)
+            self._warmed.add(job)
 
     def sample(self, jobs: Sequence[Job], effort: Effort) -> list[list[Ran]]:
         """Repeat a group as long as `effort` says, after warming up; a list of runs, each with one entry a job."""
@@ -139,18 +144,17 @@ class Runner:
             found.append(self.group(jobs))
         return found
 
-    def chain(self, job: Job, cuts: Sequence[int]) -> tuple[int, Mapping[str, Any]]:
-        """Run a model as the launches between `cuts`, each started when the one before has ended: ns, and outputs."""
-        number = self._next()
-        self.executor.put(number, self._subjects[job.model].feeds(job.items))
-        ended_ns = began_ns = 0
+    def chain(self, job: Job, cuts: Sequence[int]) -> list[Ran]:
+        """Run a model as the launches between `cuts`, each started when the one before has ended."""
+        number, ran = self._next(), []
+        self.executor.put(number, self._subject(job.model).feeds(job.items))
         for start, end in pairwise(cuts):
             run = _Run(self._launch(Job(job.model, job.items, start, end, job.partition), number))
             self._start(run)
-            began_ns = began_ns or run.began_ns
             self._wait(run)
-            ended_ns = run.ended_ns
-        return ended_ns - began_ns, self.executor.take(number)
+            ran.append(_ran(run))
+        self.executor.discard(number)
+        return ran
 
     def without_pause(self, jobs: Sequence[Job], effort: Effort) -> list[list[Ran]]:
         """Run whole models beside each other, the next launch of a job starting when its last one has ended.
@@ -198,7 +202,7 @@ class Runner:
     def _prepare(self, job: Job) -> _Run:
         """Let a batch arrive and bring it to the first unit of the job."""
         number = self._next()
-        self.executor.put(number, self._subjects[job.model].feeds(job.items))
+        self.executor.put(number, self._subject(job.model).feeds(job.items))
         if job.start:
             before = _Run(self._launch(Job(job.model, job.items, 0, job.start, job.partition), number))
             self._start(before)

@@ -1,8 +1,9 @@
 """Pairs served end to end through the engine: overlap beside fcfs and edf, open loop, Poisson, in real time.
 
-All contenders have the same executor, predictor, drop rule, cuts and arrivals. fcfs and edf run one launch at a time
-on the whole device, "edf, halves" one in each half; overlap forms groups in up to four shares. The SLO of both tenants
-is twice the latency alone of the slower one, as in Abacus (SC'21, section 7.1).
+All contenders have the same kind of executor, predictor, drop rule, cuts and arrivals. fcfs and edf run one launch at a
+time on the whole device, "edf, halves" one in each half; overlap forms groups in up to four shares. "edf, streams" has
+two lanes that are plain streams, "edf, 4 streams" four: believed to be as fast as shares of their size, free to use the
+whole device. The SLO of both tenants is twice the latency alone of the slower one, as in Abacus (SC'21, section 7.1).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import numpy as np
 from bench.gpu._belief import believe
 from bench.gpu._context import Context, Point
 from bench.gpu._journal import MeasureError, Row
+from bench.gpu._latency import pairs_of
+from bench.gpu._rig import Way
 from bench.gpu._runner import Job
-from bench.gpu._sharing import pairs_of
 from bench.gpu._stats import plain
 from cotenant.core.actions import Respond
 from cotenant.core.engine import Engine
@@ -37,12 +39,14 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 
 SERVING = "serving"
-OURS, BASELINES = "overlap", ("fcfs", "edf", "edf, halves")
+OURS, BASELINES = "overlap", ("edf", "edf, streams", "edf, halves", "edf, 4 streams", "fcfs")
+STREAMS = ("edf, streams", "edf, 4 streams")
 LOADS, QUICK_LOADS = (1.2, 0.8, 1.5), (1.2,)
 """Of what the device serves when it runs one query after the other, both tenants asking for as much work."""
 BATCHES, QUICK_BATCHES = (8, 1), (1,)
 SLO_FACTOR = 2.0
 SEGMENTS = 4
+_FIRST_PAIRS = 3
 _SECONDS, _QUICK_SECONDS = 1.5, 0.15
 _FEWEST, _LONGEST_S = 200, 4.0
 """Queries that a run should have, and how long it may become for that."""
@@ -53,12 +57,14 @@ _PATIENCE_S = 20.0
 
 def serving_points(context: Context) -> Iterator[Point]:
     """Each pair at each load under each policy; the policies of one pair and load follow each other."""
-    for items in QUICK_BATCHES if context.quick else BATCHES:
-        for load in QUICK_LOADS if context.quick else LOADS:
-            for pair in pairs_of(context):
+    batches = QUICK_BATCHES if context.quick else BATCHES
+    for load in QUICK_LOADS if context.quick else LOADS:
+        for items in batches:
+            for at, pair in enumerate(pairs_of(context)):
+                tier = 2 if load != LOADS[0] else int(items != batches[0] or at >= _FIRST_PAIRS)
                 for contender in (OURS, *BASELINES):
                     key = f"items{items}/{'+'.join(pair)}/load{load:g}/{contender}{context.suffix}"
-                    yield Point(key, partial(_serve, context, pair, items, load, contender))
+                    yield Point(key, partial(_serve, context, pair, items, load, contender), tier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +79,32 @@ class _Setting:
 
 def policies_of(context: Context) -> dict[str, Callable[[], Any]]:
     """How each contender is made."""
-    whole, halves = (context.whole,), context.lanes(2)
+    whole, halves, quarters = (context.whole,), context.lanes(2), context.lanes(4)
     drop = DropRule.HOPELESS
     return {
-        OURS: lambda: Overlap(context.lanes(4), drop, members=min(2, len(context.lanes(4)))),
+        OURS: lambda: Overlap(quarters, drop, members=min(2, len(quarters))),
         "fcfs": lambda: Fcfs(whole, drop),
         "edf": lambda: Edf(whole, drop, preempt=True),
         "edf, halves": lambda: Edf(halves, drop, preempt=True),
+        "edf, streams": lambda: Edf(halves, drop, preempt=True),
+        "edf, 4 streams": lambda: Edf(quarters, drop, preempt=True),
     }
 
 
 def _serve(context: Context, pair: Sequence[str], items: int, load: float, contender: str) -> list[Row]:
     policies = {name: make() for name, make in policies_of(context).items()}
-    partitions = list(dict.fromkeys(share for policy in policies.values() for share in policy.shares))
-    setting = _setting(context, pair, items, [share.size for share in partitions])
-    runner = context.runner(partitions)
-    key = f"{'+'.join(pair)}/{items}"
-    if key not in context.warmed:
-        effort = replace(context.effort, longest_s=_WARM_UP_S)
-        runner.warm(list(_launches(setting.tenants, setting.items, partitions)), effort)
-        context.warmed.add(key)
+    policy = policies[contender]
+    sizes = [share.size for each in policies.values() for share in each.shares]
+    setting = _setting(context, pair, items, list(dict.fromkeys(sizes)))
+    runner = context.runner(policy.shares, Way.STREAMS if contender in STREAMS else Way.SHARES)
+    effort = replace(context.effort, longest_s=_WARM_UP_S)
+    runner.warm(list(_launches(setting.tenants, setting.items, policy.shares)), effort)
     rates = {name: load / len(pair) * 1e9 / setting.alone_ns[name] for name in pair}
     seconds = _QUICK_SECONDS
     if not context.quick:
         seconds = min(_LONGEST_S, max(_SECONDS, _FEWEST / sum(rates.values())))
     feeds = {name: context.subjects.get(name).feeds(setting.items[name]) for name in pair}
-    found, lag_ns = _run(policies[contender], setting, runner.executor, rates, feeds, seconds, context)
+    found, lag_ns = _run(policy, setting, runner.executor, rates, feeds, seconds, context)
     summary = summarise(found, end_ns=round(seconds * 1e9), tenants=pair)
     total = summary.total
     return [
@@ -219,7 +225,7 @@ def gains(rows: Sequence[Row]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in BASELINES:
         pairs = [(runs[(*cell, OURS)], runs[(*cell, name)], cell[2]) for cell in cells]
-        label = name.replace(", ", "_")
+        label = name.replace(", ", "_").replace(" ", "_")
         ratios = [
             ours["goodput_per_s"] / theirs["goodput_per_s"]
             for ours, theirs, load in pairs

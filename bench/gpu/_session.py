@@ -3,70 +3,56 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
+from argparse import Namespace
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.gpu._context import Context
 from bench.gpu._fingerprint import read_clocks, read_fingerprint
 from bench.gpu._journal import Budget, Journal, MeasureError, Row
-from bench.gpu._models import Subjects, chosen_names
+from bench.gpu._models import DEFAULT, TINY, Subjects
 from bench.gpu._profile import write_folder
-from bench.gpu._rig import CudaRig, open_rig
+from bench.gpu._rig import open_rig
 from bench.gpu._runner import QUICK, Effort
 from bench.gpu._steps import STEPS, run_steps
 
 JOURNAL = "journal.jsonl"
+_PROFILES = Path(__file__).resolve().parents[2] / "profiles"
+_WORKERS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a run is asked for. Results go to `out`, or to a folder named after the device below `results`."""
-
-    kind: str
-    index: int
-    results: Path
-    out: Path | None
-    models: Path
-    steps: tuple[str, ...] = ()
-    quick: bool = False
-    fresh: bool = False
-    workers: int = 1
-    command: str = ""
-    created: str = ""
-    names: tuple[str, ...] = ()
-
-
-def measure(request: Request, budget: Budget, tell: Callable[[str], None]) -> tuple[Path, bool]:
-    """Measure until all is there or time is over; give the folder, and whether all is there.
+def measure(request: Namespace, budget: Budget, tell: Callable[[str], None]) -> tuple[Path, bool]:
+    """Measure until all is there or time is over; give the folder, and whether all is there. `request`: see `parse`.
 
     Raises MeasureError when there is nothing to measure on, an unknown step, or a lost device; what was measured before
     is in the folder then.
     """
     if importlib.util.find_spec("torch") is None:
         raise MeasureError("torch is missing: choose another interpreter with PYTHON=...")
-    known = [step.name for step in STEPS]
-    steps = [step for step in STEPS if not request.steps or step.name in request.steps]
+    known = {step.name: step for step in STEPS}
     unknown = [name for name in request.steps if name not in known]
     if unknown:
         raise MeasureError(f"there is no step {unknown[0]!r}; expected some of {', '.join(known)}")
+    steps = [step for step in STEPS if step.name in (request.steps or known)]
     with ExitStack() as stack:
-        rig = open_rig(request.kind, request.index)
-        stack.callback(rig.close)
-        device = read_fingerprint(request.kind, request.index)
+        rig = open_rig(request.device, request.index)
+        device = read_fingerprint(request.device, request.index)
         folder = _folder(request, device.folder)
         tell(f"{device.name}: {device.units} {'SMs' if rig.kind == 'cuda' else 'cores'}, torch {device.torch}")
         journal = Journal(folder / JOURNAL)
         models = request.models / f"torch-{device.torch.replace('+', '-')}"
-        subjects = Subjects(models, rig.device, request.names or chosen_names(request.quick))
+        subjects = Subjects(models, rig.device, request.names or (TINY if request.quick else DEFAULT))
         stack.callback(subjects.close)
         notes: list[Row] = []
-        if isinstance(rig, CudaRig) and rig.no_shares:
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        if rig.no_shares:
             notes.append({"what": "no green contexts, all shares are plain streams", "why": rig.no_shares})
             tell(f"no green contexts: {rig.no_shares}")
-        for name, why in subjects.build(1 if request.quick else request.workers).items():
+        for name, why in subjects.build(1 if request.quick else min(_WORKERS, len(os.sched_getaffinity(0)))).items():
             notes.append({"what": f"{name} is left out", "why": why})
             tell(f"{name} is left out: {why}")
         tell(f"{len(subjects.names)} models are built")
@@ -74,7 +60,7 @@ def measure(request: Request, budget: Budget, tell: Callable[[str], None]) -> tu
         stack.callback(context.close)
 
         def write() -> None:
-            write_folder(folder, journal, device, notes, request.command, request.created)
+            write_folder(folder, journal, device, notes, request.command, created)
 
         try:
             is_complete = run_steps(context, steps, budget, tell, write)
@@ -86,15 +72,15 @@ def measure(request: Request, budget: Budget, tell: Callable[[str], None]) -> tu
     return folder, is_complete
 
 
-def _folder(request: Request, name: str) -> Path:
+def _folder(request: Namespace, name: str) -> Path:
     """Where results go. What was measured without a GPU, or with tiny models, never lies among the profiles."""
     if request.out is not None:
         folder = request.out
-    elif request.kind == "cuda" and not request.quick:
-        folder = request.results / name
+    elif request.device == "cuda" and not request.quick:
+        folder = _PROFILES / name
     else:
         folder = Path(tempfile.mkdtemp(prefix=f"cotenant-{name}-"))
     if request.fresh and (folder / JOURNAL).exists():
         (folder / JOURNAL).unlink()
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return Path(folder)

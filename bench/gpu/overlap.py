@@ -11,12 +11,11 @@ from bench.gpu._named import measured
 from bench.gpu._serving import SERVING, gains
 
 NAME = "gpu-overlap"
-_PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure, print, return figures; an empty summary where there is no GPU. `data_dir` is not used."""
-    found = measured((SERVING,), quick, _PROFILES)
+    found = measured(SERVING, quick)
     if found is None:
         return {"summary": {}, "rows": []}
     journal, versions = found

@@ -1,27 +1,31 @@
 """Shares of a GPU: the time to divide it anew without a new process, and the SMs that shares are really given.
 
-The same step as in `bench/gpu/run.sh`; docs/gpu.md says how it is measured.
+`bench/gpu/first/floor.py` asks the same beside much else; docs/gpu.md says how.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bench.gpu._named import measured
-from bench.gpu._sharing import RESPLIT, resplit_figures
+from bench.gpu._named import why_not
 
 NAME = "gpu-partition"
-_PROFILES = Path(__file__).resolve().parents[2] / "profiles"
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure, print, return figures; an empty summary where there is no GPU. `data_dir` is not used."""
-    found = measured((RESPLIT,), quick, _PROFILES)
-    if found is None:
+    reason = why_not()
+    if reason:
+        print(f"there is no GPU to measure: {reason}")
         return {"summary": {}, "rows": []}
-    journal, versions = found
-    rows = journal.rows(RESPLIT)
+    from bench.gpu.first._device import Cuda
+    from bench.gpu.first._shares import DIVISIONS, split
+
+    device = Cuda()
+    rows = [split(device, groups) for groups in DIVISIONS]
     for row in rows:
-        sms = f"{row['shares']} shares, {row['asked_sms']} SMs asked, {row['granted_sms']} granted"
-        print(f"{sms}: split {row['resplit_ms']:.3f} ms, first launch {row['first_launch_ms']:.3f} ms")
-    return {"summary": resplit_figures(rows), "rows": rows, "versions": versions}
+        print(f"{row['detail']}: split in {row['value']:.3f} ms {row['error']}")
+    summary = {"resplit_ms": sorted(row["value"] for row in rows)[len(rows) // 2]}
+    summary |= {"granted_sms": max(row["granted"] for row in rows)}
+    summary |= {"shares_verified": float(not any(row["error"] for row in rows))}
+    return {"summary": summary, "rows": rows}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu._sm_probe import survey
+from bench.gpu._sm_probe import SmSurvey, survey
 from cotenant.config import DeviceSection, load_server_config
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.gpu import cuda_driver, sm_groups
@@ -454,9 +455,9 @@ def test_the_survey_finds_shares_that_are_not_disjoint() -> None:
     with opened(driver) as shares:
         lanes = shares_of((50, 50), shares.grid, 0)
         shares.split(lanes)
-        (problem,) = survey(shares, driver).problems
-        assert "both ran on the SMs [" in problem
-        assert "share of 64 SMs from slot 64 of cuda:0" in problem
+        first, second = survey(shares, driver).problems
+        assert "share of 64 SMs from slot 0 of cuda:0 ran on the SMs [" in first
+        assert "share of 64 SMs from slot 64 of cuda:0 ran on the SMs [" in second
 
 
 def test_the_survey_finds_plain_streams_that_bind_nobody() -> None:
@@ -466,8 +467,38 @@ def test_the_survey_finds_plain_streams_that_bind_nobody() -> None:
     driver.stack.clear()
     shares = PlainShares(0, SmGrid(132), lambda _index, _urgent: type("Stream", (), {"cuda_stream": streams.pop()})())
     shares.split(shares_of((50, 50), shares.grid, 0))
-    (problem,) = survey(shares, driver).problems
-    assert "expected disjoint ones" in problem
+    problems = survey(shares, driver).problems
+    assert len(problems) == 2
+    assert all("expected disjoint ones" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "further", "extra", "problems"),
+    [
+        (range(8), range(8, 16), 2, 0, 0),
+        (range(8), range(8, 16), 0, 0, 0),
+        ([*range(8), 16, 17], [*range(8, 16), 16, 17], 2, 2, 0),  # dynamic parallelism: two SMs more, for both
+        ([*range(8), 16], range(8, 16), 2, 1, 0),
+        ([*range(8), 16, 17], [*range(8, 16), 16, 17], 0, 2, 2),  # of a device that has no such SMs
+        ([*range(8), 16, 17, 18], range(8, 16), 2, 3, 1),
+        (range(8), range(6, 14), 2, 0, 2),  # two in common, but none of them is one more
+        (range(7), range(8, 16), 2, 0, 1),
+    ],
+)
+def test_sms_beside_those_of_a_share_are_told_and_two_are_no_problem_where_they_may_be(
+    one: Sequence[int], other: Sequence[int], further: int, extra: int, problems: int
+) -> None:
+    lanes = (slots(0, 8), slots(8, 16))
+    found = SmSurvey({lanes[0]: tuple(one), lanes[1]: tuple(other)}, dict.fromkeys(lanes, 8), further)
+    assert (found.extra, len(found.problems)) == (extra, problems)
+
+
+@pytest.mark.parametrize(("capability", "further"), [((9, 0), 2), ((8, 0), 0), ((10, 0), 0)])
+def test_only_devices_of_9_may_use_two_sms_more(capability: tuple[int, int], further: int) -> None:
+    driver = FakeCuda(capability=capability)
+    with opened(driver) as shares:
+        shares.split(shares_of((50, 50), shares.grid, 0))
+        assert survey(shares, driver).further == further
 
 
 # --- on hardware ----------------------------------------------------------------------------------------------------
