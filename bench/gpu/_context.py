@@ -11,12 +11,17 @@ from typing import Any
 from bench.gpu._journal import Journal, MeasureError, Row
 from bench.gpu._models import Subject, Subjects
 from bench.gpu._rig import CpuRig, CudaRig, Opened, Way
-from bench.gpu._runner import Effort, Runner
+from bench.gpu._runner import Effort, Job, Runner
 from cotenant.errors import CotenantError
+from cotenant.execute.protocol import LoadSpec
 from cotenant.work import Share
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.75, 0.125, 0.375)
 """Shares of the device at which latencies are taken, the ones that others build on first."""
+BATCHES = (1, 8, 32, 4, 16, 2)
+"""The ends and the middle first: what lies between is interpolated until it is measured."""
+SEGMENTS, PARTS = 4, 8
+"""Into how many segments models are cut where they are served, and where their units are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,8 @@ class Context:
         way = way if way in self.rig.ways else self.rig.ways[0]
         if way not in self._open:
             opened = self._stack.enter_context(self.rig.open(way))
-            self._open[way] = opened, Runner(opened.executor, _handing_over(self.subjects, opened.executor))
+            models = _Models(self.subjects, opened.executor)
+            self._open[way] = opened, Runner(opened.executor, models.get, models.prepare)
         opened, runner = self._open[way]
         now = opened.shares.granted
         if any(each not in now for each in partitions):
@@ -108,19 +114,31 @@ class Context:
         self._stack.close()
 
 
-def _handing_over(subjects: Subjects, executor: Any) -> Callable[[str], Subject]:
-    """The models as an executor has them: handed over when they are first used."""
-    added: dict[str, Subject] = {}
+class _Models:
+    """The models as an executor has them: handed over when they are first used, prepared as they are asked for."""
 
-    def get(name: str) -> Subject:
-        if name not in added:
-            subject = subjects.get(name)
-            executor.add_model(name, subject.model)
-            executor.announce(name)
-            added[name] = subject
-        return added[name]
+    def __init__(self, subjects: Subjects, executor: Any) -> None:
+        self._subjects = subjects
+        self._executor = executor
+        self._loaded: dict[str, Any] = {}
 
-    return get
+    def get(self, name: str) -> Subject:
+        """A model that the executor has."""
+        subject = self._subjects.get(name)
+        if name not in self._loaded:
+            self._loaded[name] = self._executor.lend(subject.model, self._spec(subject, (), ()))
+            self._executor.add_model(name, self._loaded[name])
+        return subject
+
+    def prepare(self, job: Job) -> None:
+        """Have captured what a job will replay."""
+        subject = self.get(job.model)
+        self._executor.prepare(self._loaded[job.model], self._spec(subject, (job.partition,), (job.items,)))
+
+    def _spec(self, subject: Subject, shares: tuple[Share, ...], rows: tuple[int, ...]) -> LoadSpec:
+        shapes = {name: shape for name, (_, shape) in subject.spec.inputs.items()}
+        cuts = sorted({*subject.cuts(PARTS), *subject.cuts(SEGMENTS)})  # all that are asked for
+        return LoadSpec(shares, tuple(cuts), (shapes,), max(BATCHES) if subject.spec.batched else 1, rows=rows)
 
 
 def measure_points(

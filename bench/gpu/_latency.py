@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import combinations, combinations_with_replacement, pairwise
 
-from bench.gpu._context import FRACTIONS, Context, Point
+from bench.gpu._context import BATCHES, FRACTIONS, PARTS, Context, Point
 from bench.gpu._journal import Row
 from bench.gpu._models import unit_cost
 from bench.gpu._runner import Job
 from bench.gpu._stats import median, plain, spread
 from cotenant.work import Share
 
-LATENCY, PARTS, CORUN = "latency", "units", "corun"
-BATCHES = (1, 8, 32, 4, 16, 2)
-"""The ends and the middle first: what lies between is interpolated until it is measured."""
+LATENCY, UNITS, CORUN = "latency", "units", "corun"
 CORUN_SPLITS = (0.5, 0.25, 0.75)
 """The share of the first; the second has the rest."""
 CORUN_BATCH = 4
 PAIRS = 5
-_PART_COUNT, _PART_RUNS = 8, 7
+_PART_RUNS = 7
 
 
 def latency_points(context: Context) -> Iterator[Point]:
@@ -53,7 +51,7 @@ def ensure_corun(context: Context, pair: Sequence[str]) -> list[Row]:
 
 def ensure_parts(context: Context, name: str) -> list[Row]:
     """The rows of a model's segments, measured now where they are missing."""
-    return ensured(context, PARTS, name, partial(_parts, context, name))
+    return ensured(context, UNITS, name, partial(_parts, context, name))
 
 
 def ensured(context: Context, step: str, key: str, measure: Callable[[], list[Row]]) -> list[Row]:
@@ -92,7 +90,7 @@ def part_points(context: Context) -> Iterator[Point]:
 
 def _parts(context: Context, name: str) -> list[Row]:
     subject, share = context.subjects.get(name), context.whole
-    cuts = subject.cuts(_PART_COUNT)
+    cuts = subject.cuts(PARTS)
     runner = context.runner([share])
     whole = median(ran.latency_ns for (ran,) in runner.sample([runner.whole(name, 1, share)], context.effort))
     runs = [runner.chain(runner.whole(name, 1, share), cuts) for _ in range(context.effort.warm_up + _PART_RUNS)]

@@ -14,7 +14,7 @@ from bench.gpu._journal import Journal, Row
 from bench.gpu._tables import to_csv, write_text
 from cotenant import __version__
 
-TABLES = (_latency.LATENCY, _latency.CORUN, _latency.PARTS, _serving.SERVING, _sharing.GROUPS)
+TABLES = (_latency.LATENCY, _latency.CORUN, _latency.UNITS, _serving.SERVING, _sharing.GROUPS)
 PROFILE, GROUPS, DEVICE, PACKED = "profile.json", "groups.jsonl", "device.json", "results.tgz"
 _POINT = ("p50", "p90", "p95", "p99")
 
@@ -78,7 +78,7 @@ def profile_models(journal: Journal) -> dict[str, Any]:
     latencies = journal.rows(_latency.LATENCY)
     for name in dict.fromkeys(str(row["model"]) for row in latencies):
         rows = [row for row in latencies if row["model"] == name]
-        parts = sorted(journal.get(_latency.PARTS, name) or [], key=lambda row: row["start"])
+        parts = sorted(journal.get(_latency.UNITS, name) or [], key=lambda row: row["start"])
         if not rows or not parts:
             continue
         found[name] = {

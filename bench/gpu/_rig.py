@@ -16,9 +16,6 @@ from typing import Any
 from bench.gpu._journal import MeasureError
 from cotenant.work import Share
 
-_GRAPHS = 4096
-"""Captured segments that an executor may keep: more than any run has, so that none makes room for another."""
-
 
 class Way(StrEnum):
     """How launches share the device."""
@@ -68,7 +65,7 @@ class CpuRig:
         streams, everywhere = CpuStreams(), Share(self.slots, self.device)
         if way is Way.STREAMS:
             lane = streams.lane
-            streams.lane = lambda partition: lane(everywhere)  # type: ignore[method-assign]
+            streams.lane = lambda share: lane(everywhere)  # type: ignore[method-assign]
         executor = TorchExecutor(streams)
         try:
             yield Opened(executor, _Cores())
@@ -121,7 +118,9 @@ class CudaRig:
         from cotenant.execute.torch.executor import TorchExecutor
 
         shares = open_shares(self.index, "green" if way is Way.SHARES and way in self.ways else "streams")
-        executor = TorchExecutor(CudaStreams(self.index, shares), graphs=_GRAPHS)
+        streams = CudaStreams(self.index, shares)
+        streams.timed_every = 1  # the tables have what the device says of the units of every launch
+        executor = TorchExecutor(streams)
         try:
             yield Opened(executor, shares)
         finally:

@@ -91,9 +91,16 @@ class _Run:
 class Runner:
     """Runs jobs on an executor that has the models. Not thread-safe."""
 
-    def __init__(self, executor: Any, subject: Callable[[str], Subject], patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        executor: Any,
+        subject: Callable[[str], Subject],
+        prepare: Callable[[Job], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self.executor = executor
         self._subject = subject
+        self._prepare_job = prepare
         self._patience_s = patience_s
         self._count = 0
         self._warmed: set[Job] = set()
@@ -129,6 +136,8 @@ class Runner:
         """
         began = time.perf_counter()
         for job in dict.fromkeys(jobs):
+            if job not in self._warmed:
+                self._prepare_job(job)
             for turn in range(0 if job in self._warmed else effort.warm_up):
                 if turn and time.perf_counter() - began > effort.longest_s:
                     break

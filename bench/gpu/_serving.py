@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu._belief import believe
-from bench.gpu._context import Context, Point
+from bench.gpu._context import SEGMENTS, Context, Point
 from bench.gpu._journal import MeasureError, Row
 from bench.gpu._latency import pairs_of
 from bench.gpu._rig import Way
@@ -45,13 +45,12 @@ LOADS, QUICK_LOADS = (1.2, 0.8, 1.5), (1.2,)
 """Of what the device serves when it runs one query after the other, both tenants asking for as much work."""
 BATCHES, QUICK_BATCHES = (8, 1), (1,)
 SLO_FACTOR = 2.0
-SEGMENTS = 4
 _FIRST_PAIRS = 3
 _SECONDS, _QUICK_SECONDS = 1.5, 0.15
 _FEWEST, _LONGEST_S = 200, 4.0
 """Queries that a run should have, and how long it may become for that."""
 _WARM_UP_S = 30.0
-"""For some hundred ranges and shares, each of which is captured: none is to be captured while queries wait."""
+"""For some hundred ranges and shares, each of which runs before queries wait."""
 _PATIENCE_S = 20.0
 
 

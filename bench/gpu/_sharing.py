@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 
-from bench.gpu._context import Context, Point
+from bench.gpu._context import SEGMENTS, Context, Point
 from bench.gpu._journal import Row
 from bench.gpu._runner import Job
 from bench.gpu._stats import median, plain, spread
@@ -19,7 +19,6 @@ _GROUPS, _QUICK_GROUPS = 40, 3
 _FIRST_GROUPS = 12
 _GROUP_RUNS = 20
 _GROUP_BATCHES = (1, 4, 8)
-_GROUP_CUTS = 4
 
 
 def group_points(context: Context) -> Iterator[Point]:
@@ -53,7 +52,7 @@ def _group(context: Context, number: int, drawn: Sequence[tuple[str, int, float,
     jobs = []
     for name, items, begin, end, share in drawn:
         subject = context.subjects.get(name)
-        cuts = subject.cuts(_GROUP_CUTS)
+        cuts = subject.cuts(SEGMENTS)
         first = min(int(begin * (len(cuts) - 1)), len(cuts) - 2)
         last = max(first + 1, round(end * (len(cuts) - 1)))
         jobs.append(Job(name, items if subject.spec.batched else 1, cuts[first], cuts[last], share))

@@ -11,7 +11,7 @@ from bench.gpu._journal import Budget
 STEPS = (
     Step(_latency.LATENCY, "latency by model, batch and share", _latency.latency_points),
     Step(_latency.CORUN, "slowdown of pairs in disjoint shares", _latency.corun_points),
-    Step(_latency.PARTS, "segments that a policy may stop at", _latency.part_points),
+    Step(_latency.UNITS, "segments that a policy may stop at", _latency.part_points),
     Step(_serving.SERVING, "overlap beside fcfs and edf, end to end", _serving.serving_points),
     Step(_sharing.GROUPS, "run-to-run deviation of groups", _sharing.group_points),
 )

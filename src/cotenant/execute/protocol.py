@@ -30,9 +30,9 @@ Shapes = Mapping[str, Sequence[int]]
 class LoadSpec:
     """What has to be ready of a model before it is served: its segments between `cuts`, in these shares.
 
-    `shapes` are the declared ones; `max_batch` rows are merged at most (1: never). `memory_bytes` bounds the resident
-    memory of what runs the model, where that is a process of its own. Launches go first if `urgent`, where the device
-    knows that.
+    `shapes` are the declared ones; `max_batch` rows are merged at most (1: never). `rows` are the sizes of batches that
+    are prepared, by default powers of two up to the largest. `memory_bytes` bounds the resident memory of what runs the
+    model, where that is a process of its own. Launches go first if `urgent`, where the device knows that.
     """
 
     shares: tuple[Share, ...]
@@ -41,6 +41,7 @@ class LoadSpec:
     max_batch: int = 1
     memory_bytes: int | None = None
     urgent: bool = False
+    rows: tuple[int, ...] = ()
 
     @property
     def ranges(self) -> list[tuple[int, int]]:

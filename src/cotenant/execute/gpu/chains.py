@@ -125,10 +125,14 @@ class Chains:
         return sum(len(chains) for shapes in self._known.values() for chains in shapes.values())
 
     def add(self, model: int, share: Share, form: Form, chain: Chain) -> None:
-        """Keep a chain of the model of that number; those of a shape come with rising rows."""
+        """Keep a chain of the model of that number."""
         known = dict(self._known.get((model, share), {}))
-        known[form.shapes] = [*known.get(form.shapes, []), chain]
+        known[form.shapes] = sorted([*known.get(form.shapes, []), chain], key=lambda each: each.rows)
         self._known[model, share] = known
+
+    def has(self, model: int, share: Share, form: Form, rows: int) -> bool:
+        """Whether there is one of exactly so many rows."""
+        return rows in [chain.rows for chain in self._known.get((model, share), {}).get(form.shapes, [])]
 
     def find(self, model: int, share: Share, form: Form | None, start: int, end: int) -> Chain | None:
         """The smallest chain with room for a batch that has these cuts; None to run unit by unit.

@@ -42,7 +42,7 @@ class Preparation:
         `wait_idle` waits for its launches: memory that one of them lets go of meanwhile would be recorded. Raises what
         says that the device is lost.
         """
-        rows = row_buckets(self._spec.max_batch) if self._spec.max_batch > 1 else (0,)
+        rows = (0,) if self._spec.max_batch == 1 else self._spec.rows or row_buckets(self._spec.max_batch)
         for shape in self._spec.shapes:
             for count in rows:
                 if self.why_eager:
@@ -69,8 +69,11 @@ class Preparation:
             return model.run(start, end, tensors, lane.threads)
 
         dims = {name: (rows, *each[1:]) if rows else tuple(each) for name, each in shape.items()}
+        inputs = {each.name: lane.gather([zeros(each.dtype, dims[each.name])]) for each in model.inputs}
+        form = form_of(inputs, rows, self._spec.max_batch)
+        if self._chains.has(self._resident.number, share, form, rows):
+            return
         try:
-            inputs = {each.name: lane.gather([zeros(each.dtype, dims[each.name])]) for each in model.inputs}
             warm_up(lane, run, self._spec.cuts, inputs)
             _wait(lane)
             free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
@@ -84,7 +87,7 @@ class Preparation:
                 raise
             self.why_eager = f"{rows or 1} rows: {reason_of(error)}"
         else:
-            self._chains.add(self._resident.number, share, form_of(inputs, rows, self._spec.max_batch), chain)
+            self._chains.add(self._resident.number, share, form, chain)
 
 
 def _wait(lane: StreamLane) -> None:
