@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Sequence
@@ -120,6 +121,7 @@ def test_a_server_profiles_and_answers_on_the_streams(gpu: type[Gpu], root: Path
             expected = small_cnn()(torch.from_numpy(image)).numpy()
         np.testing.assert_allclose(next(iter(results[0].outputs.values())), expected, rtol=1e-4, atol=1e-5)
         assert executor._models["cnn"].urgent, "it has a priority"
+        assert re.search(rb'^cotenant_gpu_launches_total{how="eager"} [1-9]', server.metrics(), re.MULTILINE)
         assert {each.cores for each in device.lanes} <= {lane.cores for lane in server.lanes}
     finally:
         server.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches
@@ -54,3 +54,7 @@ class BaseExecutor:
     def workers(self) -> list[WorkerStatus]:
         """See ModelExecutor: there are none."""
         return []
+
+    def launch_counts(self) -> Mapping[str, int]:
+        """See ModelExecutor: there is none."""
+        return {}

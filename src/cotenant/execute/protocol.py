@@ -159,6 +159,9 @@ class ModelExecutor(Executor, Protocol):
     def workers(self) -> list[WorkerStatus]:
         """The worker processes of the tenants that are served."""
 
+    def launch_counts(self) -> Mapping[str, int]:
+        """Launches so far by how they ran, "captured" or "eager", where the device makes a difference."""
+
 
 class Layout(Protocol):
     """How a kind of device is divided."""

@@ -8,13 +8,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cotenant.execute.protocol import WorkerStatus
+from cotenant.execute.protocol import ModelExecutor, WorkerStatus
 from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
 from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
 from cotenant.types import Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
-Workers = Callable[[], Sequence[WorkerStatus]]
 Figures = Callable[[], PlanFigures | None]
 
 
@@ -22,12 +21,12 @@ class _Families(Collector):
     """Makes the metric families anew at each scrape."""
 
     def __init__(
-        self, counters: Mapping[str, TenantCounters], waiting: Waiting, workers: Workers, plan: Figures
+        self, counters: Mapping[str, TenantCounters], waiting: Waiting, executor: ModelExecutor, plan: Figures
     ) -> None:
         self._counters = counters
         self._plan = plan
         self._waiting = waiting
-        self._workers = workers
+        self._executor = executor
 
     def describe(self) -> Iterable[Metric]:
         """Nothing is known before the first scrape."""
@@ -43,7 +42,11 @@ class _Families(Collector):
         for tenant, waiting in sorted(self._waiting().items()):
             queued.add_metric([tenant], waiting)
         yield queued
-        yield from _of_workers(self._workers())
+        yield from _of_workers(self._executor.workers())
+        launches = CounterMetricFamily("cotenant_gpu_launches", "Launches by how they ran on a GPU.", labels=["how"])
+        for how, count in self._executor.launch_counts().items():
+            launches.add_metric([how], count)
+        yield launches
         if (figures := self._plan()) is not None:
             yield from plan_metrics(figures)
         yield from _triton(counters)
@@ -127,10 +130,14 @@ class MetricsPage:
     """Renders the page from counters and from what waits now."""
 
     def __init__(
-        self, counters: Mapping[str, TenantCounters], waiting: Waiting, workers: Workers, plan: Figures = lambda: None
+        self,
+        counters: Mapping[str, TenantCounters],
+        waiting: Waiting,
+        executor: ModelExecutor,
+        plan: Figures = lambda: None,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(counters, waiting, workers, plan))
+        self._registry.register(_Families(counters, waiting, executor, plan))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

@@ -86,7 +86,7 @@ class Server:
         self._is_ready = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
-        self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor.workers, self._figures)
+        self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor, self._figures)
         self._driver: Driver | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
         self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)

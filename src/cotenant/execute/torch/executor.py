@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -161,6 +161,10 @@ class TorchExecutor(BaseExecutor):
     def problem(self, tenant: str) -> str:
         """See ModelExecutor: a device that is lost serves nobody."""
         return self._lost
+
+    def launch_counts(self) -> Mapping[str, int]:
+        """See ModelExecutor."""
+        return {"captured": self.chains.replayed, "eager": self.chains.eager}
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""
