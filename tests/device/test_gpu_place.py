@@ -6,7 +6,10 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,8 @@ from cotenant.measure.contention_profile import calibrate
 from cotenant.measure.groups import GroupEffort, measure_groups
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
+from cotenant.profile import device as profile_device
+from cotenant.profile.device import this_device
 from cotenant.serve.server import Server
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.work import Share
@@ -144,3 +149,23 @@ def test_places(gpu: type[Gpu]) -> None:
     streams = open_executor(HALVES).place
     assert isinstance(streams, StreamPlace)
     assert streams.threads(tuple(range(8))) == 1
+
+
+def test_a_gpu_is_another_device_with_other_bindings_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(name="Fake GPU", multi_processor_count=132, total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    found = {}
+    for installed in ("", "13.0.3", "13.5.0"):
+
+        def version(package: str, installed: str = installed) -> str:
+            if package == "cuda-bindings":
+                if installed:
+                    return installed
+                raise PackageNotFoundError(package)
+            return metadata.version(package)
+
+        monkeypatch.setattr(profile_device, "version", version)
+        found[installed] = this_device("cuda:0")
+        assert found[installed].versions["cuda-bindings"] == (installed or "none")
+        assert (found[installed].processor, found[installed].cores) == ("Fake GPU", 132)
+    assert len({each.fingerprint for each in found.values()}) == 3
