@@ -180,6 +180,20 @@ def test_pictures_are_laid_out_where_asked_for_and_nothing_else_changes(tmp_path
             assert [aten_name(node) for node in model._graph.nodes].count("reshape") == is_laid_out
 
 
+def test_statistics_of_a_normalisation_that_stands_alone_stay_in_fp32(tmp_path: Path) -> None:
+    norm = nn.BatchNorm2d(4).eval()
+    norm.running_mean.uniform_(-1, 1)
+    norm.running_var.uniform_(0.5, 2)
+    module = Chooses(lambda y: norm(y.relu())).eval()
+    module.norm = norm
+    picture = {"x": torch.randn(2, 3, 8, 8)}
+    with opened(saved(module, picture, tmp_path / "m.pt2"), "bf16") as model:
+        types = {name: weight.dtype for name, weight in model._weights.items()}
+        assert {each for name, each in types.items() if "norm" in name} == {torch.float32}
+        assert {each for name, each in types.items() if "norm" not in name} == {torch.bfloat16}
+        assert_near(run(model, picture), {"output": answers(module, picture)[0]}, TOLERANCE["bf16"])
+
+
 def test_onnx_models_run_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(scaled(2.0).SerializeToString())
