@@ -9,9 +9,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from importlib import metadata
+from importlib.metadata import PackageNotFoundError
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,8 @@ from cotenant.measure.groups import GroupEffort, measure_groups
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
+from cotenant.profile import device as profile_device
+from cotenant.profile.device import this_device
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
 from cotenant.wire.api import InferRequest, InferResult
@@ -177,3 +182,23 @@ def test_a_launch_that_does_nothing_has_a_price_on_streams_alone(gpu: type[Gpu])
         assert executor.place.floor_ns(Share((0, 1, 2, 3), "cuda:0")) > 0
     with closing(open_executor(DeviceSection(isolation="thread"))) as cores:
         assert cores.place.floor_ns(Share((0,))) == 0
+
+
+def test_a_gpu_is_another_device_with_other_bindings_of_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(name="Fake GPU", multi_processor_count=132, total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    found = {}
+    for installed in ("", "13.0.3", "13.5.0"):
+
+        def version(package: str, installed: str = installed) -> str:
+            if package == "cuda-bindings":
+                if installed:
+                    return installed
+                raise PackageNotFoundError(package)
+            return metadata.version(package)
+
+        monkeypatch.setattr(profile_device, "version", version)
+        found[installed] = this_device("cuda:0")
+        assert found[installed].versions["cuda-bindings"] == (installed or "none")
+        assert (found[installed].processor, found[installed].cores) == ("Fake GPU", 132)
+    assert len({each.fingerprint for each in found.values()}) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -27,8 +26,6 @@ from cotenant.execute.gpu.sm_ladder import (
     groups_of,
     is_whole,
     partition_of,
-    remaining,
-    resplit,
     shares_of,
     whole,
 )
@@ -135,21 +132,8 @@ def test_shares_are_disjoint_fit_and_are_near_what_was_asked(data: st.DataObject
         assert abs(partition.size - percent * grid.total / 100) < grid.granularity + 1e-6
     sizes = {percent: partition.size for partition, percent in zip(found, percents, strict=True)}
     assert [sizes[percent] for percent in percents] == [partition.size for partition in found], "equal shares are equal"
-    used = sum(len(groups_of(partition, grid)) for partition in found)
-    assert len(remaining(found, grid)) == grid.groups - used
-
-
-@given(data=st.data(), grid=GRIDS)
-def test_a_new_division_takes_over_what_fits(data: st.DataObject, grid: SmGrid) -> None:
-    before = shares_of(data.draw(divisions(grid)), grid, 0)
-    percents = data.draw(divisions(grid))
-    after = resplit(before, percents, grid, 0)
-    assert all(not a.mask & b.mask for a, b in combinations(after, 2))
-    assert sorted(p.size for p in after) == sorted(p.size for p in shares_of(percents, grid, 0))
-    for size in {partition.size for partition in before}:
-        common = min(sum(p.size == size for p in before), sum(p.size == size for p in after))
-        assert sum(p.size == size and p in before for p in after) >= common
-    assert resplit(after, percents, grid, 0) == after
+    used = [group for partition in found for group in groups_of(partition, grid)]
+    assert used == list(range(len(used)))
 
 
 def test_a_partition_is_made_of_whole_groups() -> None:
@@ -256,14 +240,12 @@ def test_shares_have_the_sms_that_the_driver_granted_and_streams_of_their_own() 
     lanes = shares_of((50, 25), H100, 0)
     assert shares.split(lanes) > 0
     assert shares.granted == {lanes[0]: 64, lanes[1]: 32}
-    usual, urgent = shares.handle(lanes[0]), shares.handle(lanes[0], urgent=True)
-    assert shares.stream(lanes[0]) == ("stream", usual, 0)
-    assert shares.stream(lanes[0]) is shares.stream(lanes[0])
-    assert shares.stream(lanes[0], urgent=True) == ("stream", urgent, 0)
-    assert driver.streams[usual][1] == 0
-    assert driver.streams[urgent][1] == -5
-    assert driver.streams[usual][0] == driver.streams[urgent][0]
-    assert driver.streams[shares.handle(lanes[1])][0] != driver.streams[usual][0]
+    first, second = (shares.handle(lane) for lane in lanes)
+    assert shares.stream(lanes[0]) == ("stream", first, 0)
+    assert shares.stream(lanes[0], urgent=True) is shares.stream(lanes[0])
+    assert shares.handle(lanes[0], urgent=True) == first
+    assert driver.streams[first] != driver.streams[second]
+    assert driver.streams.keys() == {first, second}
     shares.close()
     assert (driver.streams, driver.contexts, driver.primary, driver.stack) == ({}, {}, 0, [])
     shares.close()
@@ -278,30 +260,22 @@ def test_the_whole_device_needs_no_green_context() -> None:
         shares.split([everything])
         assert shares.granted == {everything: 132}
         assert driver.contexts == {}
-        assert driver.streams[shares.handle(everything)] == (1, 0)
+        assert driver.streams[shares.handle(everything)] == 1
     assert (driver.streams, driver.primary) == ({}, 0)
 
 
-def test_another_division_keeps_what_stays_and_destroys_what_is_idle() -> None:
+def test_further_partitions_leave_those_that_are_there() -> None:
     driver = FakeCuda()
     shares = opened(driver)
     lanes = shares_of((50, 25, 25), H100, 0)
-    shares.split(lanes)
-    kept, idle, busy = (shares.handle(lane) for lane in lanes)
-    driver.busy.add(busy)
-    after = (lanes[0], slots(64, 128))
-    shares.split(after)
-    assert shares.granted == {lanes[0]: 64, slots(64, 128): 64}
-    assert shares.handle(lanes[0]) == kept
-    assert idle not in driver.streams
-    assert busy in driver.streams
-    assert (shares.retired, len(driver.contexts)) == (1, 3)
-    driver.busy.clear()
-    shares.split(after)
-    assert (shares.retired, len(driver.contexts)) == (0, 2)
-    assert busy not in driver.streams
+    shares.split(lanes[:2])
+    handles = [shares.handle(lane) for lane in lanes[:2]]
     with pytest.raises(InvalidValueError, match="one of the 2 that it was split into"):
-        shares.stream(lanes[1])
+        shares.stream(lanes[2])
+    shares.split((lanes[0], lanes[2], slots(0, 128)))
+    assert shares.granted == {lanes[0]: 64, lanes[1]: 32, lanes[2]: 32, slots(0, 128): 128}
+    assert [shares.handle(lane) for lane in lanes[:2]] == handles
+    assert len(driver.contexts) == len(driver.streams) == 4
 
 
 def test_closing_waits_for_what_runs() -> None:
@@ -310,16 +284,13 @@ def test_closing_waits_for_what_runs() -> None:
     lanes = shares_of((50, 50), H100, 0)
     shares.split(lanes)
     driver.busy.update((shares.handle(lanes[0]), shares.handle(lanes[1])))
-    shares.split(lanes[1:])
-    driver.log.clear()
     shares.close()
-    first = driver.log.index("cuStreamDestroy")
-    assert driver.log[:first] == ["cuStreamSynchronize"]
+    assert driver.log[:2] == ["cuStreamSynchronize", "cuStreamDestroy"]
     assert driver.log.count("cuGreenCtxDestroy") == 2
 
 
-@pytest.mark.parametrize("call", ["cuGreenCtxCreate", "cuGreenCtxGetDevResource"])
-def test_a_refused_division_leaves_the_old_one(call: str) -> None:
+@pytest.mark.parametrize("call", ["cuGreenCtxCreate", "cuGreenCtxGetDevResource", "cuGreenCtxStreamCreate"])
+def test_a_refusal_leaves_what_was_there(call: str) -> None:
     driver = FakeCuda()
     shares = opened(driver)
     lanes = shares_of((50, 50), H100, 0)
@@ -350,33 +321,6 @@ def test_why_there_are_no_green_contexts(driver: FakeCuda, index: int, text: str
     with pytest.raises(GpuError, match=text):
         opened(driver, index)
     assert driver.primary == 0
-
-
-def test_a_gpu_that_refuses_at_first_is_given_back() -> None:
-    driver = FakeCuda()
-    driver.refuse["cuCtxGetStreamPriorityRange"] = 0
-    with pytest.raises(GpuError, match="cuCtxGetStreamPriorityRange failed"):
-        opened(driver)
-    assert (driver.primary, driver.stack) == (0, [])
-
-
-def test_lanes_that_stay_get_their_streams_while_others_are_made() -> None:
-    driver = FakeCuda()
-    shares = opened(driver)
-    lanes = shares_of((50, 50), H100, 0)
-    shares.split(lanes[:1])
-    create = driver.cuGreenCtxCreate
-    asked: list[int] = []
-
-    def slow(*arguments: Any) -> Any:
-        thread = threading.Thread(target=lambda: asked.append(shares.handle(lanes[0])), daemon=True)
-        thread.start()
-        thread.join(30)
-        return create(*arguments)
-
-    driver.cuGreenCtxCreate = slow  # type: ignore[method-assign]
-    shares.split(lanes)
-    assert asked == [shares.handle(lanes[0])]
 
 
 def test_a_refused_split_is_told() -> None:
@@ -424,8 +368,8 @@ def test_plain_streams_have_the_same_surface() -> None:
         assert made == [(1, True), (1, False)]
         shares.split([lanes[1], whole(shares.grid, 1)])
         assert shares.handle(lanes[1]) == 42
-        with pytest.raises(InvalidValueError, match="one of the 2"):
-            shares.stream(lanes[0])
+        with pytest.raises(InvalidValueError, match="one of the 3"):
+            shares.stream(slots(0, 12, 1))
         with pytest.raises(InvalidValueError, match="expected cuda:1"):
             shares.split([slots(0, 66)])
 
@@ -463,7 +407,7 @@ def test_the_survey_finds_shares_that_are_not_disjoint() -> None:
 def test_the_survey_finds_plain_streams_that_bind_nobody() -> None:
     driver = FakeCuda()
     driver.stack.append(1)
-    streams = [driver.cuStreamCreateWithPriority(1, 0)[1] for _ in range(2)]
+    streams = [driver.cuStreamCreate(1)[1] for _ in range(2)]
     driver.stack.clear()
     shares = PlainShares(0, SmGrid(132), lambda _index, _urgent: type("Stream", (), {"cuda_stream": streams.pop()})())
     shares.split(shares_of((50, 50), shares.grid, 0))
@@ -512,16 +456,15 @@ def real() -> GreenShares:
 
 
 @pytest.mark.device
-def test_shares_of_a_real_gpu_are_disjoint_as_large_as_granted_and_can_be_changed() -> None:
-    with real() as shares:
-        for percents in ((50, 50), (25, 75), (25, 25, 50)):
-            lanes = resplit(tuple(shares.granted), percents, shares.grid, 0)
+def test_shares_of_a_real_gpu_are_disjoint_and_as_large_as_granted() -> None:
+    for percents in ((50, 50), (25, 75), (25, 25, 50)):
+        with real() as shares:
+            lanes = shares_of(percents, shares.grid, 0)
             shares.split(lanes)
             assert shares.granted == {lane: lane.size for lane in lanes}
             assert survey(shares).problems == ()
-        shares.split([whole(shares.grid, 0)])
-        assert survey(shares).problems == ()
-        assert shares.retired == 0
+            shares.split([whole(shares.grid, 0)])
+            assert survey(shares).problems == ()
 
 
 @pytest.mark.device
@@ -534,12 +477,11 @@ def test_torch_computes_on_the_streams_of_a_real_share() -> None:
         numbers = torch.arange(1 << 16, device="cuda:0", dtype=torch.float32)
         torch.cuda.synchronize()
         for lane in lanes:
-            for urgent in (False, True):
-                stream = shares.stream(lane, urgent)
-                with torch.cuda.stream(stream):
-                    total = (numbers * 2).sum()
-                stream.synchronize()
-                assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
+            stream = shares.stream(lane)
+            with torch.cuda.stream(stream):
+                total = (numbers * 2).sum()
+            stream.synchronize()
+            assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
         torch.cuda.synchronize()
 
 

@@ -73,8 +73,8 @@ class FakeCuda:
         self.busy: set[int] = set()
         self.refuse: dict[str, int] = {}
         self.contexts: dict[int, Sm] = {}
-        self.streams: dict[int, tuple[int, int]] = {}
-        """Context and priority of each stream."""
+        self.streams: dict[int, int] = {}
+        """The context of each stream."""
         self.memory: dict[int, Any] = {}
         self.libraries: list[int] = []
         self.primary = 0
@@ -129,11 +129,6 @@ class FakeCuda:
     def cuCtxPopCurrent(self) -> tuple[Any, ...]:
         return Status.CUDA_SUCCESS, self.stack.pop()
 
-    def cuCtxGetStreamPriorityRange(self) -> tuple[Any, ...]:
-        if not self.stack or self._refuses("cuCtxGetStreamPriorityRange"):
-            return Status.CUDA_ERROR_INVALID_CONTEXT, None, None
-        return Status.CUDA_SUCCESS, 0, -5
-
     # --- green contexts ---------------------------------------------------------------------------------------------
 
     def cuDeviceGetDevResource(self, _device: int, kind: int) -> tuple[Any, ...]:
@@ -171,7 +166,7 @@ class FakeCuda:
         return Status.CUDA_SUCCESS, self.contexts[context]
 
     def cuGreenCtxDestroy(self, context: int) -> tuple[Any, ...]:
-        streams = [stream for stream, (of, _) in self.streams.items() if of == context]
+        streams = [stream for stream, of in self.streams.items() if of == context]
         assert not streams, "streams are destroyed before their context, which does not do it"
         del self.contexts[context]
         self.log.append("cuGreenCtxDestroy")
@@ -183,19 +178,17 @@ class FakeCuda:
         if flags != self.CUstream_flags.CU_STREAM_NON_BLOCKING:
             return Status.CUDA_ERROR_INVALID_VALUE, None
         assert context in self.contexts
-        self.streams[stream := self._new()] = (context, priority)
+        assert priority == 0
+        if self._refuses("cuGreenCtxStreamCreate"):
+            return Status.CUDA_ERROR_OUT_OF_MEMORY, None
+        self.streams[stream := self._new()] = context
         return Status.CUDA_SUCCESS, stream
 
-    def cuStreamCreateWithPriority(self, _flags: int, priority: int) -> tuple[Any, ...]:
-        if not self.stack:
+    def cuStreamCreate(self, flags: int) -> tuple[Any, ...]:
+        if not self.stack or flags != self.CUstream_flags.CU_STREAM_NON_BLOCKING:
             return Status.CUDA_ERROR_INVALID_CONTEXT, None
-        self.streams[stream := self._new()] = (self.stack[-1], priority)
+        self.streams[stream := self._new()] = self.stack[-1]
         return Status.CUDA_SUCCESS, stream
-
-    def cuStreamQuery(self, stream: int) -> tuple[Any, ...]:
-        if not self.stack or stream not in self.streams:
-            return (Status.CUDA_ERROR_INVALID_CONTEXT,)
-        return (Status.CUDA_ERROR_NOT_READY if stream in self.busy else Status.CUDA_SUCCESS,)
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         assert stream in self.streams
@@ -250,7 +243,7 @@ class FakeCuda:
         assert kernel == 7
         if self._refuses("cuLaunchKernel"):
             return (Status.CUDA_ERROR_INVALID_HANDLE,)
-        context, _ = self.streams[stream]
+        context = self.streams[stream]
         sms = self._scattered if context == 1 else [*self.contexts[context].sms]
         if self.leaks and context != 1:
             sms[0] = self._scattered[-1]

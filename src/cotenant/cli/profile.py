@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,10 +57,12 @@ def profile(
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
     from cotenant.cli.profile_corun import divided, measure, show
+    from cotenant.execute.gpu.queues import use_all_queues
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.repository import contention_path, profile_path
 
+    use_all_queues(os.environ)
     settings = settings_of(repository, chosen_of(None, policy="overlap" if groups else None, lanes=lanes))
     settings, splits, parts = divided(settings, partitions or (), corun)
     if contention:

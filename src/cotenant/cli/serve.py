@@ -66,9 +66,11 @@ def serve(
 
     With a plan, SIGHUP reads its file again and changes over without losing a query.
     """
+    from cotenant.execute.gpu.queues import use_all_queues
     from cotenant.serve.door.grpc_core import read_in_place
 
     read_in_place(os.environ, version("grpcio"))  # before anything imports grpc
+    use_all_queues(os.environ)
 
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.execute.sched_slice import SHORT_NS, set_slice

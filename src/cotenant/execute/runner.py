@@ -13,7 +13,7 @@ import numpy as np
 from cotenant.execute.errors import ModelError
 from cotenant.execute.threads.names import Threads
 from cotenant.graph.dfg import Dfg, Tensor
-from cotenant.repository.formats import Format, formats
+from cotenant.repository.formats import Arithmetic, Format, formats
 from cotenant.work import CPU
 
 
@@ -83,7 +83,13 @@ def engine_of(path: Path) -> Format:
 
 
 def open_model(
-    path: Path, *, cache_dir: Path | None = None, name: str = "", device: str = CPU, content: str = ""
+    path: Path,
+    *,
+    cache_dir: Path | None = None,
+    name: str = "",
+    device: str = CPU,
+    content: str = "",
+    arithmetic: Arithmetic = Arithmetic(),
 ) -> Runner:
     """Open the model file at `path` on the CPU, or on "cuda:N", with the engine of its format.
 
@@ -91,8 +97,8 @@ def open_model(
     prepares, are kept. `content` is "", or the name of the folder in there that an earlier opening gave (`graph_path`):
     that is opened, whatever lies at `path` by now.
 
-    Raises ModelError when the file cannot be read or run, is not the one with that `content`, or its engine is not
-    installed.
+    Raises ModelError when the file cannot be read or run, is not the one with that `content`, its engine is not
+    installed, or knows nothing of such an `arithmetic`.
     """
     engine = engine_of(path)
     if importlib.util.find_spec(engine.package) is None:
@@ -104,8 +110,16 @@ def open_model(
             f"{engine.package} runs it on {' and '.join(engine.devices)} alone",
             f"Export it as {' or '.join(others)} for {device}" if others else f"Nothing runs on {device}",
         )
+    is_exact = arithmetic.precision in ("fp32", "tf32")
+    if not engine.has_arithmetic and not (is_exact and not arithmetic.lays_out):
+        which = "channels_last is true" if is_exact else f"precision is {arithmetic.precision!r}"
+        suffixes = " or ".join(each.suffix for each in formats().values() if each.has_arithmetic)
+        raise ModelError(
+            path, f"{which}, and {engine.package} runs it as it is", f"Leave that out, or export it as {suffixes}"
+        )
+    more = {"arithmetic": arithmetic} if engine.has_arithmetic else {}
     opener = resolve_name(engine.opener)
-    made: Runner = opener(path, cache_dir=cache_dir, name=name, device=device, content=content)
+    made: Runner = opener(path, cache_dir=cache_dir, name=name, device=device, content=content, **more)
     return made
 
 

@@ -31,6 +31,7 @@ from cotenant.repository import (
     find_versions,
     model_names,
 )
+from cotenant.repository.formats import Arithmetic
 from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0
@@ -81,9 +82,12 @@ def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
 def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedModel:
     """Load the graph onto a device and check the configuration against it. Raises ModelError or ConfigError."""
     name = found.tenant
-    runner = open_model(found.path, cache_dir=root / STATE_FOLDER / "graphs", name=name, device=device)
+    model = found.config.model
+    arithmetic = Arithmetic(model.precision, model.channels_last)
+    graphs = root / STATE_FOLDER / "graphs"
+    runner = open_model(found.path, cache_dir=graphs, name=name, device=device, arithmetic=arithmetic)
     try:
-        shapes = check_shapes(name, runner.inputs, found.config.model.shapes)
+        shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
     except CotenantError:
         runner.close()
@@ -93,7 +97,9 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     for weights in runner.files[1:]:
         content.update(file_digest(weights).encode())
     longest_ms = found.config.segments.max_ms or LONGEST_SEGMENT_MS
-    content.update(msgspec.json.encode((shapes, found.config.model.max_batch, longest_ms)))
+    content.update(msgspec.json.encode((shapes, model.max_batch, longest_ms)))
+    if arithmetic != Arithmetic():
+        content.update(msgspec.json.encode((arithmetic.precision, arithmetic.lays_out)))
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())

@@ -34,14 +34,17 @@ def this_device(device: str = CPU) -> Device:
 
 
 def _this_gpu(device: str) -> Device:
-    """Cores are the GPU's SMs. What torch was built for counts, too: other kernels are another device."""
+    """Cores are the GPU's SMs. What torch was built for and how the driver is called count, too: another device."""
     import torch
 
     host = _this_cpu()
     facts = torch.cuda.get_device_properties(device)
     name, sms = str(facts.name), int(facts.multi_processor_count)
-    versions = {**host.versions, "cuda": str(torch.version.cuda)}
-    identity = "|".join((name, str(sms), str(facts.total_memory), versions["torch"], versions["cuda"]))
+    versions = {**host.versions, "cuda": str(torch.version.cuda), "cuda-bindings": "none"}
+    with suppress(PackageNotFoundError):
+        versions["cuda-bindings"] = version("cuda-bindings")
+    counted = (versions[package] for package in ("torch", "cuda", "cuda-bindings"))
+    identity = "|".join((name, str(sms), str(facts.total_memory), *counted))
     digest = sha256(identity.encode()).hexdigest()[:12]
     return Device(name, sms, int(facts.total_memory), host.system, versions, digest)
 

@@ -18,11 +18,28 @@ STEM = "model"
 
 
 @dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a model computes what it has in FP32: see `[model]` in `config`.
+
+    `channels_last` None stands for yes in FP16 and BF16, and for no otherwise.
+    """
+
+    precision: str = "tf32"
+    channels_last: bool | None = None
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether convolutions run channels last."""
+        return self.precision in ("fp16", "bf16") if self.channels_last is None else self.channels_last
+
+
+@dataclass(frozen=True, slots=True)
 class Format:
     """Files that end in `suffix` are run by `package`, which `install` installs where it is not there.
 
     `opener` is "MODULE:ATTRIBUTE" of what opens one, as `execute.runner.open_model` calls it; `platform` and `backend`
-    are the names of the engine in the protocol's metadata. `devices` are the kinds of device that it runs on.
+    are the names of the engine in the protocol's metadata. `devices` are the kinds of device that it runs on;
+    `has_arithmetic` says that the opener takes an `Arithmetic` of that name, too.
     """
 
     suffix: str
@@ -32,6 +49,7 @@ class Format:
     backend: str
     install: str = ""
     devices: tuple[str, ...] = ("cpu",)
+    has_arithmetic: bool = False
 
     @property
     def file(self) -> str:
@@ -58,6 +76,7 @@ FORMATS: dict[str, Format] = {
             "pytorch",
             "pip install 'cotenant[torch]'",
             ("cpu", "cuda"),
+            has_arithmetic=True,
         ),
     )
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.gpu.cuda_driver import GpuError
+from cotenant.execute.gpu.queues import MOST, VARIABLE, queue_count
 from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
 from cotenant.execute.protocol import ModelExecutor
 from cotenant.work import Machine, Share
@@ -29,6 +32,8 @@ class SmLayout:
 
 
 SMS = SmLayout()
+SWITCH_S = 5e-5
+"""How long a thread keeps the interpreter when others ask for it: a GPU idles while who submits to it waits."""
 
 
 def sm_lanes(section: DeviceSection, where: str = "[device]", grid: SmGrid | None = None) -> tuple[Share, ...]:
@@ -61,7 +66,15 @@ def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> Cu
     except GpuError as error:
         raise ConfigError(f"[device]: kind is 'cuda', but {error}") from None
     try:
-        shares.split(partitions or sm_lanes(section, grid=shares.grid))
+        partitions = tuple(dict.fromkeys(partitions or sm_lanes(section, grid=shares.grid)))
+        streams = len(partitions) * (1 if section.sharing == "green" else 2)  # plain ones: two, one for the urgent
+        if streams > queue_count(os.environ):
+            raise GpuError(
+                f"the {len(partitions)} shares that launches may get need {streams} streams, and streams beyond the "
+                f"{queue_count(os.environ)} queues of CUDA ({VARIABLE}, {MOST} at most) wait for others: have fewer "
+                "shares, or a policy that joins none"
+            )
+        shares.split(partitions)
     except CotenantError as error:
         shares.close()
         raise ConfigError(f"[device]: cuda:{section.index} cannot be divided: {error}") from None
@@ -71,6 +84,7 @@ def open_streams(section: DeviceSection, partitions: Sequence[Share] = ()) -> Cu
 def open_executor(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:
     """Streams of the GPU in this process; what waits for a device has no need to be nice. Raises ConfigError."""
     streams = open_streams(section, partitions)
+    sys.setswitchinterval(SWITCH_S)
     from cotenant.execute.torch.executor import TorchExecutor
 
     return TorchExecutor(streams)

@@ -1,7 +1,7 @@
 """How the streaming multiprocessors (SMs) of a GPU are divided: pure arithmetic, no driver.
 
-The driver splits the SMs ONCE into groups of equal size. A share is any set of these groups, so every other division
-is another combination of the same groups: shares of any two divisions that use different groups are disjoint.
+The driver splits the SMs ONCE into groups of equal size. A share is any set of these groups: shares that use different
+groups are disjoint.
 
 Slots number the SMs of the groups: group k has the slots from k times the granularity. SMs beyond the last group (4 of
 the 132 of an H100, with groups of 8) are in no share but that of the whole device.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from cotenant.errors import InvalidValueError
 from cotenant.work import Share
@@ -94,36 +95,9 @@ def counts_of(percents: Sequence[float], grid: SmGrid, where: str = "[device]") 
 
 def shares_of(percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]") -> tuple[Share, ...]:
     """Disjoint partitions for shares in percent, from the first group on. Raises InvalidValueError; see `counts_of`."""
-    return resplit((), percents, grid, index, where)
-
-
-def resplit(
-    before: Sequence[Share], percents: Sequence[float], grid: SmGrid, index: int, where: str = "[device]"
-) -> tuple[Share, ...]:
-    """Another combination of the same groups: one partition for each share, disjoint.
-
-    A partition from `before` that has the right size is taken over as it is, so that nothing has to be made anew for
-    it. Raises InvalidValueError; see `counts_of` and `groups_of`.
-    """
     counts = counts_of(percents, grid, where)
-    old = [partition for partition in before if not is_whole(partition, grid)]
-    kept: list[Share | None] = []
-    used = 0
-    for count in counts:
-        fitting = (each for each in old if each.size == count * grid.granularity and not each.mask & used)
-        found = next(fitting, None)
-        kept.append(found)
-        if found is not None:
-            groups_of(found, grid)
-            used |= found.mask
-    free = _free_groups(used, grid)
-    made: list[Share] = []
-    for partition, count in zip(kept, counts, strict=True):
-        if partition is None:
-            partition = partition_of(free[:count], grid, index)
-            del free[:count]
-        made.append(partition)
-    return tuple(made)
+    pairs = zip(counts, accumulate(counts), strict=True)
+    return tuple(partition_of(range(end - count, end), grid, index) for count, end in pairs)
 
 
 def partition_of(groups: Sequence[int], grid: SmGrid, index: int) -> Share:
@@ -139,16 +113,3 @@ def groups_of(partition: Share, grid: SmGrid) -> tuple[int, ...]:
         text = f"all {grid.granularity} slots of each of its groups, of {grid.groups} groups"
         raise InvalidValueError(f"partition of {partition.device}", "cores", partition.cores, text)
     return groups
-
-
-def remaining(partitions: Sequence[Share], grid: SmGrid) -> tuple[int, ...]:
-    """The groups that no partition uses."""
-    used = 0
-    for partition in partitions:
-        used |= partition.mask
-    return tuple(_free_groups(used, grid))
-
-
-def _free_groups(used: int, grid: SmGrid) -> list[int]:
-    group = (1 << grid.granularity) - 1
-    return [k for k in range(grid.groups) if not used >> (k * grid.granularity) & group]

@@ -1,7 +1,7 @@
 """Shares of one GPU as green contexts on disjoint SMs; `sm_streams` has the plain streams with the same surface.
 
 A green context is a set of SMs of the primary context: memory, modules and events are common to all, and only the
-kernels of its streams are bound to its SMs. That makes a new division cheap: no process starts, no model moves.
+kernels of its streams are bound to its SMs. Nothing competes inside a share, so each has one stream for all urgencies.
 Source: CUDA driver API, "Green Contexts".
 """
 
@@ -30,20 +30,19 @@ Wrap = Callable[[int, int], Any]
 
 
 class _Share:
-    """One green context, or the primary one (None), and its streams by urgency."""
+    """One green context, or the primary one (None), and its stream."""
 
     def __init__(self, context: Any, granted: int) -> None:
         self.context = context
         self.granted = granted
-        self.streams: dict[bool, Any] = {}
-        self.wrapped: dict[bool, Any] = {}
+        self.stream: Any = None
+        self.wrapped: Any = None
 
 
 class GreenShares(OnGrid):
     """Shares of a GPU by green contexts over the groups of one split. Implements `GpuPartitioner`.
 
-    Usable from any thread. `split` destroys contexts that are needed no more as soon as they are idle. So nobody may be
-    about to launch in a partition that goes, its streams must not be used again, nor what was captured on them.
+    Usable from any thread. Contexts and streams live until it is closed.
     """
 
     def __init__(self, driver: Any, index: int, wrap: Wrap) -> None:
@@ -51,18 +50,10 @@ class GreenShares(OnGrid):
         self.index = index
         self._wrap = wrap
         self._lock = threading.Lock()
-        self._splitting = threading.Lock()  # taken before the other one
         self._device = device_of(driver, index)
         self.grid, self._groups = split_groups(driver, self._device)
         self._shares: dict[Share, _Share] = {}
-        self._retired: list[_Share] = []
         self._primary = call(driver, "cuDevicePrimaryCtxRetain", self._device)
-        try:
-            with current(driver, self._primary):
-                self._priorities = tuple(map(int, call(driver, "cuCtxGetStreamPriorityRange")))
-        except GpuError:
-            self.close()
-            raise
 
     @classmethod
     def open(cls, index: int, driver: Any = None, wrap: Wrap | None = None) -> Self:
@@ -79,63 +70,50 @@ class GreenShares(OnGrid):
         with self._lock:
             return MappingProxyType({partition: share.granted for partition, share in self._shares.items()})
 
-    @property
-    def retired(self) -> int:
-        """How many contexts wait for their work to end before they are destroyed."""
-        return len(self._retired)
-
     def split(self, partitions: Sequence[Share]) -> int:
-        """Have a context for each of these partitions and for no other; gives the nanoseconds it took.
+        """Have a context and a stream for each of these partitions, too; gives the nanoseconds it took.
 
-        What stays keeps its context and streams. Raises InvalidValueError for a partition that is not made of groups of
-        this GPU, GpuError when the driver refuses or the shares are closed; the division is then the one it was.
+        Raises InvalidValueError for a partition that is not made of groups of this GPU, GpuError when the driver
+        refuses or the shares are closed; the partitions are then those that were.
         """
         for partition in partitions:
             check_device(partition, self.index)
             if not is_whole(partition, self.grid):
                 groups_of(partition, self.grid)
         began = time.perf_counter_ns()
-        with self._splitting:
+        with self._lock:
             if self._primary is None:
                 raise GpuError(f"the shares of cuda:{self.index} are closed")
-            made = self._make_all([each for each in dict.fromkeys(partitions) if each not in self._shares])
-            now = {each: self._shares.get(each) or made[each] for each in partitions}
-            retired = [*self._retired, *(share for each, share in self._shares.items() if each not in now)]
-            with self._lock:  # for a moment: lanes that stay ask for their streams meanwhile
-                self._shares = now
-            with current(self._driver, self._primary):
-                self._retired = [share for share in retired if not self._destroy_if_idle(share)]
+            self._shares |= self._make_all([each for each in dict.fromkeys(partitions) if each not in self._shares])
         return time.perf_counter_ns() - began
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
-        """A stream of a partition, of the greatest priority when `urgent`; the same one each time.
+        """The stream of a partition, the same for what is `urgent`.
 
-        Raises InvalidValueError for a partition that is not in the division.
+        Raises InvalidValueError for a partition that `split` was not given.
         """
         with self._lock:
             share = self._share(partition)
-            if urgent not in share.wrapped:
-                share.wrapped[urgent] = self._wrap(int(self._stream(share, urgent)), self.index)
-            stream: torch.cuda.Stream = share.wrapped[urgent]
+            if share.wrapped is None:
+                share.wrapped = self._wrap(int(share.stream), self.index)
+            stream: torch.cuda.Stream = share.wrapped
             return stream
 
     def handle(self, partition: Share, urgent: bool = False) -> int:
         """The address of `stream`; needs no torch."""
         with self._lock:
-            return int(self._stream(self._share(partition), urgent))
+            return int(self._share(partition).stream)
 
     def close(self) -> None:
         """Wait for what runs, and destroy all contexts."""
-        with self._splitting, self._lock:
+        with self._lock:
             if self._primary is None:
                 return
-            shares = [*self._shares.values(), *self._retired]
-            self._shares, self._retired = {}, []
+            shares, self._shares = self._shares, {}
             with suppress(GpuError), current(self._driver, self._primary):
-                for share in shares:
-                    for stream in share.streams.values():
-                        with suppress(GpuError):  # after a kernel that failed there is nothing to wait for
-                            call(self._driver, "cuStreamSynchronize", stream)
+                for share in shares.values():
+                    with suppress(GpuError):  # after a kernel that failed there is nothing to wait for
+                        call(self._driver, "cuStreamSynchronize", share.stream)
                     self._destroy(share)
             with suppress(GpuError):
                 call(self._driver, "cuDevicePrimaryCtxRelease", self._device)
@@ -161,46 +139,31 @@ class GreenShares(OnGrid):
 
     def _make(self, partition: Share) -> _Share:
         driver = self._driver
+        flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
         if is_whole(partition, self.grid):
-            return _Share(None, self.grid.total)
+            share = _Share(None, self.grid.total)
+            with current(driver, self._primary):
+                share.stream = call(driver, "cuStreamCreate", flags)
+            return share
         groups = [self._groups[k] for k in groups_of(partition, self.grid)]
         description = call(driver, "cuDevResourceGenerateDesc", groups, len(groups))
-        flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
-        context = call(driver, "cuGreenCtxCreate", description, self._device, int(flags))
+        default = int(driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
+        context = call(driver, "cuGreenCtxCreate", description, self._device, default)
         share = _Share(context, 0)
         try:
             kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
             share.granted = int(call(driver, "cuGreenCtxGetDevResource", context, kind).sm.smCount)
+            share.stream = call(driver, "cuGreenCtxStreamCreate", context, flags, 0)
         except GpuError:
             self._destroy(share)
             raise
         return share
 
-    def _stream(self, share: _Share, urgent: bool) -> Any:
-        if urgent not in share.streams:
-            driver = self._driver
-            flags = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
-            priority = self._priorities[1] if urgent else self._priorities[0]
-            if share.context is None:
-                with current(driver, self._primary):
-                    made = call(driver, "cuStreamCreateWithPriority", flags, priority)
-            else:
-                made = call(driver, "cuGreenCtxStreamCreate", share.context, flags, priority)
-            share.streams[urgent] = made
-        return share.streams[urgent]
-
-    def _destroy_if_idle(self, share: _Share) -> bool:
-        for stream in share.streams.values():
-            if int(self._driver.cuStreamQuery(stream)[0]):  # work is under way, or the device has failed
-                return False
-        self._destroy(share)
-        return True
-
     def _destroy(self, share: _Share) -> None:
-        """Streams first: the driver does not destroy them with their context."""
-        for stream in share.streams.values():
+        """The stream first: the driver does not destroy it with its context."""
+        if share.stream is not None:
             with suppress(GpuError):
-                call(self._driver, "cuStreamDestroy", stream)
+                call(self._driver, "cuStreamDestroy", share.stream)
         if share.context is not None:
             with suppress(GpuError):
                 call(self._driver, "cuGreenCtxDestroy", share.context)

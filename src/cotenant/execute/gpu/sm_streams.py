@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class GpuPartitioner(Protocol):
-    """How a GPU is divided at the moment. Partitions may overlap: the core never runs those at the same time."""
+    """How a GPU is divided. Partitions may overlap: the core never runs those at the same time."""
 
     grid: SmGrid
     index: int
@@ -36,10 +36,10 @@ class GpuPartitioner(Protocol):
         """SMs on which the kernels of each partition may run."""
 
     def split(self, partitions: Sequence[Share]) -> int:
-        """Divide the GPU anew; gives the nanoseconds it took."""
+        """Have streams for these partitions, too; gives the nanoseconds it took."""
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
-        """A stream of a partition; the same one each time."""
+        """A stream of a partition; the same one each time. Where nothing competes with it, it is that of the urgent."""
 
     def handle(self, partition: Share, urgent: bool = False) -> int:
         """The address of that stream, as the driver and torch exchange it."""
@@ -100,13 +100,14 @@ class PlainShares(OnGrid):
             return MappingProxyType(dict.fromkeys(self._streams, self.grid.total))
 
     def split(self, partitions: Sequence[Share]) -> int:
-        """Have streams for these partitions; gives the nanoseconds it took. Raises InvalidValueError."""
+        """Have streams for these partitions, too; gives the nanoseconds it took. Raises InvalidValueError."""
         for partition in partitions:
             check_device(partition, self.index)
             groups_of(partition, self.grid)
         began = time.perf_counter_ns()
         with self._lock:
-            self._streams = {each: self._streams.get(each, {}) for each in partitions}
+            for each in partitions:
+                self._streams.setdefault(each, {})
         return time.perf_counter_ns() - began
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
-
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def tensor_of(array: Any) -> torch.Tensor:
     """The tensor over an array's memory. Raises TypeError for a type of elements that torch lacks."""
-    if array.dtype == _BFLOAT16:
+    if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -22,5 +19,7 @@ def tensor_of(array: Any) -> torch.Tensor:
 def array_of(tensor: torch.Tensor, numpy: Callable[[torch.Tensor], Any] = torch.Tensor.numpy) -> Any:
     """The array over the memory of a tensor on the CPU, by way of `numpy` for what numpy knows."""
     if tensor.dtype is torch.bfloat16:
-        return numpy(tensor.view(torch.uint16)).view(_BFLOAT16)
+        import ml_dtypes  # whose type it is; measuring a device goes without
+
+        return numpy(tensor.view(torch.uint16)).view(ml_dtypes.bfloat16)
     return numpy(tensor)

@@ -69,8 +69,8 @@ def _fold_norm(lowered: Lowered, weights: dict[str, torch.Tensor], norm: fx.Node
     new_w, new_b = fuse_conv_bn_weights(w, b, mu, var, eps, gamma, beta)
     dtype = weights[lowered.weights[kernel]].dtype
     arguments = list(conv.args) + [None] * (3 - len(conv.args))
-    arguments[1] = _weight(lowered, weights, f"{conv.name}_weight", new_w.detach().to(dtype))
-    arguments[2] = _weight(lowered, weights, f"{conv.name}_bias", new_b.detach().to(dtype))
+    arguments[1] = new_weight(lowered, weights, f"{conv.name}_weight", new_w.detach().to(dtype))
+    arguments[2] = new_weight(lowered, weights, f"{conv.name}_bias", new_b.detach().to(dtype))
     conv.args = tuple(arguments)
     conv.kwargs = {key: value for key, value in conv.kwargs.items() if key not in ("weight", "bias")}
     norm.replace_all_uses_with(conv)
@@ -98,13 +98,13 @@ def _fold_constant(lowered: Lowered, weights: dict[str, torch.Tensor], node: fx.
     result = target(*fx.node.map_arg(given, known.__getitem__), **fx.node.map_arg(named, known.__getitem__))
     if not isinstance(result, torch.Tensor):
         return
-    made = _weight(lowered, weights, f"{node.name}_constant", result)
+    made = new_weight(lowered, weights, f"{node.name}_constant", result)
     node.replace_all_uses_with(made)
     lowered.outputs = tuple(made if each is node else each for each in lowered.outputs)
     lowered.graph.erase_node(node)
 
 
-def _weight(lowered: Lowered, weights: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> fx.Node:
+def new_weight(lowered: Lowered, weights: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> fx.Node:
     """A placeholder for a new weight, at the head of the graph."""
     while name in weights:
         name += "_"

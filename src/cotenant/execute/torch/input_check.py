@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
@@ -14,14 +13,8 @@ from cotenant.graph.dfg import Tensor
 from cotenant.graph.torch import TYPES
 from cotenant.graph.torch_sizes import Ranges, expression_of
 
-_NUMPY = (
-    {
-        np.dtype(text): f"tensor({name})"
-        for text, name in (("f4", "float"), ("f8", "double"), ("f2", "float16"), ("?", "bool"))
-    }
-    | {np.dtype(ml_dtypes.bfloat16): "tensor(bfloat16)"}
-    | {np.dtype(f"{kind}{bits}"): f"tensor({kind}{bits})" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
-)
+_OTHERS = {"float32": "float", "float64": "double"}
+"""Types of numpy that ONNX calls otherwise."""
 
 
 class InputCheck:
@@ -48,7 +41,7 @@ class InputCheck:
             pairs = zip(given, dims, strict=False)
             if len(given) != len(dims) or not all(_fits(size, dim, sizes) for size, dim in pairs):
                 raise self._error(f"input {tensor.name!r} has shape {given}, expected {_shown(dims)}")
-            dtype = TYPES.get(value.dtype) if isinstance(value, torch.Tensor) else _NUMPY.get(np.asarray(value).dtype)
+            dtype = TYPES.get(value.dtype) if isinstance(value, torch.Tensor) else _type_of(np.asarray(value).dtype)
             if dtype != tensor.dtype:
                 raise self._error(f"input {tensor.name!r} is {dtype}, expected {tensor.dtype}")
         if len(tensors) > len(self._inputs):
@@ -57,6 +50,12 @@ class InputCheck:
 
     def _error(self, text: str) -> TensorError:
         return TensorError(f"model {self._model!r}: {text}")
+
+
+def _type_of(dtype: Any) -> str:
+    text = str(dtype)  # with its order of bytes, where that is another one
+    known = f"tensor({_OTHERS.get(text, text)})"
+    return known if known in TYPES.values() else text
 
 
 _Dim = int | tuple[str, int, int | None] | None

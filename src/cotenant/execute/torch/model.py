@@ -30,7 +30,10 @@ from cotenant.execute.threads.names import Threads
 from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold
+from cotenant.execute.torch.fp32 import claim_fp32, release_fp32
 from cotenant.execute.torch.input_check import InputCheck
+from cotenant.execute.torch.precision import SHORT, lay_out, shorten
+from cotenant.execute.torch.recurrent import flatten
 from cotenant.execute.torch.segment import Segment, TorchCutter
 from cotenant.execute.torch.threads import use_threads
 from cotenant.graph.cuts import suggest_cuts
@@ -38,6 +41,7 @@ from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.torch import dfg_of_graph, named_graph
 from cotenant.graph.torch_lower import lower
+from cotenant.repository.formats import Arithmetic
 
 if TYPE_CHECKING:
     from cotenant.execute.gpu.streams import StreamLane
@@ -67,12 +71,20 @@ class TorchModel:
     """
 
     def __init__(
-        self, path: Path, held: HeldFolder, file: Path, name: str, device: str, owned: Path | None = None
+        self,
+        path: Path,
+        held: HeldFolder,
+        file: Path,
+        name: str,
+        device: str,
+        arithmetic: Arithmetic,
+        owned: Path | None = None,
     ) -> None:
         self.path = path
         self.name = name
         self.graph_path = file
         """Its copy of the archive, in a folder whose name identifies the content and this torch."""
+        self.arithmetic = arithmetic
         self._device = torch.device(device)
         self._held = held
         archive = read_archive(path, file)
@@ -80,6 +92,10 @@ class TorchModel:
         try:
             lowered = lower(archive.program)
             fold(lowered, weights)
+            if arithmetic.precision in SHORT:
+                shorten(lowered, weights, SHORT[arithmetic.precision])
+            if arithmetic.lays_out:
+                lay_out(lowered, weights)
             self._graph = named_graph(lowered, archive.inputs, archive.outputs)
             self.dfg: Dfg = dfg_of_graph(self._graph, name)
         except GraphError as error:
@@ -100,7 +116,14 @@ class TorchModel:
 
     @classmethod
     def open(
-        cls, path: Path, *, name: str = "", device: str = "cpu", cache_dir: Path | None = None, content: str = ""
+        cls,
+        path: Path,
+        *,
+        name: str = "",
+        device: str = "cpu",
+        cache_dir: Path | None = None,
+        content: str = "",
+        arithmetic: Arithmetic = Arithmetic(),
     ) -> TorchModel:
         """Open the archive at `path`; `name` is for messages and the DFG, by default the file's stem.
 
@@ -109,13 +132,13 @@ class TorchModel:
         whatever lies at `path` by now.
 
         Raises ModelError when the file cannot be read, holds pickled or compiled parts, keeps state between runs, is
-        not the one with that `content`, or torch cannot load it.
+        not the one with that `content`, cannot compute in that `arithmetic`, or torch cannot load it.
         """
         path = Path(path)
         owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-torch-"))
         try:
             held, file = open_copy(path, cache_dir or owned or Path(), content)
-            return cls(path, held, file, name or path.stem, device, owned)
+            return cls(path, held, file, name or path.stem, device, arithmetic, owned)
         except BaseException:
             if owned:
                 shutil.rmtree(owned, ignore_errors=True)
@@ -236,6 +259,7 @@ class TorchModel:
             self._is_closed = True
             self._built = OrderedDict()
             self._weights = {}
+        release_fp32(self)
         self._held.close()
         if self._cleanup is not None:
             self._cleanup()
@@ -248,6 +272,13 @@ class TorchModel:
 
     def _place_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Weights that share memory go as one, so that they share it there too; waits until they are there."""
+        if self._device.type == "cuda" and (other := claim_fp32(self, self.arithmetic.precision)):
+            raise ModelError(
+                self.path,
+                f"its precision is {self.arithmetic.precision!r}, and that of {other!r} in the same process is not: "
+                "CUDA has one setting of FP32 for a process",
+                "Give both the same precision; 'fp16' and 'bf16' go with either",
+            )
         moved: dict[int, torch.Tensor] = {}
         placed: dict[str, torch.Tensor] = {}
         try:
@@ -262,6 +293,8 @@ class TorchModel:
                 there = moved[store.data_ptr()].untyped_storage()
                 empty = torch.empty(0, dtype=weight.dtype, device=self._device)
                 placed[name] = empty.set_(there, weight.storage_offset(), weight.shape, weight.stride())
+            if self._device.type == "cuda":
+                flatten(self._graph.lowered, placed)
         except (RuntimeError, AssertionError) as error:
             reason = f"its weights cannot be taken to {self._device}: {_first_line(error)}"
             raise ModelError(self.path, reason, "Check the device, or give it more memory") from error

@@ -19,6 +19,7 @@ import msgspec
 
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import Layout
+from cotenant.repository.formats import Arithmetic
 from cotenant.work import Work
 
 MOST_MESSAGE_BYTES = 200 << 10
@@ -45,6 +46,7 @@ class Open(_Message, frozen=True):
     graph: str
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     lane_nice: int
+    arithmetic: Arithmetic = Arithmetic()
 
 
 class AddLane(_Message, frozen=True):

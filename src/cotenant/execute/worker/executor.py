@@ -22,6 +22,7 @@ from cotenant.execute.sessions import Wanted
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.supervisor import WorkerSupervisor
+from cotenant.repository.formats import Arithmetic
 from cotenant.work import Share
 
 
@@ -52,7 +53,9 @@ class ProcessExecutor(BaseExecutor):
         """
         graph = model.graph_path.parent
         place = str(model.path), str(graph.parent), graph.name
-        message = Open(tenant, *place, _plain(spec.sessions), self._lane_nice)
+        message = Open(
+            tenant, *place, _plain(spec.sessions), self._lane_nice, getattr(model, "arithmetic", Arithmetic())
+        )
         model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell)

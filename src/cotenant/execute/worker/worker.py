@@ -143,7 +143,9 @@ class Worker:
 def _open(message: Open) -> Runner:
     """Open the model with its sessions, from what the server opened. Raises ModelError."""
     place = Path(message.path), Path(message.cache_dir)
-    model = open_model(place[0], cache_dir=place[1], name=message.tenant, content=message.graph)
+    model = open_model(
+        place[0], cache_dir=place[1], name=message.tenant, content=message.graph, arithmetic=message.arithmetic
+    )
     try:
         for threads, ranges in message.sessions:
             if threads == 1:
