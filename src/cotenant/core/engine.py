@@ -12,7 +12,7 @@ from typing import Any
 from cotenant.core.actions import Action, Grow, LookAhead, Respond
 from cotenant.core.admission import most_cores, refusal
 from cotenant.core.books import Books
-from cotenant.core.decisions import fault_of
+from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
     ApplicationArrived,
     ApplicationEnded,
@@ -63,6 +63,8 @@ class Engine(Books):
         self._machine = machine
         self._is_looking_ahead = False
         """A LookAhead is on its way."""
+        self._has_next = False
+        """A group is started behind the one that runs."""
         self._draining = False
         self._use(policy)
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
@@ -103,8 +105,8 @@ class Engine(Books):
 
     @property
     def launches(self) -> tuple[int, ...]:
-        """The numbers of the launches under way."""
-        return tuple(self._launches.running)
+        """The numbers of the launches under way, and of those that wait for them."""
+        return (*self._launches.running, *self._launches.waiting)
 
     def waiting(self, tenant: str) -> int:
         """Queries of a tenant that wait for their first launch; 0 for an unknown one."""
@@ -289,18 +291,22 @@ class Engine(Books):
     # --- decisions ------------------------------------------------------------------------------------------------
 
     def _schedule_groups(self, event: Event, now_ns: int, actions: list[Action]) -> None:
-        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival."""
-        if not (self._queues.waiting or self._paused):
+        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival.
+
+        A choice that is started at once, behind the group that runs, is the last until that one has ended: the policy
+        is asked again when its launches run, or when all its queries have left it.
+        """
+        launches, had_next = self._launches, self._has_next
+        self._has_next = bool(launches.waiting)
+        if self._has_next or not (self._queues.waiting or self._paused):
             return
-        launches = self._launches
-        if not (launches.running or launches.waiting):
+        is_idle = not launches.running
+        if is_idle or type(event) is LookAheadDue:
             self._decide(now_ns, actions)
-            is_due = bool(launches.running) and bool(self._queues.waiting or self._paused)
-        elif type(event) is LookAheadDue:
-            self._decide(now_ns, actions)
-            return
+            self._has_next = bool(launches.waiting)
+            is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
         else:
-            is_due = type(event) is QueryArrived
+            is_due = had_next or type(event) is QueryArrived
         if is_due and not self._is_looking_ahead:
             self._is_looking_ahead = True
             actions.append(LookAhead())
@@ -308,7 +314,7 @@ class Engine(Books):
     def _decide(self, now_ns: int, actions: list[Action]) -> None:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
         fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches)
-        if decision.starts and self._grouped and (self._launches.running or self._launches.waiting):
+        if decision.starts and self._grouped and not is_behind(decision.starts, self._launches):
             fault = "starts a group while another one runs"
         if fault is not None:
             raise ProtocolViolationError(f"policy {self.policy.name!r} {fault}")

@@ -1,7 +1,7 @@
 """Headroom-based control of deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), with choices added.
 
 Launches of several tenants are issued as one group whose latency the predictor knows; the next group starts when the
-last launch of this one has ended. The query with the least headroom leads a group. What runs beside it, how many
+last launch of this one has ended, and is chosen, and may be handed to the device, before. The query with the least headroom leads a group. What runs beside it, how many
 queries are merged, where a member is cut and how the cores are shared is chosen by what a group gets done in its time,
 among the groups that the predictor calls feasible. Where overlap gains nothing, groups of one member win: tenants that
 never gain from each other run in turn.
@@ -27,7 +27,7 @@ from cotenant.policies.overlap.group_likely import likely_groups
 from cotenant.policies.overlap.group_search import Choice, find_group
 from cotenant.policies.overlap.group_splits import Splits
 from cotenant.types import Tenant
-from cotenant.work import Share
+from cotenant.work import CPU, Share
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
@@ -61,6 +61,11 @@ class Overlap(BasePolicy):
     `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
     where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
     last launch of a group only costs.
+    `enqueue`: whether the group that is chosen while another one runs is started at once, to wait on the device for the
+    end of that one, if it can begin then with time to spare and has no batch of it. Given up for that: who arrives
+    later cannot join it and waits for two groups, each of which may use up only half as much of his slack therefore; it
+    is not chosen anew when the one before takes longer than predicted, and may be late then; and who is beyond help is
+    told so at his deadline, since decisions beside a running group drop nobody.
     `cautious`: without a barrier, serve those first that are sure to be in time: see ListPolicy.
     `repeat`: whether a tenant may have several launches in a group, each of other queries.
     `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
@@ -75,6 +80,7 @@ class Overlap(BasePolicy):
     stretch: Stretch = 1.0
     repeat: bool = True
     barrier: bool = True
+    enqueue: bool = False
     cautious: bool = True
     splits: Splits = field(init=False, repr=False, compare=False)
 
@@ -93,8 +99,14 @@ class Overlap(BasePolicy):
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
-        """`barrier` as what was measured of pairs of models asks for it, where it was left open."""
-        return options if "barrier" in options else {**options, "barrier": needs_barrier(facts)}
+        """What was left open: `barrier` as what was measured of pairs of models asks for it, `enqueue` on a GPU.
+
+        There a launch can wait on the device for others, and does not wait for this process besides.
+        """
+        found = {"barrier": needs_barrier(facts), **options}
+        if found["barrier"] and facts.lanes[0].device != CPU:
+            found.setdefault("enqueue", True)
+        return found
 
     @property
     def grouped(self) -> bool:
@@ -123,7 +135,11 @@ class Overlap(BasePolicy):
             ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
             begin = max(snapshot.now_ns, *ends)
             choice, drops = self._choose(snapshot, predictor, begin)
-            return Decision(memory=None if choice is None else _Ahead(choice, begin, drops))
+            if choice is None:
+                return Decision()
+            if self.enqueue and begin < choice.latest_ns and choice.is_there(snapshot):
+                return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
+            return Decision(memory=_Ahead(choice, begin, drops))
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
@@ -142,4 +158,6 @@ class Overlap(BasePolicy):
         ways = self.ways if self.preempt else 0
         # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
         short_ns = int(max(0, slack_ns) * self.stretch)
+        if self.enqueue:  # who arrives may have to wait for two
+            short_ns //= 2
         return find_group(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless
