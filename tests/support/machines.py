@@ -202,7 +202,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.tell(QueryCancelled(pick))
 
     @precondition(lambda self: len(self.ended) < len(self.arrived))
-    @rule(place=st.sampled_from(["queued", "running", "paused", "paused", "enqueued"]), pick=st.integers(0, 9), stage=st.booleans())
+    @rule(
+        place=st.sampled_from(["queued", "running", "paused", "paused", "enqueued"]),
+        pick=st.integers(0, 9),
+        stage=st.booleans(),
+    )
     def leave(self, place: str, pick: int, stage: bool) -> None:
         """A query that is in this place, if there is one, is not wanted any more."""
         there = [query for query in self.arrived if query not in self.ended and self.place(query) == place]
