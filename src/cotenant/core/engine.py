@@ -219,7 +219,10 @@ class Engine(Books):
         The timer brings the engine here in time; a driver that hands another event over first changes nothing.
         """
         while (live := self._expiries.pop_due(self._live, now_ns)) is not None:
-            place = "in the queue" if live.batch is None else _PLACES[live.batch.state]
+            batch = live.batch
+            place = "in the queue" if batch is None else _PLACES[batch.state]
+            if batch is not None and batch.open and self._launches.waiting_of(batch.id) == batch.open:
+                place = "while its launch waited for others"
             reason = f"timed out after {(now_ns - live.query.arrival_ns) / 1e6:.1f} ms {place}"
             self._end(live.query.id, QueryStep.DROP, Outcome.DROPPED, reason, actions)
 

@@ -1,10 +1,10 @@
 """Headroom-based control of deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), with choices added.
 
 Launches of several tenants are issued as one group whose latency the predictor knows; the next group starts when the
-last launch of this one has ended, and is chosen, and may be handed to the device, before. The query with the least headroom leads a group. What runs beside it, how many
-queries are merged, where a member is cut and how the cores are shared is chosen by what a group gets done in its time,
-among the groups that the predictor calls feasible. Where overlap gains nothing, groups of one member win: tenants that
-never gain from each other run in turn.
+last launch of this one has ended. It is chosen before that, and may be handed to the device before. The query with the
+least headroom leads a group. What runs beside it, how many queries are merged, where a member is cut and how the cores
+are shared is chosen by what a group gets done in its time, among the groups that the predictor calls feasible. Where
+overlap gains nothing, groups of one member win: tenants that never gain from each other run in turn.
 """
 
 from __future__ import annotations
