@@ -25,8 +25,7 @@ from cotenant.core.events import (
     TenantRemoved,
     TimerFired,
 )
-from cotenant.core.snapshot import DropRule
-from cotenant.core.snapshot import Policy
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
