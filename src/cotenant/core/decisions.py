@@ -76,8 +76,8 @@ def fault_of(
 
 
 def is_behind(starts: Iterable[Start], launches: Launches) -> bool:
-    """Whether nothing waits, and all these starts do until every launch under way has ended."""
-    return not launches.waiting and all(launches.running.keys() <= set(start.after) for start in starts)
+    """Whether all of a group waits for every launch under way. No other one waits: then nobody is asked for a group."""
+    return all(launches.running.keys() <= set(start.after) for start in starts)
 
 
 def _is_dropped(launches: Launches, batches: Mapping[int, Batch], number: int, dropped: set[int]) -> bool:
