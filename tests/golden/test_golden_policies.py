@@ -74,7 +74,7 @@ CASES = {
     "lanes of two sizes on three cores": Case("[device]\ncores = [0, 1, 3]\nlanes = [[3], [0, 1]]\n"),
     "every option of the file": Case(
         '[device]\nisolation = "thread"\n\n[policy]\nname = "overlap"\ndrop = "expired"\npreempt = true\n'
-        "stretch = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue = true\ncautious = true\n"
+        "stretch = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue_ms = 2.5\ncautious = true\n"
     ),
     "an option of another policy": Case('[policy]\nname = "edf"\nlend = false\n', names=("",)),
     "the command line over the file": Case(

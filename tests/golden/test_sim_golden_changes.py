@@ -230,7 +230,7 @@ CHANGES: dict[str, Change] = {
         workload(1.1),
     ),
     "overlap-enqueued": Change(
-        Overlap(TWO_LANES, enqueue=True),
+        Overlap(TWO_LANES, enqueue_ms=5.0),
         [
             *at(220, TenantSuspended("detect", "its worker died"), QueryCancelled(19)),  # while launches wait
             *at(290, TenantResumed("detect")),

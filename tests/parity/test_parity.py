@@ -40,7 +40,7 @@ def test_simulator_and_server_write_the_same_log(
 
 @pytest.mark.parametrize("drop", list(DropRule))
 def test_groups_that_are_enqueued_start_when_they_can(drop: DropRule) -> None:
-    policy = Overlap(TWO_LANES, drop, enqueue=True)
+    policy = Overlap(TWO_LANES, drop, enqueue_ms=1000.0)
     queries = workload(seed=3, gap_ns=7 * MS)
     lines, told = simulated(policy, queries, noise=0.1, failure_rate=0.1, seed=6)
     assert served(policy, queries, noise=0.1, failure_rate=0.1, seed=6) == (lines, told)

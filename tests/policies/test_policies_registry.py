@@ -21,6 +21,7 @@ from cotenant.policies import POLICIES
 from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.barrier import needs_barrier, reserved_ns
+from cotenant.policies.overlap.control import GPU_ENQUEUE_MS
 from cotenant.policies.registry import make_policy, options_of, policy_class, rebuild_policy, register, resolve_options
 from cotenant.types import Query, Tenant
 from cotenant.work import Share
@@ -156,9 +157,9 @@ def test_one_bad_neighbour_makes_knowing_the_partner_worth_a_barrier() -> None:
 def test_groups_are_enqueued_on_a_gpu_alone_where_there_are_groups(device: str) -> None:
     lanes = tuple(Share((core,), device) for core in range(2))
     bad = LayoutFacts(lanes, pairs_of({"hog": 10, "mild": 10}, {("hog", "hog"): 300, ("hog", "mild"): 120}))
-    on_gpu = {"enqueue": True} if device != "cpu" else {}
+    on_gpu = {"enqueue_ms": GPU_ENQUEUE_MS} if device != "cpu" else {}
     assert resolve_options("overlap", {}, bad) == {"barrier": True} | on_gpu
     assert resolve_options("overlap", {}, LayoutFacts(lanes)) == {"barrier": False}, "nothing was measured"
     assert resolve_options("overlap", {"barrier": True}, LayoutFacts(lanes)) == {"barrier": True} | on_gpu
-    for said in (True, False):
-        assert resolve_options("overlap", {"enqueue": said}, bad) == {"barrier": True, "enqueue": said}
+    for said in (0.0, 3.0):
+        assert resolve_options("overlap", {"enqueue_ms": said}, bad) == {"barrier": True, "enqueue_ms": said}

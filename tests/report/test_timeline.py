@@ -54,7 +54,7 @@ def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
 
 def test_a_launch_says_when_it_was_enqueued(tmp_path: Path) -> None:
     path, out = tmp_path / "trace", tmp_path / "out.json"
-    policy = Overlap(TWO_LANES, preempt=False, enqueue=True)
+    policy = Overlap(TWO_LANES, preempt=False, enqueue_ms=1000.0)
     writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (A, B), Machine.cpu(CORES), created=""))
     queries = [Query(number, "a", at, at + A.slo_ns) for number, at in enumerate((5 * MS, 8 * MS))]
     simulate(

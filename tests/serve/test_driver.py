@@ -110,7 +110,7 @@ class Recording(SimulatedExecutor):
 
 
 def test_an_executor_hears_of_a_launch_before_it_starts_or_that_it_never_does() -> None:
-    stage = Stage(Overlap(TWO_LANES, preempt=False, enqueue=True))
+    stage = Stage(Overlap(TWO_LANES, preempt=False, enqueue_ms=1000.0))
     executor = Recording(TableWorld(LATENCY), stage.clock)
     stage.driver = Driver(stage.engine, executor, stage.clock)
     stage.submit(SLOW)
@@ -127,7 +127,7 @@ def test_an_executor_hears_of_a_launch_before_it_starts_or_that_it_never_does() 
 
 
 def test_those_that_wait_for_launches_are_waited_for_with_them() -> None:
-    stage = Stage(Overlap(TWO_LANES, preempt=False, enqueue=True))
+    stage = Stage(Overlap(TWO_LANES, preempt=False, enqueue_ms=1000.0))
     stage.submit(SLOW)
     stage.submit(SLOW)
     launches = stage.driver.read(lambda engine: engine.launches)

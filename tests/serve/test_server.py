@@ -722,15 +722,15 @@ def test_answers_that_leave_late_make_cautious_policies_count_on_it(tmp_path: Pa
         server.stop()
 
 
-@pytest.mark.parametrize(("isolation", "enqueue"), [("thread", False), ("thread", True), ("process", False)])
-def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str, enqueue: bool) -> None:
+@pytest.mark.parametrize(("isolation", "enqueue_ms"), [("thread", 0.0), ("thread", 0.5), ("process", 0.0)])
+def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str, enqueue_ms: float) -> None:
     """Under overlap with its barrier, before any group was measured: right answers, and one group at a time."""
     root = write_good(tmp_path / "models", "cnn", "two", "encoder")
     watch = Watch()
     server = started(
         root,
         watch,
-        policy=PolicySection("overlap", {"drop": DropRule.NONE, "barrier": True, "enqueue": enqueue}),
+        policy=PolicySection("overlap", {"drop": DropRule.NONE, "barrier": True, "enqueue_ms": enqueue_ms}),
         device=DeviceSection(isolation=isolation),
     )
     try:
@@ -752,7 +752,7 @@ def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str, en
         assert not (running and started_now), "a group starts before the last one has ended"
         running.update({launch.id: launch.group for launch in started_now})
     assert len(watch.events(LookAheadDue)) > 0
-    assert bool(watch.actions(Enqueue)) is enqueue
+    assert bool(watch.actions(Enqueue)) is bool(enqueue_ms)
     if len(server.lanes) > 1:
         assert max(Counter(launch.group for launch in watch.actions(Launch)).values()) > 1
 

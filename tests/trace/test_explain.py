@@ -67,7 +67,7 @@ def test_a_query_that_waited_for_another_tenants_segment(tmp_path: Path) -> None
 
 def test_a_launch_that_was_enqueued_behind_another_one(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    record(path, Overlap(ONE_LANE, preempt=False, enqueue=True), [at(0, LONG, 0), at(1, LONG, 10)])
+    record(path, Overlap(ONE_LANE, preempt=False, enqueue_ms=1000.0), [at(0, LONG, 0), at(1, LONG, 10)])
     assert story(path, 1)[-1] == (
         "+70.0 ms: launch 1, units 0 to 4 in a batch of 1 on cores 0,1 after launch 0 (enqueued at +0.0 ms): took "
         "80.0 ms, predicted 80.0 ms, headroom 220.0 ms"

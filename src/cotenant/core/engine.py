@@ -36,7 +36,7 @@ from cotenant.core.expiries import Expiries
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_query_state
 from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live
-from cotenant.core.snapshot import Policy, Snapshot
+from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine
@@ -47,6 +47,7 @@ _ADMIT, _FINISH = QueryStep.ADMIT, QueryStep.FINISH
 _PAUSE_BATCH = BatchStep.PAUSE
 _DOOMED = BatchState.DOOMED
 _ANSWERED = Outcome.ANSWERED
+_NEVER = 1 << 62
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
@@ -288,6 +289,7 @@ class Engine(Books):
         self.policy = policy
         self._grouped = policy.grouped
         self._memory: object = None
+        self._again_ns = _NEVER
         self._widest = most_cores(policy)
         self._lane_masks = tuple(lane.mask for lane in policy.lanes)
 
@@ -305,16 +307,20 @@ class Engine(Books):
             return
         is_idle = not launches.running
         if is_idle or type(event) is LookAheadDue:
-            self._decide(now_ns, actions)
+            again_ns = self._decide(now_ns, actions).again_ns
             self._has_next = bool(launches.waiting)
+            self._again_ns = again_ns if again_ns > now_ns and launches.running and not self._has_next else _NEVER
             is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
         else:
-            is_due = had_next or type(event) is QueryArrived
-        if is_due and not self._is_looking_ahead:
-            self._is_looking_ahead = True
-            actions.append(LookAhead())
+            is_due = had_next or type(event) is QueryArrived or self._again_ns <= now_ns
+        if is_due:
+            if not self._is_looking_ahead:
+                self._is_looking_ahead = True
+                actions.append(LookAhead())
+        elif self._again_ns != _NEVER:
+            self._expiries.arm_at(self._again_ns, actions)
 
-    def _decide(self, now_ns: int, actions: list[Action]) -> None:
+    def _decide(self, now_ns: int, actions: list[Action]) -> Decision:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
         fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches)
         if decision.starts and self._grouped and not is_behind(decision.starts, self._launches):
@@ -335,3 +341,4 @@ class Engine(Books):
         for growth in decision.grows:
             self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
             actions.append(Grow(growth.launch, growth.share))
+        return decision

@@ -149,7 +149,8 @@ class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
     The starts of one decision begin together: they are a group. `ahead` says that they have been chosen while the
-    group before them was running, so that the decision takes no time when they begin.
+    group before them was running, so that the decision takes no time when they begin. With `again_ns` a policy of
+    groups is asked again at that time, if the group that runs now still does and nothing waits behind it.
     """
 
     starts: tuple[Start, ...] = ()
@@ -157,6 +158,7 @@ class Decision(Struct, frozen=True, gc=False):
     memory: object = None
     ahead: bool = False
     grows: tuple[Growth, ...] = ()
+    again_ns: int = 0
 
 
 class Policy(Protocol):

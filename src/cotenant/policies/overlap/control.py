@@ -31,6 +31,8 @@ from cotenant.work import CPU, Share
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
+GPU_ENQUEUE_MS = 1.5
+"""Enough to be asked, to choose and to submit, and for a group that ends earlier than predicted."""
 
 
 class _Ahead(Struct, frozen=True, gc=False):
@@ -61,11 +63,12 @@ class Overlap(BasePolicy):
     `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
     where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
     last launch of a group only costs.
-    `enqueue`: whether the group that is chosen while another one runs is started at once, to wait on the device for the
-    end of that one, if it can begin then with time to spare and has no batch of it. Given up for that: who arrives
-    later cannot join it and waits for two groups, each of which may use up only half as much of his slack therefore; it
-    is not chosen anew when the one before takes longer than predicted, and may be late then; and who is beyond help is
-    told so at his deadline, since decisions beside a running group drop nobody.
+    `enqueue_ms`: how long before the predicted end of the group that runs the next one is started, to wait on the
+    device for that end; 0: not before it. It has to be able to begin then with time to spare and to have no batch of
+    the group that runs. Given up for that: who arrives later cannot join it, and waits for what is left of one group
+    and for the next, which is to leave him enough of his slack therefore; it is not chosen anew when the one before
+    takes longer than predicted, and may be late then; and who is beyond help is told so at his deadline, since
+    decisions beside a running group drop nobody.
     `cautious`: without a barrier, serve those first that are sure to be in time: see ListPolicy.
     `repeat`: whether a tenant may have several launches in a group, each of other queries.
     `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
@@ -80,7 +83,7 @@ class Overlap(BasePolicy):
     stretch: Stretch = 1.0
     repeat: bool = True
     barrier: bool = True
-    enqueue: bool = False
+    enqueue_ms: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     cautious: bool = True
     splits: Splits = field(init=False, repr=False, compare=False)
 
@@ -93,20 +96,25 @@ class Overlap(BasePolicy):
         self.check("ways", self.ways >= 1, "at least 1")
         expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
         self.check("members", 0 <= self.members <= len(self.lanes), expected)
+        self.check("enqueue_ms", 0 <= self.enqueue_ms <= 1000, "milliseconds from 0 to 1000")
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
         object.__setattr__(self, "splits", Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
-        """What was left open: `barrier` as what was measured of pairs of models asks for it, `enqueue` on a GPU.
+        """What was left open: `barrier` as what was measured of pairs of models asks for it, `enqueue_ms` on a GPU.
 
         There a launch can wait on the device for others, and does not wait for this process besides.
         """
         found = {"barrier": needs_barrier(facts), **options}
         if found["barrier"] and facts.lanes[0].device != CPU:
-            found.setdefault("enqueue", True)
+            found.setdefault("enqueue_ms", GPU_ENQUEUE_MS)
         return found
+
+    @property
+    def _window_ns(self) -> int:
+        return int(self.enqueue_ms * 1e6)
 
     @property
     def grouped(self) -> bool:
@@ -137,9 +145,12 @@ class Overlap(BasePolicy):
             choice, drops = self._choose(snapshot, predictor, begin)
             if choice is None:
                 return Decision()
-            if self.enqueue and begin < choice.latest_ns and choice.is_there(snapshot):
-                return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
-            return Decision(memory=_Ahead(choice, begin, drops))
+            again = 0
+            if self.enqueue_ms and begin < choice.latest_ns and choice.is_there(snapshot):
+                again = begin - self._window_ns
+                if again <= snapshot.now_ns:
+                    return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
+            return Decision(memory=_Ahead(choice, begin, drops), again_ns=again)
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
@@ -157,7 +168,7 @@ class Overlap(BasePolicy):
             return None, hopeless
         ways = self.ways if self.preempt else 0
         # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
-        short_ns = int(max(0, slack_ns) * self.stretch)
-        if self.enqueue:  # who arrives may have to wait for two
-            short_ns //= 2
+        # Who arrives too late for the next one waits for what is left of this one besides: that, or as much again.
+        slack_ns = max(0, slack_ns - self._window_ns, slack_ns // 2)
+        short_ns = int(slack_ns * self.stretch)
         return find_group(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless
