@@ -31,7 +31,7 @@ from cotenant.work import CPU, Share
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
-GPU_ENQUEUE_MS = 1.5
+GPU_ENQUEUE_MS = 1.0
 """Enough to be asked, to choose and to submit, and for a group that ends earlier than predicted."""
 
 
