@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release
+from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     Event,
@@ -17,6 +17,7 @@ from cotenant.core.events import (
     QueryCancelled,
     TenantResumed,
     TenantSuspended,
+    TimerFired,
 )
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, Snapshot, Start
@@ -186,6 +187,39 @@ def test_the_group_behind_runs_whatever_policy_there_is_by_then() -> None:
     assert other.asked == 0
     stage.tell(LaunchEnded(0))
     assert kinds(stage.tell(LaunchEnded(1)))[-3:] == ["Launch", "Launch", "LookAhead"]
+
+
+def again(at_ns: int) -> Step:
+    return lambda _: Decision(again_ns=at_ns)
+
+
+def test_the_policy_is_asked_again_when_it_said() -> None:
+    stage = Stage(again(7), again(9), behind)
+    assert stage.tell(LookAheadDue()) == [SetTimer(7)]
+    assert kinds(stage.engine.handle(TimerFired(), 7)) == ["LookAhead"]
+    assert stage.engine.handle(LookAheadDue(), 7) == [SetTimer(9)]
+    assert kinds(stage.engine.handle(TimerFired(), 9)) == ["LookAhead"]
+    assert kinds(stage.engine.handle(LookAheadDue(), 9)) == ["Enqueue", "Enqueue"]
+
+
+def test_a_timer_of_an_expiry_before_that_leaves_it_set() -> None:
+    stage = Stage(nothing, again(7), behind)
+    stage.tell(LookAheadDue())
+    assert kinds(stage.tell(QueryArrived(Query(4, "a", 0, 10**9, expiry_ns=5)))) == ["LookAhead", "SetTimer"]
+    assert stage.tell(LookAheadDue()) == [], "it fires before"
+    assert stage.engine.handle(TimerFired(), 5)[1:] == [SetTimer(7)]
+    assert kinds(stage.engine.handle(TimerFired(), 7)) == ["LookAhead"]
+
+
+def test_a_time_that_has_passed_sets_no_timer_and_one_that_came_too_late_does_nothing() -> None:
+    stage = Stage(again(0), again(7), heads)
+    assert stage.tell(LookAheadDue()) == []
+    assert kinds(stage.tell(QueryArrived(query(4)))) == ["LookAhead"]
+    assert stage.tell(LookAheadDue()) == [SetTimer(7)]
+    stage.tell(LaunchEnded(0))
+    assert kinds(stage.tell(LaunchEnded(1))) == ["Respond", "Launch", "Launch", "LookAhead"]
+    assert stage.tell(LookAheadDue()) == []
+    assert stage.engine.handle(TimerFired(), 7) == []
 
 
 WRONG: dict[str, Step] = {

@@ -309,7 +309,7 @@ class Engine(Books):
         if is_idle or type(event) is LookAheadDue:
             again_ns = self._decide(now_ns, actions).again_ns
             self._has_next = bool(launches.waiting)
-            self._again_ns = again_ns if again_ns > now_ns and launches.running and not self._has_next else _NEVER
+            self._again_ns = again_ns if again_ns > now_ns else _NEVER
             is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
         else:
             is_due = had_next or type(event) is QueryArrived or self._again_ns <= now_ns

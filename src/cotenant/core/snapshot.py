@@ -149,8 +149,8 @@ class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
     The starts of one decision begin together: they are a group. `ahead` says that they have been chosen while the
-    group before them was running, so that the decision takes no time when they begin. With `again_ns` a policy of
-    groups is asked again at that time, if the group that runs now still does and nothing waits behind it.
+    group before them was running, so that the decision takes no time when they begin. A policy of groups is
+    asked again at `again_ns`, a later time, if somebody waits then and no group does behind the one that runs.
     """
 
     starts: tuple[Start, ...] = ()
