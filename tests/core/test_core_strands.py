@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+from msgspec import structs
 
-from cotenant.core.actions import Action, Grow, Launch, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     LaunchEnded,
@@ -74,6 +75,10 @@ def launches(actions: Sequence[Action]) -> list[int]:
     return [action.id for action in actions if isinstance(action, Launch)]
 
 
+def enqueued(actions: Sequence[Action]) -> list[int]:
+    return [action.launch.id for action in actions if isinstance(action, Enqueue)]
+
+
 def outcomes(actions: Sequence[Action]) -> list[tuple[int, Outcome]]:
     return [(action.query, action.outcome) for action in actions if isinstance(action, Respond)]
 
@@ -109,13 +114,14 @@ def test_a_batch_stops_where_its_parts_meet() -> None:
 
 def test_a_join_starts_when_the_last_part_has_ended_and_has_its_slots_till_then() -> None:
     core = engine(Decision(JOINED))
-    assert launches(core.handle(QueryArrived(query(0)), 0)) == [0, 1]
+    *begun, told = core.handle(QueryArrived(query(0)), 0)
+    assert launches(begun) == [0, 1]
     assert core.snapshot(0).waiting[2].after == (0, 1)
+    assert told == Enqueue(core.snapshot(0).waiting[2])
     assert core.handle(LaunchEnded(0), 5) == []
     assert core.snapshot(5).free_mask & LEFT.mask == 0, "the slot is the join's by now"
     [join] = core.handle(LaunchEnded(1), 6)
-    assert isinstance(join, Launch)
-    assert join.after == (0, 1)
+    assert told == Enqueue(join), "it runs as it was decided"
     assert outcomes(core.handle(LaunchEnded(2), 9)) == [(0, Outcome.ANSWERED)]
     assert core.snapshot(9).free_mask == MACHINE.mask
 
@@ -178,7 +184,7 @@ def test_a_pointer_waits_for_the_batch_of_another_whatever_becomes_of_it() -> No
         Decision((start(WHOLE, LEFT, 0, of=(1,)),)),
     )
     core.handle(QueryArrived(query(0, "flat", 1)), 0)
-    assert core.handle(QueryArrived(query(1)), 0) == []
+    assert enqueued(core.handle(QueryArrived(query(1)), 0)) == [1]
     failed = core.handle(LaunchEnded(0, "it broke"), 5)
     assert (outcomes(failed), launches(failed)) == ([(0, Outcome.FAILED)], [1])
 
@@ -194,6 +200,24 @@ def test_who_waits_for_what_never_runs_waits_for_what_that_waited_for() -> None:
     assert outcomes(core.handle(QueryCancelled(1), 1)) == [(1, Outcome.CANCELLED)]
     assert core.snapshot(1).free_mask & LEFT.mask == 0
     assert launches(core.handle(LaunchEnded(0), 5)) == [2]
+
+
+def test_who_leaves_a_batch_that_goes_on_is_not_in_the_launch_that_was_enqueued_with_him() -> None:
+    rest = DEEP.work(0, 4)
+    core = engine(
+        Decision(),
+        Decision((start(rest.until(2), LEFT, of=(0, 1)),)),
+        Decision((Start(FLAT.work(0, 1), (query(2, "flat", 1),), RIGHT, 5),)),
+        Decision((start(rest.since(2), RIGHT, 1, batch=0),)),
+    )
+    core.handle(QueryArrived(query(0)), 0)
+    core.handle(QueryArrived(query(1)), 0)
+    core.handle(QueryArrived(query(2, "flat", 1)), 0)
+    [told] = core.handle(LaunchEnded(0), 5)
+    assert isinstance(told, Enqueue)
+    core.handle(QueryCancelled(0), 6)
+    [_, launch] = core.handle(LaunchEnded(1), 7)
+    assert (told.launch.queries, launch) == ((0, 1), structs.replace(told.launch, queries=(1,)))
 
 
 def test_who_leaves_a_batch_that_has_not_begun_leaves_the_others_to_another_one() -> None:

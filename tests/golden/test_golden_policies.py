@@ -74,7 +74,7 @@ CASES = {
     "lanes of two sizes on three cores": Case("[device]\ncores = [0, 1, 3]\nlanes = [[3], [0, 1]]\n"),
     "every option of the file": Case(
         '[device]\nisolation = "thread"\n\n[policy]\nname = "overlap"\ndrop = "expired"\npreempt = true\n'
-        "stretch = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\ncautious = true\n"
+        "stretch = 0.5\nways = 2\nmembers = 3\nrepeat = false\nbarrier = true\nenqueue_ms = 2.5\ncautious = true\n"
     ),
     "an option of another policy": Case('[policy]\nname = "edf"\nlend = false\n', names=("",)),
     "the command line over the file": Case(
@@ -88,6 +88,9 @@ CASES = {
     "shares of a GPU": Case('[device]\nkind = "cuda"\nindex = 1\nshares = [25, 75]\n'),
     "groups that slow each other down": Case(slowed=2.0, names=OVERLAP),
     "one model that slows itself down": Case(slowed=3.0, slow=("photos",), names=OVERLAP),
+    "one model that slows itself down on a GPU": Case(
+        '[device]\nkind = "cuda"\nshares = [25, 75]\n', slowed=3.0, slow=("photos",), names=OVERLAP
+    ),
     "groups that hardly slow each other down": Case(slowed=1.25, names=OVERLAP),
     "groups that slow each other down, in one lane": Case('[device]\nlanes = "all"\n', slowed=2.0, names=OVERLAP),
     "groups that slow each other down, without a barrier": Case(

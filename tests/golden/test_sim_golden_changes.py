@@ -229,6 +229,16 @@ CHANGES: dict[str, Change] = {
         FITTED,
         workload(1.1),
     ),
+    "overlap-enqueued": Change(
+        Overlap(TWO_LANES, enqueue_ms=5.0),
+        [
+            *at(220, TenantSuspended("detect", "its worker died"), QueryCancelled(19)),  # while launches wait
+            *at(290, TenantResumed("detect")),
+            *at(350, PredictorChanged(FITTED.with_beliefs(TABLES, SLOWER, 1.125))),
+        ],
+        FITTED,
+        workload(1.2),
+    ),
     "overlap-four-lanes": Change(
         Overlap(FOUR_LANES, DropRule.EXPIRED, ways=2, members=2, stretch=0.0, repeat=False),
         (),
@@ -313,6 +323,7 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
     for word in (
         "LookAhead",
         "Grow",
+        "Enqueue",
         '"after"',
         '"part":true',
         '"ahead":true',

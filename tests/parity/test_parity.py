@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies import POLICIES
+from cotenant.policies.overlap.control import Overlap
 from cotenant.work import Share
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, policy_of
@@ -35,6 +36,15 @@ def test_simulator_and_server_write_the_same_log(
         assert other_lines == lines
         assert other_told == told
         assert sorted(number for number, _, _ in told) == list(range(COUNT))
+
+
+@pytest.mark.parametrize("drop", list(DropRule))
+def test_groups_that_are_enqueued_start_when_they_can(drop: DropRule) -> None:
+    policy = Overlap(TWO_LANES, drop, enqueue_ms=1000.0)
+    queries = workload(seed=3, gap_ns=7 * MS)
+    lines, told = simulated(policy, queries, noise=0.1, failure_rate=0.1, seed=6)
+    assert served(policy, queries, noise=0.1, failure_rate=0.1, seed=6) == (lines, told)
+    assert sum(b'["Enqueue"' in line for line in lines) > 10
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.papers.abacus._group_world import GroupWorld
-from cotenant.core.actions import Launch, LookAhead
+from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import LaunchEnded, LookAheadDue, QueryArrived, QueryCancelled
+from cotenant.core.events import Event, LaunchEnded, LookAheadDue, QueryArrived, QueryCancelled, TimerFired
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError, ProtocolViolationError
@@ -176,8 +177,8 @@ def test_priority_goes_before_headroom() -> None:
 # --- planning while a group runs -------------------------------------------------------------------------------
 
 
-def engine(predictor: TablePredictor | None = None) -> Engine:
-    return Engine(TENANTS.values(), Overlap(TWO_LANES), predictor or Blend(), Machine.cpu(CORES))
+def engine(predictor: TablePredictor | None = None, **options: Any) -> Engine:
+    return Engine(TENANTS.values(), Overlap(TWO_LANES, **options), predictor or Blend(), Machine.cpu(CORES))
 
 
 def launches(actions: Sequence[object]) -> list[Launch]:
@@ -255,15 +256,141 @@ def test_starting_a_group_while_one_runs_is_caught() -> None:
         core.handle(LookAheadDue(), 0)
 
 
-def test_planned_groups_are_charged_only_the_rest_of_the_decision() -> None:
+@pytest.mark.parametrize("enqueue_ms", [0.0, 5.0, 1000.0])
+def test_planned_groups_are_charged_only_the_rest_of_the_decision(enqueue_ms: float) -> None:
     """The decision takes 3 ms: the first group waits for it, the second was chosen while the first ran."""
     queries = [query(0, "a", 300), query(1, "b", 300, 1)]
-    made = play(Overlap(TWO_LANES), TENANTS.values(), Blend(), queries, GroupWorld(_latency), decision_ns=3 * MS)
+    policy = Overlap(TWO_LANES, enqueue_ms=enqueue_ms, preempt=False)
+    made = play(policy, TENANTS.values(), Blend(), queries, GroupWorld(_latency), decision_ns=3 * MS)
     assert made.ended_ns == {0: 23 * MS, 1: 63 * MS}
 
 
 def _latency(group: Group) -> float:
     return Blend().group_ns([group])[0]
+
+
+# --- started behind the group that runs -----------------------------------------------------------------------
+
+
+def enqueued(actions: Sequence[object]) -> list[Launch]:
+    return [action.launch for action in actions if isinstance(action, Enqueue)]
+
+
+def test_what_is_chosen_while_a_group_runs_is_started_behind_it() -> None:
+    core = engine(enqueue_ms=1000.0)
+    core.handle(QueryArrived(query(0, "a")), 0)
+    assert core.handle(QueryArrived(query(1, "b", 200)), MS)[0] == LookAhead()
+    [behind] = enqueued(core.handle(LookAheadDue(), MS))
+    assert (behind.queries, behind.after, behind.ahead, behind.group) == ((1,), (0,), True, 1)
+    assert launches(core.handle(LaunchEnded(0), 20 * MS)) == [behind]
+
+
+@pytest.mark.parametrize(("slo_ms", "is_enqueued"), [(60, False), (61, True)])
+def test_a_group_without_time_to_spare_is_kept_back_till_it_is_known_when_it_can_begin(
+    slo_ms: int, is_enqueued: bool
+) -> None:
+    core = engine(enqueue_ms=1000.0)
+    core.handle(QueryArrived(query(0, "a")), 0)
+    core.handle(QueryArrived(query(1, "b", slo_ms)), 0)  # behind 20 ms it needs 40
+    assert bool(enqueued(core.handle(LookAheadDue(), 0))) is is_enqueued
+    assert [(launch.queries, launch.ahead) for launch in launches(core.handle(LaunchEnded(0), 20 * MS))] == [
+        ((1,), True)
+    ]
+
+
+def test_a_group_that_goes_on_with_what_is_running_is_kept_back() -> None:
+    core = engine(enqueue_ms=1000.0, stretch=0.2)
+    [first] = launches(core.handle(QueryArrived(query(0, "b", 100)), 0))
+    assert not first.last
+    core.handle(QueryArrived(query(1, "b", 1000)), 0)
+    assert core.handle(LookAheadDue(), 0) == [], "the batch that runs leads"
+    actions = core.handle(LaunchEnded(0), 5 * MS)
+    assert all(launch.ahead for launch in launches(actions))
+    assert first.batch in {launch.batch for launch in launches(actions)}
+
+
+def test_who_seems_beyond_help_while_a_group_runs_is_not_dropped_and_runs_if_that_ends_early() -> None:
+    core = engine(Blend(1.2), enqueue_ms=1000.0)
+    core.handle(QueryArrived(query(0, "a")), 0)
+    core.handle(QueryArrived(query(1, "b", 58)), 0)  # 38 ms behind 20 are too few
+    core.handle(QueryArrived(query(2, "c", 200)), 0)
+    told = core.handle(LookAheadDue(), 0)
+    assert [type(action) for action in told] == [Enqueue]
+    assert enqueued(told)[0].queries == (2,)
+    assert LookAhead() in core.handle(LaunchEnded(0), 5 * MS)
+    assert [launch.queries for launch in enqueued(core.handle(LookAheadDue(), 5 * MS))] == [(1,)], "begins at 15 ms"
+
+
+def test_it_is_started_only_so_long_before_the_end_and_chosen_anew_till_then() -> None:
+    core = engine(Blend(1.2), enqueue_ms=5.0)
+    core.handle(QueryArrived(query(0, "a")), 0)
+    core.handle(QueryArrived(query(1, "b", 200)), 0)
+    assert core.handle(LookAheadDue(), 0) == [SetTimer(15 * MS)]
+    assert LookAhead() in core.handle(QueryArrived(query(2, "c", 35, 2)), 2 * MS)
+    assert core.handle(LookAheadDue(), 2 * MS) == []
+    assert core.handle(TimerFired(), 15 * MS)[0] == LookAhead()
+    assert [launch.queries for launch in enqueued(core.handle(LookAheadDue(), 15 * MS))] == [(2,)], "urgent by now"
+    assert LookAhead() not in core.handle(QueryArrived(query(3, "a", 100, 16)), 16 * MS), "too late for this one"
+    assert [launch.queries for launch in launches(core.handle(LaunchEnded(0), 20 * MS))] == [(2,)]
+
+
+def test_one_that_arrives_shortly_before_the_end_is_started_at_once() -> None:
+    core = engine(enqueue_ms=5.0)
+    core.handle(QueryArrived(query(0, "a")), 0)
+    core.handle(QueryArrived(query(1, "b", 200)), 16 * MS)
+    assert [launch.queries for launch in enqueued(core.handle(LookAheadDue(), 16 * MS))] == [(1,)]
+
+
+def test_a_group_that_ends_before_its_time_is_followed_by_what_was_chosen() -> None:
+    core = engine(enqueue_ms=5.0)
+    core.handle(QueryArrived(query(0, "a")), 0)
+    core.handle(QueryArrived(query(1, "b", 200)), 0)
+    core.handle(LookAheadDue(), 0)
+    actions = core.handle(LaunchEnded(0), 10 * MS)
+    assert [(launch.queries, launch.ahead, launch.after) for launch in launches(actions)] == [((1,), True, ())]
+    assert core.handle(TimerFired(), 15 * MS) == [], "needless by now"
+
+
+@pytest.mark.parametrize(("enqueue_ms", "units"), [(0.0, 8), (20.0, 8), (25.0, 7), (30.0, 6), (1000.0, 6)])
+def test_a_group_leaves_time_to_a_newcomer_who_is_too_late_for_the_next_one(enqueue_ms: float, units: int) -> None:
+    """One of 40 ms leaves him 60 at least; of what is left of the one before he may have to wait for as much again."""
+    assert groups_of(run([query(0, "b", 300)], enqueue_ms=enqueue_ms))[0] == [("b", 0, units)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(15, 250), st.integers(0, 60)), min_size=1, max_size=20),
+    st.sampled_from([0.0, 0.3, 0.7, 1.1]),
+    st.sampled_from(DropRule),
+    st.booleans(),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([1.0, 10.0, 1000.0]),
+)
+def test_all_end_once_and_what_is_enqueued_runs_or_is_released(
+    jobs: list[tuple[str, int, int]], cost: float, drop: DropRule, preempt: bool, noise: float, enqueue_ms: float
+) -> None:
+    """Some have a time-out of their own, at which they leave the group that waits."""
+    queries = [
+        query(n, *job, **({"expiry_ns": (job[2] + 20) * MS} if n % 3 == 0 else {}))
+        for n, job in enumerate(sorted(jobs, key=lambda job: job[2]))
+    ]
+    waiting: dict[int, Launch] = {}
+
+    def follow(now_ns: int, event: Event, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Enqueue):
+                waiting[action.launch.id] = action.launch
+            elif isinstance(action, Launch):
+                assert waiting.pop(action.id, action).batch == action.batch
+            elif isinstance(action, Release):
+                for gone in [each.id for each in waiting.values() if each.batch == action.batch]:
+                    del waiting[gone]
+
+    policy = Overlap(TWO_LANES, drop, preempt, enqueue_ms=enqueue_ms)
+    world = GroupWorld(lambda group: Blend(cost).group_ns([group])[0], noise=noise)
+    made = play(policy, TENANTS.values(), Blend(cost), queries, world, log=follow)
+    assert len(made.outcomes) == len(queries)
+    assert not waiting
 
 
 # --- the search ------------------------------------------------------------------------------------------------
@@ -272,14 +399,22 @@ JOBS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(15, 150), st.integ
 
 
 @settings(max_examples=150, deadline=None)
-@given(JOBS, st.sampled_from([0.0, 0.3, 0.7, 1.1]), st.integers(1, 8), st.booleans(), st.booleans())
+@given(
+    JOBS,
+    st.sampled_from([0.0, 0.3, 0.7, 1.1]),
+    st.integers(1, 8),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 5.0, 1000.0]),
+)
 def test_nothing_is_chosen_that_was_predicted_infeasible(
-    jobs: list[tuple[str, int, int]], cost: float, ways: int, preempt: bool, repeat: bool
+    jobs: list[tuple[str, int, int]], cost: float, ways: int, preempt: bool, repeat: bool, enqueue_ms: float
 ) -> None:
     """Every group either meets the deadlines of those who end in it, as predicted, or is its leader alone."""
     predictor = Blend(cost)
     ordered = sorted(jobs, key=lambda job: job[2])
-    made = run([query(n, *job) for n, job in enumerate(ordered)], predictor, ways=ways, preempt=preempt, repeat=repeat)
+    queries = [query(n, *job) for n, job in enumerate(ordered)]
+    made = run(queries, predictor, ways=ways, preempt=preempt, repeat=repeat, enqueue_ms=enqueue_ms)
     together: dict[int, list[tuple[int, Launch]]] = {}
     for at, launch in made.launches:
         together.setdefault(launch.group, []).append((at, launch))
@@ -352,10 +487,12 @@ def test_without_a_barrier_lanes_are_served_as_under_edf() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"lanes": ()}, {"ways": 0}, {"members": 3}, {"stretch": 2}, {"drop": "none"}], ids=str
+    "options",
+    [{"lanes": ()}, {"ways": 0}, {"members": 3}, {"stretch": 2}, {"drop": "none"}, {"enqueue_ms": -1}],
+    ids=str,
 )
 def test_values_out_of_range_are_named(options: dict[str, object]) -> None:
-    with pytest.raises(InvalidValueError, match=r"policy 'overlap': (lanes|ways|members|stretch|drop) is"):
+    with pytest.raises(InvalidValueError, match=r"policy 'overlap': (lanes|ways|members|stretch|drop|enqueue_ms) is"):
         Overlap(**{"lanes": TWO_LANES, **options})  # type: ignore[arg-type]
 
 

@@ -21,8 +21,10 @@ from cotenant.policies import POLICIES
 from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.barrier import needs_barrier, reserved_ns
+from cotenant.policies.overlap.control import GPU_ENQUEUE_MS
 from cotenant.policies.registry import make_policy, options_of, policy_class, rebuild_policy, register, resolve_options
 from cotenant.types import Query, Tenant
+from cotenant.work import Share
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
 FOREIGN = """
@@ -149,3 +151,15 @@ def test_one_bad_neighbour_makes_knowing_the_partner_worth_a_barrier() -> None:
     assert needs_barrier(LayoutFacts(TWO_LANES, pairs_of(alone, {("hog", "hog"): 300, ("hog", "mild"): 120})))
     assert not needs_barrier(LayoutFacts(ONE_LANE, pairs_of(alone, {("hog", "hog"): 300, ("hog", "mild"): 120})))
     assert not needs_barrier(LayoutFacts(TWO_LANES))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_groups_are_enqueued_on_a_gpu_alone_where_there_are_groups(device: str) -> None:
+    lanes = tuple(Share((core,), device) for core in range(2))
+    bad = LayoutFacts(lanes, pairs_of({"hog": 10, "mild": 10}, {("hog", "hog"): 300, ("hog", "mild"): 120}))
+    on_gpu = {"enqueue_ms": GPU_ENQUEUE_MS} if device != "cpu" else {}
+    assert resolve_options("overlap", {}, bad) == {"barrier": True} | on_gpu
+    assert resolve_options("overlap", {}, LayoutFacts(lanes)) == {"barrier": False}, "nothing was measured"
+    assert resolve_options("overlap", {"barrier": True}, LayoutFacts(lanes)) == {"barrier": True} | on_gpu
+    for said in (0.0, 3.0):
+        assert resolve_options("overlap", {"enqueue_ms": said}, bad) == {"barrier": True, "enqueue_ms": said}

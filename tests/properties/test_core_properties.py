@@ -13,6 +13,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from cotenant.policies import POLICIES
 from machines import WALKS, EngineMachine, walk
 
+ENQUEUED = {"overlap, enqueued": 1000.0, "overlap, enqueued late": 5e-6}
+"""Of how many milliseconds before the end; here launches take nanoseconds."""
 UNCUT = ("duty_cycle",)
 """Policies that stop at no cut: this one in lanes without a round."""
 FLOORS = {
@@ -41,20 +43,35 @@ FLOORS_OF_CUTS = {
     "several went on at a cut": 40,
 }
 """What those of machines that stop at cuts must reach besides."""
+FLOORS_OF_ENQUEUED = {
+    "enqueued, and ran": 200,
+    "enqueued, and never ran": 20,
+    "enqueued, and put back": 5,
+    "left, enqueued": 10,
+    "left others of a batch, enqueued": 2,
+}
+"""What those must reach that start groups behind the one that runs."""
 
 
 @pytest.mark.parametrize("preempt", [False, True], ids=["whole", "preempt"])
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", [*sorted(POLICIES), *ENQUEUED])
 def test_every_history_keeps_the_contract(policy: str, preempt: bool) -> None:
     seen: Counter[str] = Counter()
-    machine = type("Machine", (EngineMachine,), {"policy_name": policy, "preempt": preempt, "seen": seen})
+    enqueued = ENQUEUED.get(policy)
+    name = "overlap" if enqueued else policy
+    members: dict[str, object] = {"policy_name": name, "preempt": preempt, "seen": seen}
+    if enqueued:
+        members |= {"options": {"enqueue_ms": enqueued}, "places": [*EngineMachine.places, "enqueued"]}
+    machine = type("Machine", (EngineMachine,), members)
     number = crc32(f"{policy}-{preempt}".encode())  # or all machines would go through the same histories
     run_state_machine_as_test(
         seed(number)(machine),
         settings=settings(max_examples=30, stateful_step_count=40, deadline=None, database=None),
     )
-    for history in range(WALKS):
+    for history in range(2 * WALKS if enqueued else WALKS):
         walk(machine(), Random(number + history))
     floors = FLOORS | (FLOORS_OF_CUTS if preempt and policy not in UNCUT else {})
+    if enqueued:
+        floors |= FLOORS_OF_ENQUEUED
     short = {name: seen[name] for name, floor in floors.items() if seen[name] < floor}
     assert not short, f"histories that reach too little: {short} of {dict(seen)}"

@@ -8,8 +8,9 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from cotenant.core.actions import Action, Grow, Launch, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     Event,
@@ -157,6 +158,8 @@ class Books:
         self.ended: set[int] = set()
         self.gone: set[int] = set()
         self.waited: dict[int, Launch] = {}
+        self.enqueued: dict[int, Launch] = {}
+        """Those of which neither Launch nor Release has come yet."""
         self.ran: dict[int, list[Work]] = {}
         self.members: dict[int, tuple[int, ...]] = {}
         self.broken: set[int] = set()
@@ -230,7 +233,23 @@ class Books:
 
     def carry_out(self, action: Action) -> None:
         match action:
+            case Enqueue(launch):
+                assert launch.id not in self.waited, "twice"
+                assert launch.queries
+                assert launch.batch not in self.released
+                assert set(launch.after) & (self.running.keys() | self.enqueued.keys()), "behind nothing"
+                assert set(launch.after) <= self.running.keys() | self.enqueued.keys() | self.ended, "before these"
+                self.check_told(launch)
+                self.waited[launch.id] = self.enqueued[launch.id] = launch
             case Launch():
+                enqueued = self.enqueued.pop(action.id, None)
+                if enqueued is None:
+                    assert action.id not in self.waited, "enqueued and over"
+                    assert set(action.after) <= self.ended, "it waits, and nobody was told"
+                    self.check_told(action)
+                else:
+                    assert action == structs.replace(enqueued, queries=action.queries)
+                    SEEN["ran for fewer than it was enqueued for"] += len(action.queries) < len(enqueued.queries)
                 assert self.blockers(action) <= self.ended, "it did not wait"
                 assert action.queries, "for nobody"
                 assert set(action.queries) <= self.live.keys()
@@ -256,6 +275,17 @@ class Books:
                 assert action.batch not in self.released, "twice"
                 assert all(launch.batch != action.batch for launch in self.running.values())
                 self.released.add(action.batch)
+                for number in [each.id for each in self.enqueued.values() if each.batch == action.batch]:
+                    assert number in self.gone
+                    del self.enqueued[number]
+                    SEEN["enqueued, then released"] += 1
+
+    def check_told(self, launch: Launch) -> None:
+        """Queries are in no other batch that was enqueued, but in one that has to wait for its own launches to end."""
+        for other in self.enqueued.values():
+            if other.batch != launch.batch and set(other.queries) & set(launch.queries):
+                assert any(each.batch == other.batch for each in self.running.values()), "not released before"
+                SEEN["again while parts of before run"] += 1
 
     def is_whole(self, batch: int) -> bool:
         """Whether each unit of each row has run once."""
@@ -280,9 +310,9 @@ class Books:
             held |= run.launch.share.mask
             assert (run.state is StrandState.GROWING) == (number in self.growing)
         assert held & snapshot.free_mask == 0
+        assert snapshot.waiting.keys() == self.enqueued.keys() - self.gone
         for launch in snapshot.waiting.values():
             assert launch.share.mask & snapshot.free_mask == 0, "its slots are not kept for it"
-            self.waited[launch.id] = launch
             assert not self.blockers(launch) <= self.ended, "it waits for nothing"
             held |= launch.share.mask
         assert held | snapshot.free_mask == MACHINE.mask, "a slot is lost"
@@ -307,6 +337,7 @@ class Books:
         while self.running:
             self.tell(LaunchEnded(next(iter(self.running))))
         assert not self.live
+        assert not self.enqueued, "neither launched nor released"
         snapshot = self.engine.snapshot(self.now)
         assert (snapshot.free_mask, len(snapshot.waiting), len(snapshot.paused)) == (MACHINE.mask, 0, 0)
         kept = {batch for batch, works in self.ran.items() if not self.is_whole(batch)}
@@ -345,5 +376,8 @@ def test_long_walks_keep_it_too_and_get_everywhere() -> None:
         "another policy while launches waited": 10,
         "removed while launches waited": 1,
         "answered in parts": 100,
+        "enqueued, then released": 50,
+        "ran for fewer than it was enqueued for": 20,
+        "again while parts of before run": 1,
     }
     assert {name: SEEN[name] for name, floor in floors.items() if SEEN[name] < floor} == {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.report.timeline import write_timeline
 from cotenant.sim.driver import simulate
@@ -49,6 +50,21 @@ def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
     waits = [event["args"] for event in events if event["ph"] == "C"]
     assert max(wait.get("b", 0) for wait in waits) == 3
     assert waits[-1] == {"a": 0, "b": 0}
+
+
+def test_a_launch_says_when_it_was_enqueued(tmp_path: Path) -> None:
+    path, out = tmp_path / "trace", tmp_path / "out.json"
+    policy = Overlap(TWO_LANES, preempt=False, enqueue_ms=1000.0)
+    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (A, B), Machine.cpu(CORES), created=""))
+    queries = [Query(number, "a", at, at + A.slo_ns) for number, at in enumerate((5 * MS, 8 * MS))]
+    simulate(
+        Engine((A, B), policy, BELIEF, Machine.cpu(CORES)), TableWorld(BELIEF), queries, lambda *_: None, log=writer
+    )
+    writer.close()
+    assert write_timeline(out, read(path)[1]) == 2
+    events = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]
+    told = {e["args"]["queries"]: (e["ts"], e["args"].get("enqueued_at_ms")) for e in events if "batch" in e["args"]}
+    assert told == {"0": (0, None), "1": (40_000, 3.0)}
 
 
 def test_an_empty_trace_gives_an_empty_timeline(tmp_path: Path) -> None:

@@ -25,15 +25,16 @@ from cotenant.core.events import (
     TenantRemoved,
     TimerFired,
 )
-from cotenant.core.snapshot import DropRule
-from cotenant.execute.protocol import Tensors, Timing
+from cotenant.core.snapshot import DropRule, Policy
+from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.brain.clock import RealClock, VirtualClock
 from cotenant.serve.brain.driver import Driver, Observer
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Work
-from cotenant.world.simulated import SimulatedExecutor, TableWorld
+from cotenant.world.simulated import SimulatedExecutor, TableWorld, World
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
 WAIT_S = 10.0
@@ -48,7 +49,7 @@ X = {"x": np.zeros(1, np.float32)}
 class Stage:
     """A driver in virtual time, and everything that happens to it."""
 
-    def __init__(self, policy: Edf | None = None, *observers: Observer, **world: Any) -> None:
+    def __init__(self, policy: Policy | None = None, *observers: Observer, **world: Any) -> None:
         self.clock = VirtualClock()
         self.events: list[tuple[int, Event, list[Action]]] = []
         self.answers: list[tuple[int, Respond, Tensors | None]] = []
@@ -84,6 +85,58 @@ def test_a_query_gets_its_answer_and_its_outputs() -> None:
     assert (now, respond) == (10 * MS, Respond(0, Outcome.ANSWERED))
     assert outputs is not None
     assert outputs["x"] is X["x"]
+
+
+class Recording(SimulatedExecutor):
+    """Writes down what it is asked to do with launches and batches."""
+
+    def __init__(self, world: World, clock: VirtualClock) -> None:
+        super().__init__(world, clock)
+        self.told: list[tuple[str, int]] = []
+        self.enqueued: dict[int, Launch] = {}
+
+    def enqueue(self, launch: Launch) -> None:
+        self.told.append(("enqueue", launch.id))
+        self.enqueued[launch.id] = launch
+
+    def start(self, launch: Launch, on_end: OnEnd) -> None:
+        self.told.append(("start", launch.id))
+        assert self.enqueued.pop(launch.id, launch) == launch
+        super().start(launch, on_end)
+
+    def release(self, batch: int) -> None:
+        self.told.append(("release", batch))
+        super().release(batch)
+
+
+def test_an_executor_hears_of_a_launch_before_it_starts_or_that_it_never_does() -> None:
+    stage = Stage(Overlap(TWO_LANES, preempt=False, enqueue_ms=1000.0))
+    executor = Recording(TableWorld(LATENCY), stage.clock)
+    stage.driver = Driver(stage.engine, executor, stage.clock)
+    stage.submit(SLOW)
+    gone = stage.submit(SLOW)
+    assert executor.told == [("start", 0), ("enqueue", 1)]
+    stage.driver.post(QueryCancelled(gone))
+    assert executor.told[2:] == [("release", 1)]
+    stage.submit(SLOW)
+    assert executor.told[3:] == [("enqueue", 2)]
+    stage.clock.run()
+    assert executor.told[4:] == [("start", 2)]
+    assert [outcome for _, _, outcome in stage.story] == [Outcome.CANCELLED, Outcome.ANSWERED, Outcome.ANSWERED]
+    assert executor.kept == 0
+
+
+def test_those_that_wait_for_launches_are_waited_for_with_them() -> None:
+    stage = Stage(Overlap(TWO_LANES, preempt=False, enqueue_ms=1000.0))
+    stage.submit(SLOW)
+    stage.submit(SLOW)
+    launches = stage.driver.read(lambda engine: engine.launches)
+    assert launches == (0, 1)
+    seen: list[bool] = []
+    for at_ms in (99, 101, 201):  # the second one waits, runs, and has ended
+        stage.clock.call_at(at_ms * MS, 2, lambda: seen.append(stage.driver.wait_ended(launches, 0)))
+    stage.clock.run()
+    assert seen == [False, False, True]
 
 
 def test_a_time_out_fires_at_its_instant_while_the_device_is_busy() -> None:

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from client import WAIT_S, Client, Watch, assert_balanced, feeds, sample, started
 from cotenant.config import DeviceSection, PolicySection, ServerConfig, ServerSection
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import (
     LaunchEnded,
     LookAheadDue,
@@ -722,15 +722,15 @@ def test_answers_that_leave_late_make_cautious_policies_count_on_it(tmp_path: Pa
         server.stop()
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str) -> None:
+@pytest.mark.parametrize(("isolation", "enqueue_ms"), [("thread", 0.0), ("thread", 0.5), ("process", 0.0)])
+def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str, enqueue_ms: float) -> None:
     """Under overlap with its barrier, before any group was measured: right answers, and one group at a time."""
     root = write_good(tmp_path / "models", "cnn", "two", "encoder")
     watch = Watch()
     server = started(
         root,
         watch,
-        policy=PolicySection("overlap", {"drop": DropRule.NONE, "barrier": True}),
+        policy=PolicySection("overlap", {"drop": DropRule.NONE, "barrier": True, "enqueue_ms": enqueue_ms}),
         device=DeviceSection(isolation=isolation),
     )
     try:
@@ -752,6 +752,7 @@ def test_groups_of_several_tenants_are_served(tmp_path: Path, isolation: str) ->
         assert not (running and started_now), "a group starts before the last one has ended"
         running.update({launch.id: launch.group for launch in started_now})
     assert len(watch.events(LookAheadDue)) > 0
+    assert bool(watch.actions(Enqueue)) is bool(enqueue_ms)
     if len(server.lanes) > 1:
         assert max(Counter(launch.group for launch in watch.actions(Launch)).values()) > 1
 

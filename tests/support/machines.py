@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -12,9 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Launch, LookAhead, Release, Respond, SetTimer
+from cotenant.core.actions import Enqueue, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
@@ -63,6 +65,7 @@ def frozen(snapshot: Snapshot) -> tuple[object, ...]:
         [(name, queue.tenant, tuple(queue.queries), tuple(queue.keys)) for name, queue in snapshot.queues.items()],
         [(b.id, b.tenant, tuple(b.queries), b.items, b.shape, b.next_unit) for b in snapshot.paused],
         [(n, run.launch, tuple(run.batch.queries), run.started_ns) for n, run in snapshot.running.items()],
+        dict(snapshot.waiting),
         snapshot.free_mask,
     )
 
@@ -96,6 +99,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     policy_name = "edf"
     preempt = True
+    options: ClassVar[dict[str, Any]] = {}
+    places: ClassVar[list[str]] = ["queued", "running", "paused", "paused"]
     seen: ClassVar[Counter[str]] = Counter()
     """What all histories of this machine have reached."""
 
@@ -105,7 +110,9 @@ class EngineMachine(RuleBasedStateMachine):
         stretch=st.sampled_from([0.0, 0.1, 1.0]),
     )
     def start(self, drop: DropRule, lanes: Any, stretch: float) -> None:
-        self.policy = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
+        made: Any = policy_of(self.policy_name, lanes, drop, self.preempt, stretch)
+        self.policy = replace(made, **self.options)
+        self.asks_again = getattr(self.policy, "enqueue_ms", 0.0) > 0
         self.partitions = set(self.policy.shares)
         self.predictor = TablePredictor(MODELS)
         self.tenants = dict(TENANTS)
@@ -123,6 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.flights: dict[int, BatchTensors] = {}
         self.ended: dict[int, Outcome] = {}
         self.running: dict[int, Launch] = {}
+        self.enqueued: dict[int, Launch] = {}
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}
         self.reached: dict[int, int] = {}
         self.members: dict[int, set[int]] = {}
@@ -195,7 +203,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.tell(QueryCancelled(pick))
 
     @precondition(lambda self: len(self.ended) < len(self.arrived))
-    @rule(place=st.sampled_from(["queued", "running", "paused", "paused"]), pick=st.integers(0, 9), stage=st.booleans())
+    @rule(
+        place=st.sampled_from(["queued", "running", "paused", "paused", "enqueued"]),
+        pick=st.integers(0, 9),
+        stage=st.booleans(),
+    )
     def leave(self, place: str, pick: int, stage: bool) -> None:
         """A query that is in this place, if there is one, is not wanted any more."""
         there = [query for query in self.arrived if query not in self.ended and self.place(query) == place]
@@ -265,19 +277,22 @@ class EngineMachine(RuleBasedStateMachine):
     @property
     def has_paused(self) -> bool:
         """Whether a batch waits at a cut."""
-        return bool(set(self.batches) - {launch.batch for launch in self.running.values()})
+        begun = [*self.running.values(), *self.enqueued.values()]
+        return bool(set(self.batches) - {launch.batch for launch in begun})
 
     def place(self, query: int) -> str:
         """Where a live query is."""
         if query in self.queued:
             return "queued"
         batch = self.batch_of(query)
+        if any(launch.batch == batch for launch in self.enqueued.values()):
+            return "enqueued"
         return "running" if any(launch.batch == batch for launch in self.running.values()) else "paused"
 
     def expiry(self, query: Query) -> int | None:
         """When a live query has to be given up, as things stand."""
         known = [] if query.expiry_ns is None else [query.expiry_ns]
-        if self.policy.drop is not DropRule.NONE and self.place(query.id) != "running":
+        if self.policy.drop is not DropRule.NONE and self.place(query.id) not in ("running", "enqueued"):
             known.append(query.deadline_ns)
         return min(known, default=None)
 
@@ -326,10 +341,14 @@ class EngineMachine(RuleBasedStateMachine):
         actions = self.engine.handle(event, self.now)
         self.log(self.now, event, actions)
         started = [action for action in actions if isinstance(action, Launch)]
-        if started:
-            assert {launch.group for launch in started} == {self.groups}, "started together, but no group"
-            assert not (self.policy.grouped and self.running), "a group starts while another one runs"
+        behind = [action.launch for action in actions if isinstance(action, Enqueue)]
+        if decided := [*[launch for launch in started if launch.id not in self.enqueued], *behind]:
+            assert {launch.group for launch in decided} == {self.groups}, "started together, but no group"
             self.groups += 1
+        assert not (started and self.policy.grouped and self.running), "a group starts while another one runs"
+        assert not (started and self.enqueued) or {launch.id for launch in started} == set(self.enqueued), "not all"
+        assert not (behind and self.enqueued), "two groups wait"
+        assert all(set(launch.after) == set(self.running) for launch in behind), "not behind all that runs"
         if ended is not None:
             self.reached[ended.batch] = ended.work.end
         for action in actions:
@@ -337,8 +356,15 @@ class EngineMachine(RuleBasedStateMachine):
                 self.check_respond(action, event, ended)
             elif isinstance(action, Launch):
                 self.check_launch(action)
+            elif isinstance(action, Enqueue):
+                self.check_decided(action.launch, self.enqueued)
+                self.enqueued[action.launch.id] = action.launch
             elif isinstance(action, Release):
                 assert action.batch in self.batches, "released twice, or never begun"
+                for number in [each.id for each in self.enqueued.values() if each.batch == action.batch]:
+                    del self.enqueued[number]
+                    self.seen["enqueued, and never ran"] += 1
+                    self.put_back(action.batch, "enqueued, and put back")
                 assert all(launch.batch != action.batch for launch in self.running.values())
                 assert not self.batches.pop(action.batch)[1] - set(self.ended)
                 self.tensors.release(action.batch)
@@ -349,7 +375,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert isinstance(action, SetTimer)
                 assert self.timer is None or action.at_ns < self.timer
                 live = [query for query in self.arrived.values() if query.id not in self.ended]
-                assert action.at_ns in [self.expiry(query) for query in live], "a needless timer"
+                is_expiry = action.at_ns in [self.expiry(query) for query in live]
+                assert is_expiry or self.asks_again, "a needless timer"
                 self.timer = action.at_ns
         if ended is not None and ended.last and isinstance(event, LaunchEnded) and event.error is None:
             assert not self.batches.pop(ended.batch)[1] - set(self.ended), "the last unit ran, but someone is left"
@@ -401,20 +428,40 @@ class EngineMachine(RuleBasedStateMachine):
                 assert event.query == query.id
             case Outcome.DROPPED:
                 has_expired = expiry is not None and expiry <= self.now
-                assert has_expired or (self.policy.drop is DropRule.HOPELESS and place != "running")
+                is_begun = place in ("running", "enqueued")
+                assert has_expired or (self.policy.drop is DropRule.HOPELESS and not is_begun)
                 self.seen[f"expired, {place}"] += has_expired
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")
 
     def check_launch(self, launch: Launch) -> None:
-        assert launch.share in self.partitions
+        """It runs from now on, as was decided now or when it was enqueued."""
+        enqueued = self.enqueued.pop(launch.id, None)
+        if enqueued is None:
+            self.check_decided(launch, self.running)
+        else:
+            assert launch == structs.replace(enqueued, queries=launch.queries)
+            self.seen["enqueued, and ran"] += 1
+            self.seen["enqueued, and ran for fewer"] += len(launch.queries) < len(enqueued.queries)
         assert launch.work.tenant not in self.suspended
         assert all(launch.share.mask & other.share.mask == 0 for other in self.running.values()), "overbooked"
+        assert launch.queries
+        assert set(launch.queries) == self.batches[launch.batch][1] - set(self.ended)
+        batch = self.flights[launch.id] = self.tensors.begin(launch)
+        if launch.work.start == 0:
+            batch.kept = joined(batch.gather()["x"])
+        self.running[launch.id] = launch
+
+    def check_decided(self, launch: Launch, beside: dict[int, Launch]) -> None:
+        assert launch.share in self.partitions
+        assert launch.work.tenant not in self.suspended
+        assert all(launch.share.mask & other.share.mask == 0 for other in beside.values()), "overbooked"
         assert launch.predicted_ns > 0
         queries = [self.arrived[number] for number in launch.queries]
         assert queries
         assert all(query.id not in self.ended for query in queries)
         assert len({(query.tenant, query.shape, query.merge_key) for query in queries}) == 1
-        assert all(launch.batch != other.batch for other in self.running.values())
+        others = [*self.running.values(), *self.enqueued.values()]
+        assert all(launch.batch != other.batch for other in others)
         if launch.batch not in self.batches:
             assert launch.batch not in self.reached, "a batch that has ended"
             assert launch.work.start == 0
@@ -431,11 +478,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.members[launch.batch] = set(launch.queries)
             groups = {self.group_of.get(query) for query in launch.queries}
             assert len(groups) == 1, "merged with others after a batch had failed"
-            batch = self.flights[launch.id] = self.tensors.begin(launch)
-            batch.kept = joined(batch.gather()["x"])
         else:
             assert launch.work.start == self.reached[launch.batch], "not where it was left"
-            self.flights[launch.id] = self.tensors.begin(launch)
         tenant, members, items = self.batches[launch.batch]
         assert launch.work.tenant == tenant.name == queries[0].tenant
         assert launch.work.items == items
@@ -446,7 +490,6 @@ class EngineMachine(RuleBasedStateMachine):
         assert launch.last == (launch.work.end == tenant.unit_count)
         assert self.policy.preempt or (launch.work.start == 0 and launch.last)
         assert launch.headroom_ns == min(query.deadline_ns for query in queries) - self.now - launch.predicted_ns
-        self.running[launch.id] = launch
 
     @invariant()
     def books_agree(self) -> None:
@@ -524,7 +567,7 @@ def walk(machine: EngineMachine, rng: Random) -> None:
         elif step < 0.7 and machine.running:
             machine.end_launch(rng.randrange(6), rng.choice([None, None, None, "it broke"]))
         elif step < 0.9 and len(machine.ended) < len(machine.arrived):
-            place = rng.choice(["queued", "running", "paused", "paused"])
+            place = rng.choice(machine.places)
             machine.leave(place, rng.randrange(10), rng.random() < 0.5)
         elif step < 0.93:
             machine.suspend_tenant(rng.choice([*TENANTS, "stranger"]))

@@ -10,8 +10,9 @@ import pytest
 from cotenant.cli import main
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
-from cotenant.core.snapshot import DropRule
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.ordered.edf import Edf
+from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceError, TraceWriter, header, read
@@ -27,7 +28,7 @@ SHORT = Tenant("short", 50 * MS, max_batch=4)
 BELIEF = TablePredictor({**tables({"long": 80 * MS}, 4).tables, **tables({"short": 10 * MS}, batch_slope=0.5).tables})
 
 
-def record(path: Path, policy: Edf, queries: Sequence[Query], failing: bool = False) -> None:
+def record(path: Path, policy: Policy, queries: Sequence[Query], failing: bool = False) -> None:
     head = header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created="")
     writer = TraceWriter(path.open("wb"), head)
     engine = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES))
@@ -62,6 +63,16 @@ def test_a_query_that_waited_for_another_tenants_segment(tmp_path: Path) -> None
     assert told.waiting_ns == 15 * MS
     assert told.beside_ns == {"short": 15 * MS}
     assert told.sentences()[0] == "Query 0 of 'long' was answered after 95.0 ms; its deadline was 300.0 ms."
+
+
+def test_a_launch_that_was_enqueued_behind_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record(path, Overlap(ONE_LANE, preempt=False, enqueue_ms=1000.0), [at(0, LONG, 0), at(1, LONG, 10)])
+    assert story(path, 1)[-1] == (
+        "+70.0 ms: launch 1, units 0 to 4 in a batch of 1 on cores 0,1 after launch 0 (enqueued at +0.0 ms): took "
+        "80.0 ms, predicted 80.0 ms, headroom 220.0 ms"
+    )
+    assert "enqueued" not in story(path, 0)[-1]
 
 
 def test_queries_that_are_late_dropped_rejected_and_failed(tmp_path: Path) -> None:

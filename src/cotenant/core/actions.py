@@ -36,6 +36,18 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     stops: tuple[int, ...] = ()
 
 
+class Enqueue(Struct, frozen=True, gc=False):
+    """This launch is decided and waits for those in `after`, each of which runs or was enqueued before it.
+
+    An executor that orders work on its device may submit it behind them now, and say nothing of its end. Launch with
+    the same number follows when they have ended, perhaps for fewer of its queries: from then on it runs, and hands back
+    LaunchEnded. Where nobody waits for its batch any more it never runs: then Release of the batch follows, at once or,
+    where launches of that batch run beside it, when the last of them has ended.
+    """
+
+    launch: Launch
+
+
 class Respond(Struct, frozen=True, gc=False):
     """A query has ended. Sent exactly once per query; `reason` is empty for answers in time."""
 
@@ -74,4 +86,4 @@ class LookAhead:
     """Hand back a LookAheadDue event as soon as the launches before this action are on their way."""
 
 
-Action = Launch | Grow | Respond | Release | SetTimer | LookAhead
+Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from cotenant.core.actions import Action, Launch, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Launch, Release, Respond
 from cotenant.core.expiries import Expiries
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryStep, next_batch_state, next_query_state
@@ -149,8 +149,7 @@ class Books:
             start.after,
             tuple([cut for cut in cuts if work.start < cut < work.end]) if start.grows else (),
         )
-        if launches.book(launch, batch, now_ns):
-            actions.append(launch)
+        actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
 
     def _new_batch(self, start: Start) -> Batch:
         batch = Batch(self._batch_count, self._queues.served[start.work.tenant].tenant, start.queries)

@@ -75,6 +75,11 @@ def fault_of(
     return _growth_fault(decision.grows, launches, free) if decision.grows else None
 
 
+def is_behind(starts: Iterable[Start], launches: Launches) -> bool:
+    """Whether all of a group waits for every launch under way. No other one waits: then nobody is asked for a group."""
+    return all(launches.running.keys() <= set(start.after) for start in starts)
+
+
 def _is_dropped(launches: Launches, batches: Mapping[int, Batch], number: int, dropped: set[int]) -> bool:
     """Whether a launch waits for which nobody waits any more after the drops."""
     launch = launches.waiting.get(number)

@@ -12,7 +12,7 @@ from typing import Any
 from cotenant.core.actions import Action, Grow, LookAhead, Respond
 from cotenant.core.admission import most_cores, refusal
 from cotenant.core.books import Books
-from cotenant.core.decisions import fault_of
+from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
     ApplicationArrived,
     ApplicationEnded,
@@ -36,7 +36,7 @@ from cotenant.core.expiries import Expiries
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_query_state
 from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live
-from cotenant.core.snapshot import Policy, Snapshot
+from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine
@@ -47,6 +47,7 @@ _ADMIT, _FINISH = QueryStep.ADMIT, QueryStep.FINISH
 _PAUSE_BATCH = BatchStep.PAUSE
 _DOOMED = BatchState.DOOMED
 _ANSWERED = Outcome.ANSWERED
+_NEVER = 1 << 62
 _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "between two of its segments"}
 
 
@@ -63,6 +64,8 @@ class Engine(Books):
         self._machine = machine
         self._is_looking_ahead = False
         """A LookAhead is on its way."""
+        self._has_next = False
+        """A group is started behind the one that runs."""
         self._draining = False
         self._use(policy)
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
@@ -103,8 +106,8 @@ class Engine(Books):
 
     @property
     def launches(self) -> tuple[int, ...]:
-        """The numbers of the launches under way."""
-        return tuple(self._launches.running)
+        """The numbers of the launches under way, and of those that wait for them."""
+        return (*self._launches.running, *self._launches.waiting)
 
     def waiting(self, tenant: str) -> int:
         """Queries of a tenant that wait for their first launch; 0 for an unknown one."""
@@ -217,7 +220,10 @@ class Engine(Books):
         The timer brings the engine here in time; a driver that hands another event over first changes nothing.
         """
         while (live := self._expiries.pop_due(self._live, now_ns)) is not None:
-            place = "in the queue" if live.batch is None else _PLACES[live.batch.state]
+            batch = live.batch
+            place = "in the queue" if batch is None else _PLACES[batch.state]
+            if batch is not None and batch.open and self._launches.waiting_of(batch.id) == batch.open:
+                place = "while its launch waited for others"
             reason = f"timed out after {(now_ns - live.query.arrival_ns) / 1e6:.1f} ms {place}"
             self._end(live.query.id, QueryStep.DROP, Outcome.DROPPED, reason, actions)
 
@@ -283,32 +289,41 @@ class Engine(Books):
         self.policy = policy
         self._grouped = policy.grouped
         self._memory: object = None
+        self._again_ns = _NEVER
         self._widest = most_cores(policy)
         self._lane_masks = tuple(lane.mask for lane in policy.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
     def _schedule_groups(self, event: Event, now_ns: int, actions: list[Action]) -> None:
-        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival."""
-        if not (self._queues.waiting or self._paused):
-            return
-        launches = self._launches
-        if not (launches.running or launches.waiting):
-            self._decide(now_ns, actions)
-            is_due = bool(launches.running) and bool(self._queues.waiting or self._paused)
-        elif type(event) is LookAheadDue:
-            self._decide(now_ns, actions)
-            return
-        else:
-            is_due = type(event) is QueryArrived
-        if is_due and not self._is_looking_ahead:
-            self._is_looking_ahead = True
-            actions.append(LookAhead())
+        """Start a group when none runs; while one runs, have the next one chosen, anew after each arrival.
 
-    def _decide(self, now_ns: int, actions: list[Action]) -> None:
+        A choice that is started at once, behind the group that runs, is the last until that one has ended: the policy
+        is asked again when its launches run, or when all its queries have left it.
+        """
+        launches, had_next = self._launches, self._has_next
+        self._has_next = bool(launches.waiting)
+        if self._has_next or not (self._queues.waiting or self._paused):
+            return
+        is_idle = not launches.running
+        if is_idle or type(event) is LookAheadDue:
+            again_ns = self._decide(now_ns, actions).again_ns
+            self._has_next = bool(launches.waiting)
+            self._again_ns = again_ns if again_ns > now_ns else _NEVER
+            is_due = is_idle and bool(launches.running) and bool(self._queues.waiting or self._paused)
+        else:
+            is_due = had_next or type(event) is QueryArrived or self._again_ns <= now_ns
+        if is_due:
+            if not self._is_looking_ahead:
+                self._is_looking_ahead = True
+                actions.append(LookAhead())
+        elif self._again_ns != _NEVER:
+            self._expiries.arm_at(self._again_ns, actions)
+
+    def _decide(self, now_ns: int, actions: list[Action]) -> Decision:
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
         fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches)
-        if decision.starts and self._grouped and (self._launches.running or self._launches.waiting):
+        if decision.starts and self._grouped and not is_behind(decision.starts, self._launches):
             fault = "starts a group while another one runs"
         if fault is not None:
             raise ProtocolViolationError(f"policy {self.policy.name!r} {fault}")
@@ -326,3 +341,4 @@ class Engine(Books):
         for growth in decision.grows:
             self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
             actions.append(Grow(growth.launch, growth.share))
+        return decision

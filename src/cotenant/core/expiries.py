@@ -67,10 +67,13 @@ class Expiries:
         """Keep one timer at the earliest expiry. One that became needless is left to fire: cheaper than moving it."""
         if self._first(known, self.timer_ns) is None:
             return
-        expiry = self.heap[0][0]
-        if self.timer_ns is None or expiry < self.timer_ns:
-            self.timer_ns = expiry
-            actions.append(SetTimer(expiry))
+        self.arm_at(self.heap[0][0], actions)
+
+    def arm_at(self, at_ns: int, actions: list[Action]) -> None:
+        """Let the timer fire at this time, if it would not before."""
+        if self.timer_ns is None or at_ns < self.timer_ns:
+            self.timer_ns = at_ns
+            actions.append(SetTimer(at_ns))
 
     def _first(self, known: Mapping[int, Live], until_ns: int | None) -> Live | None:
         """The query with the earliest expiry, whose entry is then in front; None when nobody has one so early."""

@@ -148,8 +148,9 @@ class Drop:
 class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
-    The starts of one decision begin together: they are a group. `ahead` says that they had been chosen while the
-    group before them was running, so that the decision took no time now.
+    The starts of one decision begin together: they are a group. `ahead` says that they have been chosen while the
+    group before them was running, so that the decision takes no time when they begin. A policy of groups is
+    asked again at `again_ns`, a later time, if somebody waits then and no group does behind the one that runs.
     """
 
     starts: tuple[Start, ...] = ()
@@ -157,6 +158,7 @@ class Decision(Struct, frozen=True, gc=False):
     memory: object = None
     ahead: bool = False
     grows: tuple[Growth, ...] = ()
+    again_ns: int = 0
 
 
 class Policy(Protocol):
@@ -191,8 +193,9 @@ class Policy(Protocol):
         """Whether it launches groups: a group starts only when the last launch of the one before has ended.
 
         A member of a group may get several lanes, the only one gets all of them. Such a policy is asked, too, while a
-        group runs (`Snapshot.running` is not empty then): it may drop and put its choice for the time after the group
-        into its memory, but start nothing.
+        group runs (`Snapshot.running` is not empty then): it may drop, and put its choice for the time after the group
+        into its memory, or start it at once behind the group, with every launch under way in `after` of each start.
+        Then it is asked no more until these launches run.
         """
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.batches import Batches
 from cotenant.execute.place import CorePlace, Place
@@ -36,6 +37,9 @@ class BaseExecutor:
     def place(self) -> Place:
         """See ModelExecutor."""
         return CorePlace()
+
+    def enqueue(self, launch: Launch) -> None:
+        """See Executor: a launch is begun when it starts."""
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor: a launch goes on as it was."""

@@ -86,6 +86,12 @@ class Executor(Protocol):
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """Run a launch; never blocks."""
 
+    def enqueue(self, launch: Launch) -> None:
+        """This launch waits for others, all of which were started or enqueued before: see `core.actions.Enqueue`.
+
+        May be ignored; never blocks.
+        """
+
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """Let a launch under way go on in this share from its next stop on, and say so there; never blocks.
 

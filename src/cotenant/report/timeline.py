@@ -26,6 +26,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     waiting: dict[str, int] = {}
     whole: dict[int, tuple[str, int]] = {}
     grown: dict[int, dict[str, Any]] = {}
+    enqueued: dict[int, int] = {}
     zero: int | None = None
     launches = 0
     for record in records:
@@ -52,11 +53,13 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
             spans.append(_launch_span(launch, start, now, record.event["error"]))
         for kind, action in record.actions:
             if kind == "Launch":
-                running[action["id"]] = (now, action)
+                running[action["id"]] = (now, action | {"enqueued": enqueued.pop(action["id"], None)})
                 work = work_of(action)
                 if work.is_first:
                     waiting[work.tenant] -= len(action["queries"])
                     begun.update(dict.fromkeys(action["queries"], now))
+            elif kind == "Enqueue":
+                enqueued[action["launch"]["id"]] = now
             elif kind == "Grow":
                 grown[action["launch"]] = action["share"]
             elif kind == "Respond":
@@ -87,6 +90,8 @@ def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None
     }
     if launch.get("after"):
         args["after"] = ", ".join(map(str, launch["after"]))
+    if launch["enqueued"] is not None:
+        args["enqueued_at_ms"] = launch["enqueued"] / 1e6
     if error:
         args["error"] = error
     rows = f" x{work.items}" if work.items > 1 else ""

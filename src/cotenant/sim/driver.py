@@ -1,6 +1,7 @@
 """The simulator's driver: the engine against a world, in virtual time.
 
-It differs from the driver of the server in clock, ingress and executor alone. Events at the same instant are handled
+It differs from the driver of the server in clock, ingress and executor alone. A launch that is enqueued begins here
+when it starts. Events at the same instant are handled
 in a fixed order: launches that grow, ends of launches, then the timer, then arrivals.
 """
 
@@ -104,10 +105,10 @@ def simulate(
             elif kind is LookAhead:
                 is_looking_ahead = True
             elif kind is Grow:
-                at = world.grow(action.launch, action.share, now)  # type: ignore[union-attr]
+                at = world.grow(action.launch, action.share, now)  # type: ignore[union-attr, arg-type]
                 moved = True
                 if at is not None:
-                    heappush(growing, (at, action.launch))  # type: ignore[union-attr]
+                    heappush(growing, (at, action.launch))  # type: ignore[union-attr, misc]
         if log is not None:
             log(now, event, actions)
         if moved:

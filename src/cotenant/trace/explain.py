@@ -28,6 +28,8 @@ class LaunchStory:
     device: str = CPU
     after: tuple[int, ...] = ()
     """Launches that it had waited for."""
+    enqueued_ns: int | None = None
+    """When an executor could submit it behind them; None for one that waited for nobody."""
     grown: tuple[tuple[int, int], ...] = ()
     """When it took in more cores, and how many it had then."""
 
@@ -148,6 +150,8 @@ class Explanation:
         rows = " of rows {} to {}".format(*launch.rows) if launch.rows else ""
         device = "" if launch.device == CPU else f" of {launch.device}"
         after = f" after launch {' and '.join(map(str, launch.after))}" if launch.after else ""
+        if launch.enqueued_ns is not None:
+            after += f" (enqueued at +{_ms(launch.enqueued_ns - self.arrival_ns)})"
         grown = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.grown)
         return (
             f"+{_ms(begun)}: {number}units {launch.units[0]} to {launch.units[1]}{rows} in a batch of {launch.queries} "
@@ -166,6 +170,7 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     tenant_of: dict[int, str] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
     grows: dict[int, int] = {}
+    enqueued: dict[int, int] = {}
     for record in records:
         now = record.time_ns
         if record.kind == "ApplicationArrived" and record.event["query"] == query:
@@ -197,10 +202,12 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
             story.changes.append((now, record.event["policy"]))
         for kind, action in record.actions:
             if kind == "Launch":
-                running[action["id"]] = (now, action)
+                running[action["id"]] = (now, action | {"enqueued_ns": enqueued.pop(action["id"], None)})
                 work = work_of(action)
                 if work.start == 0:
                     waiting[work.tenant].difference_update(action["queries"])
+            elif kind == "Enqueue":
+                enqueued[action["launch"]["id"]] = now
             elif kind == "Grow":
                 grows[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":
@@ -237,6 +244,7 @@ def _count(story: Explanation, launch: dict[str, Any], start: int, end: int, err
                 rows=work.rows,
                 device=share["device"],
                 after=tuple(launch.get("after", ())),
+                enqueued_ns=launch["enqueued_ns"],
                 grown=tuple(launch.get("grown", ())),
             )
         )

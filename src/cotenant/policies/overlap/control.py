@@ -1,10 +1,10 @@
 """Headroom-based control of deterministic operator overlap (Abacus, SC'21, sections 6.1 to 6.3), with choices added.
 
 Launches of several tenants are issued as one group whose latency the predictor knows; the next group starts when the
-last launch of this one has ended. The query with the least headroom leads a group. What runs beside it, how many
-queries are merged, where a member is cut and how the cores are shared is chosen by what a group gets done in its time,
-among the groups that the predictor calls feasible. Where overlap gains nothing, groups of one member win: tenants that
-never gain from each other run in turn.
+last launch of this one has ended. It is chosen before that, and may be handed to the device before. The query with the
+least headroom leads a group. What runs beside it, how many queries are merged, where a member is cut and how the cores
+are shared is chosen by what a group gets done in its time, among the groups that the predictor calls feasible. Where
+overlap gains nothing, groups of one member win: tenants that never gain from each other run in turn.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from cotenant.policies.overlap.group_likely import likely_groups
 from cotenant.policies.overlap.group_search import Choice, find_group
 from cotenant.policies.overlap.group_splits import Splits
 from cotenant.types import Tenant
-from cotenant.work import Share
+from cotenant.work import CPU, Share
 
 MOST_MEMBERS = 4
 """As many as the paper overlaps. The ways to share a device grow quickly with them."""
+GPU_ENQUEUE_MS = 1.0
+"""Enough to be asked, to choose and to submit, and for a group that ends earlier than predicted."""
 
 
 class _Ahead(Struct, frozen=True, gc=False):
@@ -61,6 +63,12 @@ class Overlap(BasePolicy):
     `barrier`: whether launches start in groups at all. Without it every lane is served on its own, in the order of edf:
     where launches on disjoint shares do not slow each other down there is no overlap to predict, and waiting for the
     last launch of a group only costs.
+    `enqueue_ms`: how long before the predicted end of the group that runs the next one is started, to wait on the
+    device for that end; 0: not before it. It has to be able to begin then with time to spare and to have no batch of
+    the group that runs. Given up for that: who arrives later cannot join it, and waits for what is left of one group
+    and for the next, which is to leave him enough of his slack therefore; it is not chosen anew when the one before
+    takes longer than predicted, and may be late then; and who is beyond help is told so at his deadline, since
+    decisions beside a running group drop nobody.
     `cautious`: without a barrier, serve those first that are sure to be in time: see ListPolicy.
     `repeat`: whether a tenant may have several launches in a group, each of other queries.
     `stretch`: how much of the slack (SLO less own latency) of a query that might arrive meanwhile a group may use up,
@@ -75,6 +83,7 @@ class Overlap(BasePolicy):
     stretch: Stretch = 1.0
     repeat: bool = True
     barrier: bool = True
+    enqueue_ms: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     cautious: bool = True
     splits: Splits = field(init=False, repr=False, compare=False)
 
@@ -87,14 +96,25 @@ class Overlap(BasePolicy):
         self.check("ways", self.ways >= 1, "at least 1")
         expected = f"0 (one per lane, {MOST_MEMBERS} at most) to {len(self.lanes)}"
         self.check("members", 0 <= self.members <= len(self.lanes), expected)
+        self.check("enqueue_ms", 0 <= self.enqueue_ms <= 1000, "milliseconds from 0 to 1000")
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         object.__setattr__(self, "lanewise", Edf(self.lanes, self.drop, self.preempt, cautious=self.cautious))
         object.__setattr__(self, "splits", Splits.of(self.lanes, self.members or min(len(self.lanes), MOST_MEMBERS)))
 
     @classmethod
     def resolve(cls, options: Mapping[str, Any], facts: LayoutFacts) -> Mapping[str, Any]:
-        """`barrier` as what was measured of pairs of models asks for it, where it was left open."""
-        return options if "barrier" in options else {**options, "barrier": needs_barrier(facts)}
+        """What was left open: `barrier` as what was measured of pairs of models asks for it, `enqueue_ms` on a GPU.
+
+        There a launch can wait on the device for others, and does not wait for this process besides.
+        """
+        found = {"barrier": needs_barrier(facts), **options}
+        if found["barrier"] and facts.lanes[0].device != CPU:
+            found.setdefault("enqueue_ms", GPU_ENQUEUE_MS)
+        return found
+
+    @property
+    def _window_ns(self) -> int:
+        return int(self.enqueue_ms * 1e6)
 
     @property
     def grouped(self) -> bool:
@@ -123,7 +143,14 @@ class Overlap(BasePolicy):
             ends = [run.started_ns + run.launch.predicted_ns for run in snapshot.running.values()]
             begin = max(snapshot.now_ns, *ends)
             choice, drops = self._choose(snapshot, predictor, begin)
-            return Decision(memory=None if choice is None else _Ahead(choice, begin, drops))
+            if choice is None:
+                return Decision()
+            again = 0
+            if self.enqueue_ms and begin < choice.latest_ns and choice.is_there(snapshot):
+                again = begin - self._window_ns
+                if again <= snapshot.now_ns:
+                    return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
+            return Decision(memory=_Ahead(choice, begin, drops), again_ns=again)
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
@@ -141,5 +168,7 @@ class Overlap(BasePolicy):
             return None, hopeless
         ways = self.ways if self.preempt else 0
         # A group as short as this leaves all tenants, whether they wait or not, enough of their slack.
-        short_ns = int(max(0, slack_ns) * self.stretch)
+        # Who arrives too late for the next one waits for what is left of this one besides: that, or as much again.
+        slack_ns = max(0, slack_ns - self._window_ns, slack_ns // 2)
+        short_ns = int(slack_ns * self.stretch)
         return find_group(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless

@@ -50,12 +50,12 @@ class Choice(NamedTuple):
     latency_ns: int
     latest_ns: int
 
-    def starts(self) -> tuple[Start, ...]:
-        """What the engine is told of it."""
+    def starts(self, after: tuple[int, ...] = ()) -> tuple[Start, ...]:
+        """What the engine is told of it, to start when the launches `after` have ended."""
         made = []
         for job, share in zip(self.jobs, self.split, strict=True):
             work = job.tenant.work(job.shape, job.items, job.start).until(job.end)
-            made.append(Start(work, job.queries, share, self.latency_ns, job.batch))
+            made.append(Start(work, job.queries, share, self.latency_ns, job.batch, after))
         return tuple(made)
 
     def is_there(self, snapshot: Snapshot) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
-from cotenant.core.actions import Action, Grow, Launch, LookAhead, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
@@ -127,6 +127,8 @@ class Driver:
             match action:
                 case Launch():
                     self._executor.start(action, self._launch_ended)
+                case Enqueue():
+                    self._executor.enqueue(action.launch)
                 case Grow():
                     self._executor.grow(action.launch, action.share, self._launch_grew)
                 case Respond():
