@@ -15,12 +15,19 @@ import numpy as np
 import pytest
 import torch
 
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, Respond
+from cotenant.core.engine import Engine
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.work import Share, Work
+from cotenant.policies.overlap.control import Overlap
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.serve.brain.clock import RealClock
+from cotenant.serve.brain.driver import Driver
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 from fake_streams import GPU, WAIT_S, FakeModel, FakeStreams, LostError
 
 LEFT = Share((0, 1), GPU)
@@ -539,3 +546,45 @@ def test_only_torch_models_are_taken(world: World) -> None:
 
     with pytest.raises(ModelError, match="cuda:0 runs torch models alone"):
         world.executor.load("a", OnnxModel(), SPEC)  # type: ignore[arg-type]
+
+
+def test_a_group_is_on_the_device_behind_the_one_that_runs(device: FakeStreams) -> None:
+    """Through the driver, as a server has it: groups of overlap whose barrier is an event of the device."""
+    world = World(device)
+    tenants = tuple(Tenant(name, 10**12, (0, 2, 4), max_batch=4) for name in ("a", "b"))
+    policy = Overlap((LEFT, RIGHT), enqueue_ms=1000)
+    for tenant in tenants:
+        world.serve(tenant.name, replace(SPEC, shares=policy.shares))
+    table = LatencyTable((LatencyRow(0, 1, 2, 10**6), LatencyRow(0, 4, 2, 10**6)), (1.0,) * 4)
+    predictor = TablePredictor({tenant.name: table for tenant in tenants})
+    clock = RealClock()
+    driver = Driver(Engine(tenants, policy, predictor, Machine.holding((LEFT, RIGHT))), world.executor, clock)
+    answers: list[tuple[int, Respond, Any]] = []
+    answered = threading.Semaphore(0)
+
+    def ask(number: int) -> None:
+        tenant = tenants[number % 2]
+
+        def done(respond: Respond, outputs: Any) -> None:
+            answers.append((number, respond, outputs))
+            answered.release()
+
+        def make(query: int, now: int) -> Query:
+            return Query(query, tenant.name, now, now + tenant.slo_ns, items=1 + number % 3)
+
+        driver.submit(make, {"x": values(number, 1 + number % 3)}, done)
+
+    device.gate.clear()
+    for number in range(12):
+        ask(number)
+    device.gate.set()
+    for _ in range(12):
+        assert answered.acquire(timeout=WAIT_S)
+    clock.close()
+    world.executor.close()
+    assert {respond.outcome for _, respond, _ in answers} == {Outcome.ANSWERED}
+    for number, _, outputs in answers:
+        np.testing.assert_array_equal(outputs["y"], expected(number, 1 + number % 3))
+    assert {LEFT, RIGHT} <= {lane for pair in device.followed for lane in pair}
+    assert world.executor.kept == 0
+    assert world.executor.chains.eager == 0
