@@ -49,7 +49,7 @@ AREAS = {
     "plan": ("tests/plan", "tests/cli/test_cli_plan.py", "tests/golden/test_golden_plans.py"),
     "execute/worker": (
         *("tests/execute/test_batches.py", "tests/execute/test_supervisor.py", "tests/execute/test_buffers.py"),
-        *("tests/execute/test_worker_place.py", "tests/execute/test_strands.py", "tests/execute/test_processes.py"),
+        *("tests/execute/test_launch_runner.py", "tests/execute/test_strands.py", "tests/execute/test_processes.py"),
         "tests/conformance",
     ),
 }
