@@ -47,17 +47,20 @@ class Completions:
         self._thread.start()
 
     def add(self, lane: Hashable, flight: Flight) -> None:
-        """Land this flight once it is over: at once, on the calling thread, where it is and none is before it."""
+        """Land this flight once it is over: at once, on the calling thread, where it is and none is before it.
+
+        Flights of a lane are added by one thread.
+        """
+        waiting = self._lanes.get(lane)
+        if not waiting and flight.is_over():
+            flight.land()
+            return
         with self._changed:
-            waiting = self._lanes.get(lane)
             if waiting is None:
                 waiting = self._lanes[lane] = deque()
-            if waiting or not flight.is_over():
-                waiting.append(flight)
-                if len(waiting) == 1 and time.monotonic_ns() + _pause_ns(flight) < self._wake_ns:
-                    self._changed.notify_all()
-                return
-        flight.land()
+            waiting.append(flight)
+            if len(waiting) == 1 and time.monotonic_ns() + _pause_ns(flight) < self._wake_ns:
+                self._changed.notify_all()
 
     def look(self) -> None:
         """Something has changed that flights are over by, or are believed to be."""

@@ -107,6 +107,8 @@ class TorchExecutor(BaseExecutor):
         self._flights: dict[int, _Flight] = {}
         """Those that have not landed, by launch."""
         self._submitted = threading.Condition()
+        self._followers = 0
+        """Lanes that wait until launches of others are submitted."""
         self._lost = ""
 
     @property
@@ -238,7 +240,9 @@ class TorchExecutor(BaseExecutor):
         """Submit a launch, when those that it waits for are submitted, and have its end told."""
         if flight.after:
             with self._submitted:
+                self._followers += 1  # before the look: who submits looks at it afterwards
                 self._submitted.wait_for(lambda: all(each.is_submitted for each in flight.after))
+                self._followers -= 1
         self._submit(flight)
         self._ends.add(flight.lane, flight)
 
@@ -268,9 +272,10 @@ class TorchExecutor(BaseExecutor):
             with suppress(Exception), lane.stream(urgent):  # the device may still read what was submitted before
                 flight.events = (lane.record(),)
         flight.after = ()
-        with self._submitted:
-            flight.is_submitted = True
-            self._submitted.notify_all()
+        flight.is_submitted = True
+        if self._followers:
+            with self._submitted:
+                self._submitted.notify_all()
 
     def _launch(self, flight: _Flight, resident: Resident, batch: BatchTensors) -> None:
         """Submit everything of a launch to the current stream."""
