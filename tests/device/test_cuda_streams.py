@@ -37,6 +37,7 @@ class Calls:
     def __init__(self) -> None:
         self.made: list[Any] = []
         self.fails: set[str] = set()
+        self.free = 1
         self._handles = 0
 
     def call(self, name: str, *values: Any) -> None:
@@ -57,7 +58,7 @@ class Calls:
 
     def mem_get_info(self, device: Any) -> tuple[int, int]:
         self.call("mem_get_info", str(device))
-        return 1, 2
+        return self.free, 8
 
     def empty_cache(self) -> None:
         self.call("empty_cache")
@@ -172,7 +173,15 @@ def test_nothing_is_captured_after_an_invalidated_capture_and_its_allocation_is_
     said = "CUDA error in capture_end" if work == "output" else "an error of the model"
     assert gpu.why_no_graphs == f"a capture was invalidated: {said}"
     assert "nothing is captured any more" in caplog.text
-    assert gpu.room() == (1, 2)  # torch may refuse to give back what it keeps
+    assert gpu.room() == (1, 8)  # torch may refuse to give back what it keeps
+
+
+def test_memory_is_given_back_where_it_is_short(calls: Calls) -> None:
+    gpu = device()
+    for free in (1, 2):
+        calls.free = free
+        assert gpu.room() == (free, 8)
+    assert [made[0] for made in calls.made].count("empty_cache") == 1
 
 
 def test_lent_tensors_have_the_memory_and_do_not_hold_it() -> None:

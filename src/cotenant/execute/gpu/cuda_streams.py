@@ -21,6 +21,8 @@ from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
 _NS_PER_MS = 1_000_000
+_SHORT = 4
+"""Memory is short when less than this part of it is free: captured work cannot have what torch keeps for other work."""
 _CYCLES_PER_NS = 2
 """Of a GPU's clock, about, and rather too many: a stream that is held too long costs nothing."""
 _cuda: Any = torch.cuda  # its stubs leave out half of the types
@@ -51,10 +53,12 @@ class CudaStreams:
         return _CudaLane(self, share)
 
     def room(self) -> tuple[int, int]:
-        """See StreamDevice. Captured work has no use for blocks that torch keeps for other work."""
-        with suppress(RuntimeError):  # torch 2.11 refuses after a capture that was invalidated
-            _cuda.empty_cache()
+        """See StreamDevice. Giving back waits for the whole device: it is done where memory is short."""
         free, total = _cuda.mem_get_info(self.device)
+        if free < total // _SHORT:
+            with suppress(RuntimeError):  # torch 2.11 refuses after a capture that was invalidated
+                _cuda.empty_cache()
+            free, total = _cuda.mem_get_info(self.device)
         return int(free), int(total)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
