@@ -106,7 +106,7 @@ class StreamDevice(Protocol):
         """The streams of a share."""
 
     def room(self) -> tuple[int, int]:
-        """Bytes of its memory that are free, and bytes in all; where it is short, what is kept for later is given back."""
+        """Bytes of its memory that are free, and bytes in all. Where it is short, what is kept for later is given back."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether this, or what caused it, says that the device has no memory left."""
