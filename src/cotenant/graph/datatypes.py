@@ -24,5 +24,6 @@ def numpy_type(dtype: str) -> np.dtype[Any] | None:
     if dtype == "tensor(bfloat16)":
         import ml_dtypes  # whose type it is; measuring a device goes without
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(np.str_) if dtype == "tensor(string)" else NUMPY_TYPES.get(dtype)

@@ -25,11 +25,11 @@ Run = Callable[[int, int, Named], Named]
 
 
 class Form(NamedTuple):
-    """What decides which chain a batch runs by. `shapes` are those of a row of each input; of the whole input, and
-    `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
+    """What decides which chain a batch runs by. `shapes` are those of a row of each input, and its type; of the whole
+    input, and `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
     """
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     rows: int
     held: int
 
@@ -46,8 +46,8 @@ class Form(NamedTuple):
 def form_of(inputs: Named, rows: int, max_batch: int) -> Form:
     """The form of a batch that begins."""
     if max_batch > 1:
-        return Form(tuple([(name, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows)
-    return Form(tuple([(name, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
+        return Form(tuple([(name, each.dtype, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows)
+    return Form(tuple([(name, each.dtype, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
 
 
 class Chain:

@@ -73,7 +73,8 @@ class StreamLane(Protocol):
     def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         """Record work on the current stream without running it; all of a lane share one memory, and never run at once.
 
-        Gives what submits it, and the tensors that it writes, whose memory is theirs while somebody has them. Raises whatever stands against it; the stream can be used afterwards.
+        Gives what submits it, and the tensors that it writes: their memory is theirs while somebody has them. Raises
+        whatever stands against it; the stream can be used afterwards.
         """
 
     def lend(self, tensors: Named) -> Named:
