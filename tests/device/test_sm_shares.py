@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu._sm_probe import SmSurvey, survey
+from bench.gpu._sm_probe import SmSurvey
 from cotenant.config import DeviceSection, load_server_config
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.gpu import cuda_driver, sm_groups
 from cotenant.execute.gpu.configured import sm_lanes
 from cotenant.execute.gpu.cuda_driver import GpuError, load_driver
-from cotenant.execute.gpu.sm_groups import ask_grid
 from cotenant.execute.gpu.sm_ladder import (
     SmGrid,
     counts_of,
@@ -143,13 +142,6 @@ def test_a_partition_is_made_of_whole_groups() -> None:
     for wrong in (slots(0, 7), slots(4, 12), slots(124, 132), whole(H100, 0)):
         with pytest.raises(InvalidValueError, match="all 8 slots of each of its groups, of 16 groups"):
             groups_of(wrong, H100)
-
-
-def test_partitions_name_a_device() -> None:
-    assert Share((0,), "cuda:1").device == "cuda:1"
-    assert Share((0,), "a100").device == "a100"  # a simulated one
-    with pytest.raises(InvalidValueError, match="the name of a device"):
-        Share((0,), "")
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
@@ -278,17 +270,6 @@ def test_further_partitions_leave_those_that_are_there() -> None:
     assert len(driver.contexts) == len(driver.streams) == 4
 
 
-def test_closing_waits_for_what_runs() -> None:
-    driver = FakeCuda()
-    shares = opened(driver)
-    lanes = shares_of((50, 50), H100, 0)
-    shares.split(lanes)
-    driver.busy.update((shares.handle(lanes[0]), shares.handle(lanes[1])))
-    shares.close()
-    assert driver.log[:2] == ["cuStreamSynchronize", "cuStreamDestroy"]
-    assert driver.log.count("cuGreenCtxDestroy") == 2
-
-
 @pytest.mark.parametrize("call", ["cuGreenCtxCreate", "cuGreenCtxGetDevResource", "cuGreenCtxStreamCreate"])
 def test_a_refusal_leaves_what_was_there(call: str) -> None:
     driver = FakeCuda()
@@ -321,13 +302,6 @@ def test_why_there_are_no_green_contexts(driver: FakeCuda, index: int, text: str
     with pytest.raises(GpuError, match=text):
         opened(driver, index)
     assert driver.primary == 0
-
-
-def test_a_refused_split_is_told() -> None:
-    driver = FakeCuda()
-    driver.refuse["cuDevSmResourceSplitByCount"] = 0
-    with pytest.raises(GpuError, match="cuDevSmResourceSplitByCount failed: cuda_error_invalid_resource_configuration"):
-        opened(driver)
 
 
 def test_missing_bindings_and_missing_drivers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,45 +351,6 @@ def test_plain_streams_have_the_same_surface() -> None:
 # --- which SMs ----------------------------------------------------------------------------------------------------
 
 
-def test_the_survey_tells_the_sms_of_each_share() -> None:
-    driver = FakeCuda()
-    with opened(driver) as shares:
-        lanes = (*shares_of((50, 25), shares.grid, 0), whole(shares.grid, 0))
-        shares.split(lanes)
-        found = survey(shares, driver)
-        assert found.problems == ()
-        assert [len(found.seen[lane]) for lane in lanes] == [64, 32, 132]
-        assert not set(found.seen[lanes[0]]) & set(found.seen[lanes[1]])
-        assert found.seen[lanes[2]] == tuple(range(132))
-        assert (driver.memory, driver.libraries, driver.primary, driver.stack) == ({}, [], 1, [])
-        driver.refuse["cuLaunchKernel"] = 0
-        with pytest.raises(GpuError, match="cuLaunchKernel failed"):
-            survey(shares, driver)
-        assert (driver.memory, driver.libraries, driver.primary, driver.stack) == ({}, [], 1, [])
-
-
-def test_the_survey_finds_shares_that_are_not_disjoint() -> None:
-    driver = FakeCuda(leaks=True)
-    with opened(driver) as shares:
-        lanes = shares_of((50, 50), shares.grid, 0)
-        shares.split(lanes)
-        first, second = survey(shares, driver).problems
-        assert "share of 64 SMs from slot 0 of cuda:0 ran on the SMs [" in first
-        assert "share of 64 SMs from slot 64 of cuda:0 ran on the SMs [" in second
-
-
-def test_the_survey_finds_plain_streams_that_bind_nobody() -> None:
-    driver = FakeCuda()
-    driver.stack.append(1)
-    streams = [driver.cuStreamCreate(1)[1] for _ in range(2)]
-    driver.stack.clear()
-    shares = PlainShares(0, SmGrid(132), lambda _index, _urgent: type("Stream", (), {"cuda_stream": streams.pop()})())
-    shares.split(shares_of((50, 50), shares.grid, 0))
-    problems = survey(shares, driver).problems
-    assert len(problems) == 2
-    assert all("expected disjoint ones" in problem for problem in problems)
-
-
 @pytest.mark.parametrize(
     ("one", "other", "further", "extra", "problems"),
     [
@@ -435,57 +370,3 @@ def test_sms_beside_those_of_a_share_are_told_and_two_are_no_problem_where_they_
     lanes = (slots(0, 8), slots(8, 16))
     found = SmSurvey({lanes[0]: tuple(one), lanes[1]: tuple(other)}, dict.fromkeys(lanes, 8), further)
     assert (found.extra, len(found.problems)) == (extra, problems)
-
-
-@pytest.mark.parametrize(("capability", "further"), [((9, 0), 2), ((8, 0), 0), ((10, 0), 0)])
-def test_only_devices_of_9_may_use_two_sms_more(capability: tuple[int, int], further: int) -> None:
-    driver = FakeCuda(capability=capability)
-    with opened(driver) as shares:
-        shares.split(shares_of((50, 50), shares.grid, 0))
-        assert survey(shares, driver).further == further
-
-
-# --- on hardware ----------------------------------------------------------------------------------------------------
-
-
-def real() -> GreenShares:
-    try:
-        return GreenShares.open(0)
-    except GpuError as error:
-        pytest.skip(f"no green contexts here: {error}")
-
-
-@pytest.mark.device
-def test_shares_of_a_real_gpu_are_disjoint_and_as_large_as_granted() -> None:
-    for percents in ((50, 50), (25, 75), (25, 25, 50)):
-        with real() as shares:
-            lanes = shares_of(percents, shares.grid, 0)
-            shares.split(lanes)
-            assert shares.granted == {lane: lane.size for lane in lanes}
-            assert survey(shares).problems == ()
-            shares.split([whole(shares.grid, 0)])
-            assert survey(shares).problems == ()
-
-
-@pytest.mark.device
-def test_torch_computes_on_the_streams_of_a_real_share() -> None:
-    with real() as shares:
-        import torch
-
-        lanes = shares_of((50, 50), shares.grid, 0)
-        shares.split(lanes)
-        numbers = torch.arange(1 << 16, device="cuda:0", dtype=torch.float32)
-        torch.cuda.synchronize()
-        for lane in lanes:
-            stream = shares.stream(lane)
-            with torch.cuda.stream(stream):
-                total = (numbers * 2).sum()
-            stream.synchronize()
-            assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
-        torch.cuda.synchronize()
-
-
-@pytest.mark.device
-def test_the_grid_of_a_real_gpu() -> None:
-    real().close()
-    assert ask_grid(0, "streams").total == ask_grid(0, "green").total
