@@ -6,6 +6,7 @@ Needs torch, numpy and msgspec alone.
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def real() -> GreenShares:
 @pytest.mark.device
 def test_shares_of_a_real_gpu_are_disjoint_and_as_large_as_granted() -> None:
     for percents in ((50, 50), (25, 75), (25, 25, 50)):
-        with real() as shares:
+        with closing(real()) as shares:
             lanes = shares_of(percents, shares.grid, 0)
             shares.split(lanes)
             assert shares.granted == {lane: lane.size for lane in lanes}
@@ -48,7 +49,7 @@ def test_shares_of_a_real_gpu_are_disjoint_and_as_large_as_granted() -> None:
 
 @pytest.mark.device
 def test_torch_computes_on_the_streams_of_a_real_share() -> None:
-    with real() as shares:
+    with closing(real()) as shares:
         lanes = shares_of((50, 50), shares.grid, 0)
         shares.split(lanes)
         numbers = torch.arange(1 << 16, device="cuda:0", dtype=torch.float32)

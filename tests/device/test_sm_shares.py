@@ -216,7 +216,7 @@ def test_the_driver_is_asked_when_nobody_says_how_a_gpu_divides(monkeypatch: pyt
 
 def test_one_split_gives_all_groups() -> None:
     shares = opened(FakeCuda())
-    assert (shares.total, shares.granularity, shares.grid.groups) == (132, 8, 16)
+    assert shares.grid == H100
     assert opened(FakeCuda(108, 4, capability=(8, 0))).grid == SmGrid(108, 4)
     assert opened(FakeCuda(132, 8, groups=15)).grid == SmGrid(132, 8, 15)
 
@@ -232,10 +232,10 @@ def test_shares_have_the_sms_that_the_driver_granted_and_streams_of_their_own() 
     lanes = shares_of((50, 25), H100, 0)
     assert shares.split(lanes) > 0
     assert shares.granted == {lanes[0]: 64, lanes[1]: 32}
-    first, second = (shares.handle(lane) for lane in lanes)
+    first, second = (shares.stream(lane)[1] for lane in lanes)
     assert shares.stream(lanes[0]) == ("stream", first, 0)
     assert shares.stream(lanes[0], urgent=True) is shares.stream(lanes[0])
-    assert shares.handle(lanes[0], urgent=True) == first
+    assert shares.stream(lanes[0], urgent=True)[1] == first
     assert driver.streams[first] != driver.streams[second]
     assert driver.streams.keys() == {first, second}
     shares.close()
@@ -247,12 +247,13 @@ def test_shares_have_the_sms_that_the_driver_granted_and_streams_of_their_own() 
 
 def test_the_whole_device_needs_no_green_context() -> None:
     driver = FakeCuda()
-    with opened(driver) as shares:
-        everything = whole(shares.grid, 0)
-        shares.split([everything])
-        assert shares.granted == {everything: 132}
-        assert driver.contexts == {}
-        assert driver.streams[shares.handle(everything)] == 1
+    shares = opened(driver)
+    everything = whole(shares.grid, 0)
+    shares.split([everything])
+    assert shares.granted == {everything: 132}
+    assert driver.contexts == {}
+    assert driver.streams[shares.stream(everything)[1]] == 1
+    shares.close()
     assert (driver.streams, driver.primary) == ({}, 0)
 
 
@@ -261,12 +262,12 @@ def test_further_partitions_leave_those_that_are_there() -> None:
     shares = opened(driver)
     lanes = shares_of((50, 25, 25), H100, 0)
     shares.split(lanes[:2])
-    handles = [shares.handle(lane) for lane in lanes[:2]]
+    handles = [shares.stream(lane)[1] for lane in lanes[:2]]
     with pytest.raises(InvalidValueError, match="one of the 2 that it was split into"):
         shares.stream(lanes[2])
     shares.split((lanes[0], lanes[2], slots(0, 128)))
     assert shares.granted == {lanes[0]: 64, lanes[1]: 32, lanes[2]: 32, slots(0, 128): 128}
-    assert [shares.handle(lane) for lane in lanes[:2]] == handles
+    assert [shares.stream(lane)[1] for lane in lanes[:2]] == handles
     assert len(driver.contexts) == len(driver.streams) == 4
 
 
@@ -276,12 +277,12 @@ def test_a_refusal_leaves_what_was_there(call: str) -> None:
     shares = opened(driver)
     lanes = shares_of((50, 50), H100, 0)
     shares.split(lanes)
-    handle = shares.handle(lanes[1])
+    handle = shares.stream(lanes[1])[1]
     driver.refuse[call] = 1
     with pytest.raises(GpuError, match=f"{call} failed: cuda_error_"):
         shares.split([lanes[1], slots(0, 32), slots(32, 64)])
     assert shares.granted == {lanes[0]: 64, lanes[1]: 64}
-    assert shares.handle(lanes[1]) == handle
+    assert shares.stream(lanes[1])[1] == handle
     assert len(driver.contexts) == 2
     with pytest.raises(InvalidValueError, match="of its groups"):
         shares.split([slots(0, 32), slots(32, 35)])
@@ -326,26 +327,20 @@ def test_missing_bindings_and_missing_drivers_are_told_apart(monkeypatch: pytest
 
 def test_plain_streams_have_the_same_surface() -> None:
     made: list[tuple[int, bool]] = []
-
-    def make(index: int, urgent: bool) -> Any:
-        made.append((index, urgent))
-        return type("Stream", (), {"cuda_stream": 40 + len(made)})()
-
-    with PlainShares(1, SmGrid(132), make) as shares:
-        lanes = shares_of((50, 50), shares.grid, 1)
-        assert [lane.size for lane in lanes] == [66, 66]
-        assert shares.split(lanes) > 0
-        assert (shares.total, shares.granularity) == (132, 1)
-        assert shares.granted == {lanes[0]: 132, lanes[1]: 132}
-        assert shares.stream(lanes[1], urgent=True) is shares.stream(lanes[1], urgent=True)
-        assert (shares.handle(lanes[1], urgent=True), shares.handle(lanes[1])) == (41, 42)
-        assert made == [(1, True), (1, False)]
-        shares.split([lanes[1], whole(shares.grid, 1)])
-        assert shares.handle(lanes[1]) == 42
-        with pytest.raises(InvalidValueError, match="one of the 3"):
-            shares.stream(slots(0, 12, 1))
-        with pytest.raises(InvalidValueError, match="expected cuda:1"):
-            shares.split([slots(0, 66)])
+    shares = PlainShares(1, SmGrid(132), lambda index, urgent: made.append((index, urgent)) or object())
+    lanes = shares_of((50, 50), shares.grid, 1)
+    assert [lane.size for lane in lanes] == [66, 66]
+    assert shares.split(lanes) > 0
+    assert shares.granted == {lanes[0]: 132, lanes[1]: 132}
+    kept = shares.stream(lanes[1], urgent=True)
+    assert shares.stream(lanes[1]) is not kept
+    shares.split([lanes[1], whole(shares.grid, 1)])
+    assert shares.stream(lanes[1], urgent=True) is kept
+    assert made == [(1, True), (1, False)]
+    with pytest.raises(InvalidValueError, match="one of the 3"):
+        shares.stream(slots(0, 12, 1))
+    with pytest.raises(InvalidValueError, match="expected cuda:1"):
+        shares.split([slots(0, 66)])
 
 
 # --- which SMs ----------------------------------------------------------------------------------------------------

@@ -230,9 +230,9 @@ class CoresAsShares:
 
     def __init__(self, shares: GpuPartitioner) -> None:
         self._shares = shares
-        whole = tuple(range(shares.granularity * (shares.total // shares.granularity)))
-        half = len(whole) // shares.granularity // 2 * shares.granularity
-        self._halves = {ONE: Share(whole[:half], "cuda:0"), OTHER: Share(whole[half : 2 * half], "cuda:0")}
+        half = shares.grid.groups // 2
+        spans = {ONE: range(half), OTHER: range(half, 2 * half)}
+        self._halves = {each: sm_ladder.partition_of(span, shares.grid, 0) for each, span in spans.items()}
         shares.split([*dict.fromkeys(self._halves.values()), sm_ladder.whole(shares.grid, 0)])
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
