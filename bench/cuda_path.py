@@ -22,7 +22,7 @@ import numpy as np
 from bench._registry import BenchError
 from bench.dispatch import TENANT, Chain
 from cotenant.core.actions import Launch
-from cotenant.execute.gpu.streams import CpuStreams, Named, StreamLane
+from cotenant.execute.gpu.streams import CpuStreams, Named, Replay, StreamLane
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
@@ -113,19 +113,15 @@ class NotingStreams(CpuStreams):
         lane.capture = self._capture
         return lane  # type: ignore[no-any-return]
 
-    def _capture(self, work: Callable[[], Named]) -> Any:
+    def _capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         self.captures += 1
-        return _Again(work)
+        outputs = work()
 
+        def replay() -> None:
+            for name, tensor in work().items():
+                outputs[name].copy_(tensor)
 
-class _Again:
-    def __init__(self, work: Callable[[], Named]) -> None:
-        self._work = work
-        self.outputs = work()
-
-    def replay(self) -> None:
-        for name, tensor in self._work().items():
-            self.outputs[name].copy_(tensor)
+        return replay, outputs
 
 
 def _graphs(launches: int) -> dict[str, float]:

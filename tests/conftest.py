@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import Phase, settings
+
+if TYPE_CHECKING:
+    from commands import Run
 
 SUPPORT = Path(__file__).parent / "support"
 pytest.register_assert_rewrite(*sorted(path.stem for path in SUPPORT.glob("*.py")))
 
-from commands import Run, runner  # noqa: E402
+with suppress(ImportError):  # tests on a GPU need torch, numpy and msgspec alone
+    from hypothesis import Phase, settings
 
-settings.register_profile("cotenant", deadline=None)  # tests assert behaviour, never times
-settings.load_profile("cotenant")
-settings.register_profile(  # of `make mutants`: that an example fails is enough, the smallest is not looked for
-    "mutants", deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
-)
+    settings.register_profile("cotenant", deadline=None)  # tests assert behaviour, never times
+    settings.load_profile("cotenant")
+    settings.register_profile(  # of `make mutants`: that an example fails is enough, the smallest is not looked for
+        "mutants", deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +40,8 @@ def bless(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command in this process."""
+    from commands import runner
+
     return runner(monkeypatch, capfd)
 
 

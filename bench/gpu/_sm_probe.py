@@ -146,7 +146,9 @@ def survey(shares: GpuPartitioner, driver: Any = None) -> SmSurvey:
     driver = load_driver() if driver is None else driver
     granted = dict(shares.granted)
     with probing(shares.index, driver) as probe:
-        seen = {each: _sms_of(driver, probe, shares.handle(each), count) for each, count in granted.items()}
+        seen = {
+            each: _sms_of(driver, probe, int(shares.stream(each).cuda_stream), count) for each, count in granted.items()
+        }
     return SmSurvey(seen, granted, further_of(shares.index, driver))
 
 

@@ -12,8 +12,7 @@ cd "$(dirname "$0")/../.."
 PYTHON=${PYTHON:-python3}
 PYTHONPATH="src:.${PYTHONPATH:+:$PYTHONPATH}"
 PYTHONUNBUFFERED=1
-CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32} # read when CUDA starts; 8 would queue behind others
-export PYTHONPATH PYTHONUNBUFFERED CUDA_DEVICE_MAX_CONNECTIONS
+export PYTHONPATH PYTHONUNBUFFERED
 for package in torch numpy msgspec; do
     "$PYTHON" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$package') is None)" || {
         echo "bench/gpu: $PYTHON has no $package: choose another interpreter with PYTHON=..." >&2

@@ -309,6 +309,7 @@ assert main(arguments) == 0
 BLOCKED = (
     *("typer", "rich", "onnx", "onnxruntime", "onnxscript", "grpc", "google", "uvicorn", "uvloop"),
     *("httptools", "prometheus_client", "scipy", "sklearn", "safetensors", "PIL", "pytest", "hypothesis"),
+    "ml_dtypes",
 )
 
 

@@ -13,13 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import onnx
-import onnxruntime as ort
 import pytest
 
 from cotenant.core.actions import Launch
 from cotenant.execute.batches import RowsError
-from cotenant.execute.onnx import segment_session
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.threads.lanes import Lane, pin
@@ -40,17 +37,13 @@ from executors import (
     Runner,
     assert_equal,
     onnxruntime_case,
-    picky,
     torch_cpu_case,
 )
-from onnx_samples import residual_cnn
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("models")
-    onnx.save(residual_cnn(), made / "cnn.onnx")
-    onnx.save(picky(), made / "picky.onnx")
     yield made
     if made in SHARED:
         SHARED.pop(made).close()
@@ -340,6 +333,10 @@ def test_a_core_that_is_not_there_leaves_the_lane_unpinned() -> None:
 
 def test_sessions_never_spin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every session that the executor runs on, whole or segment, of one core or of several."""
+    import onnxruntime as ort
+
+    from cotenant.execute.onnx import segment_session
+
     made: list[ort.SessionOptions] = []
     real = ort.InferenceSession
 

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu import cuda_streams
 from cotenant.execute.gpu.cuda_streams import CudaStreams
-from cotenant.execute.gpu.sm_ladder import whole
-from cotenant.execute.gpu.sm_streams import PlainShares
-from cotenant.execute.protocol import LoadSpec, Timing
-from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.execute.torch.model import TorchModel
-from cotenant.work import Share, Work
-from torch_small import save_small, small_cnn
+from cotenant.work import Share
 
 PART = Share((0, 1), "cuda:0")
 
@@ -143,10 +133,14 @@ def test_captures_of_a_lane_are_of_one_thread_and_share_memory(calls: Calls) -> 
     gpu = device()
     lane, other = gpu.lane(PART), gpu.lane(PART)
     graphs = [lane.capture(output), lane.capture(output), other.capture(output)]
-    graphs[0].replay()
+    replay, outputs = graphs[0]
+    replay()
     assert [made[1:] for made in calls.made if made[0] == "capture_begin"] == [(at, "thread_local") for at in (1, 1, 2)]
     assert calls.made[-1] == ("replay",)
-    assert list(graphs[0].outputs) == ["y"]
+    assert list(outputs) == ["y"]
+    del graphs, replay
+    lane.capture(output)  # torch lets nobody have the memory of graphs that are all gone
+    assert calls.made[-2] == ("capture_begin", 3, "thread_local")
 
 
 def test_work_that_raises_spoils_no_other_capture(calls: Calls) -> None:
@@ -165,11 +159,11 @@ def test_nothing_is_captured_after_an_invalidated_capture_and_its_allocation_is_
 ) -> None:
     gpu = device()
     lane = gpu.lane(PART)
-    lane.capture(output)
+    before = lane.capture(output)
     calls.fails = {"capture_end", "end_allocate", "empty_cache"}
     with pytest.raises(RuntimeError if work == "output" else ValueError):
         lane.capture(output if work == "output" else raises)
-    assert ("end_allocate", 0, 1) in calls.made
+    assert ("end_allocate", 0, 1) in calls.made, before
     said = "CUDA error in capture_end" if work == "output" else "an error of the model"
     assert gpu.why_no_graphs == f"a capture was invalidated: {said}"
     assert "nothing is captured any more" in caplog.text
@@ -228,47 +222,3 @@ def test_this_torch_has_what_is_called() -> None:
         assert callable(getattr(torch.cuda, name))
     for name in ("_cuda_endAllocateToPool", "_construct_storage_from_data_pointer"):
         assert hasattr(torch._C, name)
-
-
-@pytest.mark.device
-@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} sees no CUDA device")
-@pytest.mark.parametrize("prepared", [False, True])
-def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Path, prepared: bool) -> None:
-    """The second half runs while torch makes an error of every wait of the host that it knows of."""
-    save_small(tmp_path)
-    shares = PlainShares.open(0)
-    lane = whole(shares.grid, 0)
-    shares.split([lane])
-    executor = TorchExecutor(CudaStreams(0, shares))
-    model = TorchModel.open(tmp_path / "cnn.pt2", device="cuda:0")
-    cuts = (0, 3, model.unit_count)
-    spec = LoadSpec((lane,), cuts, ({"x": (1, 3, 16, 16)},) if prepared else (), max_batch=4)
-    executor.add_model("cnn", executor.load("cnn", model, spec))
-    reference = small_cnn()
-    ended = threading.Semaphore(0)
-    errors: list[str | None] = []
-
-    def end(_: int, error: str | None, __: Timing) -> None:
-        errors.append(error)
-        ended.release()
-
-    try:
-        for query in range(8):
-            if query == 4:
-                torch.cuda.set_sync_debug_mode("error")
-            image = np.random.default_rng(query).standard_normal((3, 3, 16, 16)).astype(np.float32)
-            executor.put(query, {"x": image})
-            for number, span in enumerate(pairwise(cuts)):
-                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 3, *span), number == 1, lane, 1, 1)
-                executor.start(launch, end)
-                assert ended.acquire(timeout=60)
-                assert errors[-1] is None
-            (got,) = executor.take(query).values()
-            with torch.inference_mode():
-                expected = reference(torch.from_numpy(image)).numpy()
-            np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)  # TF32 convolutions
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        executor.close()
-        model.close()
-    assert (len(executor.chains), executor.chains.eager) == ((3, 0) if prepared else (0, 16))

@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gpu._sm_probe import SmSurvey, survey
+from bench.gpu._sm_probe import SmSurvey
 from cotenant.config import DeviceSection, load_server_config
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.gpu import cuda_driver, sm_groups
 from cotenant.execute.gpu.configured import sm_lanes
 from cotenant.execute.gpu.cuda_driver import GpuError, load_driver
-from cotenant.execute.gpu.sm_groups import ask_grid
 from cotenant.execute.gpu.sm_ladder import (
     SmGrid,
     counts_of,
@@ -145,13 +144,6 @@ def test_a_partition_is_made_of_whole_groups() -> None:
             groups_of(wrong, H100)
 
 
-def test_partitions_name_a_device() -> None:
-    assert Share((0,), "cuda:1").device == "cuda:1"
-    assert Share((0,), "a100").device == "a100"  # a simulated one
-    with pytest.raises(InvalidValueError, match="the name of a device"):
-        Share((0,), "")
-
-
 # --- the configuration -----------------------------------------------------------------------------------------------
 
 
@@ -224,7 +216,7 @@ def test_the_driver_is_asked_when_nobody_says_how_a_gpu_divides(monkeypatch: pyt
 
 def test_one_split_gives_all_groups() -> None:
     shares = opened(FakeCuda())
-    assert (shares.total, shares.granularity, shares.grid.groups) == (132, 8, 16)
+    assert shares.grid == H100
     assert opened(FakeCuda(108, 4, capability=(8, 0))).grid == SmGrid(108, 4)
     assert opened(FakeCuda(132, 8, groups=15)).grid == SmGrid(132, 8, 15)
 
@@ -240,10 +232,10 @@ def test_shares_have_the_sms_that_the_driver_granted_and_streams_of_their_own() 
     lanes = shares_of((50, 25), H100, 0)
     assert shares.split(lanes) > 0
     assert shares.granted == {lanes[0]: 64, lanes[1]: 32}
-    first, second = (shares.handle(lane) for lane in lanes)
+    first, second = (shares.stream(lane)[1] for lane in lanes)
     assert shares.stream(lanes[0]) == ("stream", first, 0)
     assert shares.stream(lanes[0], urgent=True) is shares.stream(lanes[0])
-    assert shares.handle(lanes[0], urgent=True) == first
+    assert shares.stream(lanes[0], urgent=True)[1] == first
     assert driver.streams[first] != driver.streams[second]
     assert driver.streams.keys() == {first, second}
     shares.close()
@@ -255,12 +247,13 @@ def test_shares_have_the_sms_that_the_driver_granted_and_streams_of_their_own() 
 
 def test_the_whole_device_needs_no_green_context() -> None:
     driver = FakeCuda()
-    with opened(driver) as shares:
-        everything = whole(shares.grid, 0)
-        shares.split([everything])
-        assert shares.granted == {everything: 132}
-        assert driver.contexts == {}
-        assert driver.streams[shares.handle(everything)] == 1
+    shares = opened(driver)
+    everything = whole(shares.grid, 0)
+    shares.split([everything])
+    assert shares.granted == {everything: 132}
+    assert driver.contexts == {}
+    assert driver.streams[shares.stream(everything)[1]] == 1
+    shares.close()
     assert (driver.streams, driver.primary) == ({}, 0)
 
 
@@ -269,24 +262,13 @@ def test_further_partitions_leave_those_that_are_there() -> None:
     shares = opened(driver)
     lanes = shares_of((50, 25, 25), H100, 0)
     shares.split(lanes[:2])
-    handles = [shares.handle(lane) for lane in lanes[:2]]
+    handles = [shares.stream(lane)[1] for lane in lanes[:2]]
     with pytest.raises(InvalidValueError, match="one of the 2 that it was split into"):
         shares.stream(lanes[2])
     shares.split((lanes[0], lanes[2], slots(0, 128)))
     assert shares.granted == {lanes[0]: 64, lanes[1]: 32, lanes[2]: 32, slots(0, 128): 128}
-    assert [shares.handle(lane) for lane in lanes[:2]] == handles
+    assert [shares.stream(lane)[1] for lane in lanes[:2]] == handles
     assert len(driver.contexts) == len(driver.streams) == 4
-
-
-def test_closing_waits_for_what_runs() -> None:
-    driver = FakeCuda()
-    shares = opened(driver)
-    lanes = shares_of((50, 50), H100, 0)
-    shares.split(lanes)
-    driver.busy.update((shares.handle(lanes[0]), shares.handle(lanes[1])))
-    shares.close()
-    assert driver.log[:2] == ["cuStreamSynchronize", "cuStreamDestroy"]
-    assert driver.log.count("cuGreenCtxDestroy") == 2
 
 
 @pytest.mark.parametrize("call", ["cuGreenCtxCreate", "cuGreenCtxGetDevResource", "cuGreenCtxStreamCreate"])
@@ -295,12 +277,12 @@ def test_a_refusal_leaves_what_was_there(call: str) -> None:
     shares = opened(driver)
     lanes = shares_of((50, 50), H100, 0)
     shares.split(lanes)
-    handle = shares.handle(lanes[1])
+    handle = shares.stream(lanes[1])[1]
     driver.refuse[call] = 1
     with pytest.raises(GpuError, match=f"{call} failed: cuda_error_"):
         shares.split([lanes[1], slots(0, 32), slots(32, 64)])
     assert shares.granted == {lanes[0]: 64, lanes[1]: 64}
-    assert shares.handle(lanes[1]) == handle
+    assert shares.stream(lanes[1])[1] == handle
     assert len(driver.contexts) == 2
     with pytest.raises(InvalidValueError, match="of its groups"):
         shares.split([slots(0, 32), slots(32, 35)])
@@ -321,13 +303,6 @@ def test_why_there_are_no_green_contexts(driver: FakeCuda, index: int, text: str
     with pytest.raises(GpuError, match=text):
         opened(driver, index)
     assert driver.primary == 0
-
-
-def test_a_refused_split_is_told() -> None:
-    driver = FakeCuda()
-    driver.refuse["cuDevSmResourceSplitByCount"] = 0
-    with pytest.raises(GpuError, match="cuDevSmResourceSplitByCount failed: cuda_error_invalid_resource_configuration"):
-        opened(driver)
 
 
 def test_missing_bindings_and_missing_drivers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,68 +327,23 @@ def test_missing_bindings_and_missing_drivers_are_told_apart(monkeypatch: pytest
 
 def test_plain_streams_have_the_same_surface() -> None:
     made: list[tuple[int, bool]] = []
-
-    def make(index: int, urgent: bool) -> Any:
-        made.append((index, urgent))
-        return type("Stream", (), {"cuda_stream": 40 + len(made)})()
-
-    with PlainShares(1, SmGrid(132), make) as shares:
-        lanes = shares_of((50, 50), shares.grid, 1)
-        assert [lane.size for lane in lanes] == [66, 66]
-        assert shares.split(lanes) > 0
-        assert (shares.total, shares.granularity) == (132, 1)
-        assert shares.granted == {lanes[0]: 132, lanes[1]: 132}
-        assert shares.stream(lanes[1], urgent=True) is shares.stream(lanes[1], urgent=True)
-        assert (shares.handle(lanes[1], urgent=True), shares.handle(lanes[1])) == (41, 42)
-        assert made == [(1, True), (1, False)]
-        shares.split([lanes[1], whole(shares.grid, 1)])
-        assert shares.handle(lanes[1]) == 42
-        with pytest.raises(InvalidValueError, match="one of the 3"):
-            shares.stream(slots(0, 12, 1))
-        with pytest.raises(InvalidValueError, match="expected cuda:1"):
-            shares.split([slots(0, 66)])
+    shares = PlainShares(1, SmGrid(132), lambda index, urgent: made.append((index, urgent)) or object())
+    lanes = shares_of((50, 50), shares.grid, 1)
+    assert [lane.size for lane in lanes] == [66, 66]
+    assert shares.split(lanes) > 0
+    assert shares.granted == {lanes[0]: 132, lanes[1]: 132}
+    kept = shares.stream(lanes[1], urgent=True)
+    assert shares.stream(lanes[1]) is not kept
+    shares.split([lanes[1], whole(shares.grid, 1)])
+    assert shares.stream(lanes[1], urgent=True) is kept
+    assert made == [(1, True), (1, False)]
+    with pytest.raises(InvalidValueError, match="one of the 3"):
+        shares.stream(slots(0, 12, 1))
+    with pytest.raises(InvalidValueError, match="expected cuda:1"):
+        shares.split([slots(0, 66)])
 
 
 # --- which SMs ----------------------------------------------------------------------------------------------------
-
-
-def test_the_survey_tells_the_sms_of_each_share() -> None:
-    driver = FakeCuda()
-    with opened(driver) as shares:
-        lanes = (*shares_of((50, 25), shares.grid, 0), whole(shares.grid, 0))
-        shares.split(lanes)
-        found = survey(shares, driver)
-        assert found.problems == ()
-        assert [len(found.seen[lane]) for lane in lanes] == [64, 32, 132]
-        assert not set(found.seen[lanes[0]]) & set(found.seen[lanes[1]])
-        assert found.seen[lanes[2]] == tuple(range(132))
-        assert (driver.memory, driver.libraries, driver.primary, driver.stack) == ({}, [], 1, [])
-        driver.refuse["cuLaunchKernel"] = 0
-        with pytest.raises(GpuError, match="cuLaunchKernel failed"):
-            survey(shares, driver)
-        assert (driver.memory, driver.libraries, driver.primary, driver.stack) == ({}, [], 1, [])
-
-
-def test_the_survey_finds_shares_that_are_not_disjoint() -> None:
-    driver = FakeCuda(leaks=True)
-    with opened(driver) as shares:
-        lanes = shares_of((50, 50), shares.grid, 0)
-        shares.split(lanes)
-        first, second = survey(shares, driver).problems
-        assert "share of 64 SMs from slot 0 of cuda:0 ran on the SMs [" in first
-        assert "share of 64 SMs from slot 64 of cuda:0 ran on the SMs [" in second
-
-
-def test_the_survey_finds_plain_streams_that_bind_nobody() -> None:
-    driver = FakeCuda()
-    driver.stack.append(1)
-    streams = [driver.cuStreamCreate(1)[1] for _ in range(2)]
-    driver.stack.clear()
-    shares = PlainShares(0, SmGrid(132), lambda _index, _urgent: type("Stream", (), {"cuda_stream": streams.pop()})())
-    shares.split(shares_of((50, 50), shares.grid, 0))
-    problems = survey(shares, driver).problems
-    assert len(problems) == 2
-    assert all("expected disjoint ones" in problem for problem in problems)
 
 
 @pytest.mark.parametrize(
@@ -435,57 +365,3 @@ def test_sms_beside_those_of_a_share_are_told_and_two_are_no_problem_where_they_
     lanes = (slots(0, 8), slots(8, 16))
     found = SmSurvey({lanes[0]: tuple(one), lanes[1]: tuple(other)}, dict.fromkeys(lanes, 8), further)
     assert (found.extra, len(found.problems)) == (extra, problems)
-
-
-@pytest.mark.parametrize(("capability", "further"), [((9, 0), 2), ((8, 0), 0), ((10, 0), 0)])
-def test_only_devices_of_9_may_use_two_sms_more(capability: tuple[int, int], further: int) -> None:
-    driver = FakeCuda(capability=capability)
-    with opened(driver) as shares:
-        shares.split(shares_of((50, 50), shares.grid, 0))
-        assert survey(shares, driver).further == further
-
-
-# --- on hardware ----------------------------------------------------------------------------------------------------
-
-
-def real() -> GreenShares:
-    try:
-        return GreenShares.open(0)
-    except GpuError as error:
-        pytest.skip(f"no green contexts here: {error}")
-
-
-@pytest.mark.device
-def test_shares_of_a_real_gpu_are_disjoint_and_as_large_as_granted() -> None:
-    for percents in ((50, 50), (25, 75), (25, 25, 50)):
-        with real() as shares:
-            lanes = shares_of(percents, shares.grid, 0)
-            shares.split(lanes)
-            assert shares.granted == {lane: lane.size for lane in lanes}
-            assert survey(shares).problems == ()
-            shares.split([whole(shares.grid, 0)])
-            assert survey(shares).problems == ()
-
-
-@pytest.mark.device
-def test_torch_computes_on_the_streams_of_a_real_share() -> None:
-    with real() as shares:
-        import torch
-
-        lanes = shares_of((50, 50), shares.grid, 0)
-        shares.split(lanes)
-        numbers = torch.arange(1 << 16, device="cuda:0", dtype=torch.float32)
-        torch.cuda.synchronize()
-        for lane in lanes:
-            stream = shares.stream(lane)
-            with torch.cuda.stream(stream):
-                total = (numbers * 2).sum()
-            stream.synchronize()
-            assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
-        torch.cuda.synchronize()
-
-
-@pytest.mark.device
-def test_the_grid_of_a_real_gpu() -> None:
-    real().close()
-    assert ask_grid(0, "streams").total == ask_grid(0, "green").total

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ import torch
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.execute.errors import ModelError
-from cotenant.execute.gpu.streams import CpuStreams
+from cotenant.execute.gpu.chains import Chain, Chains, capture_chain, form_of
+from cotenant.execute.gpu.streams import CpuStreams, Named, Replay
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.policies.overlap.control import Overlap
@@ -28,7 +29,7 @@ from cotenant.serve.brain.clock import RealClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
-from fake_streams import GPU, WAIT_S, FakeModel, FakeStreams, LostError
+from fake_streams import GPU, WAIT_S, FakeLane, FakeModel, FakeStreams, LostError
 
 LEFT = Share((0, 1), GPU)
 RIGHT = Share((2, 3), GPU)
@@ -290,6 +291,46 @@ def test_all_is_captured_and_run_twice_at_loading_and_nothing_later(world: World
     assert len(device.captures) == 2 * CHAINS
     assert world.executor.chains.eager == 0
     assert model.runs == runs
+
+
+def test_rows_that_nobody_asked_for_have_values() -> None:
+    held = torch.full((4, 3), 1 << 40)
+    chain = Chain(4, (0, 1), [{"ids": held}, {}], [lambda: None])
+    chain.fill(0, {"ids": torch.ones((3, 3), dtype=torch.int64)})
+    assert held.tolist() == [[1] * 3] * 3 + [[0] * 3]
+
+
+def test_a_chain_holds_no_memory(device: FakeStreams) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Lane(FakeLane):
+        def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
+            outputs = {name: value.clone() for name, value in work().items()}
+            made.extend(map(weakref.ref, outputs.values()))
+            return lambda: None, outputs
+
+        def lend(self, tensors: Named) -> Named:
+            return {name: torch.empty_like(value) for name, value in tensors.items()}
+
+    inputs = {"x": torch.ones(2, 3)}
+    chain = capture_chain(Lane(device, LEFT), FakeModel("a").run, (0, 2, 4), inputs, 2)
+    assert chain.has(0, 4)
+    assert [each() for each in made] == [None] * 3
+
+
+def test_graphs_of_a_share_go_with_the_last_chain_there() -> None:
+    chains, form = Chains(), form_of({"x": torch.ones(1, 3)}, 1, 4)
+    for model, share in ((1, LEFT), (2, LEFT), (1, RIGHT)):
+        chains.add(model, share, form, Chain(1, (0, 1), [{}, {}], [lambda: None]))
+    of_another_type = form_of({"x": torch.ones(1, 3, dtype=torch.float64)}, 1, 4)
+    assert chains.find(1, LEFT, of_another_type, 0, 1) is None
+    left, right = (weakref.ref(chains.find(1, share, form, 0, 1)) for share in (LEFT, RIGHT))
+    chains.drop(1)
+    assert len(chains) == 1
+    assert right() is None
+    assert left() is not None
+    chains.drop(2)
+    assert left() is None
 
 
 def test_a_paused_batch_outlives_others_and_goes_on_where_it_pleases(world: World, device: FakeStreams) -> None:

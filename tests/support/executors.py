@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 import torch
 
@@ -23,35 +21,28 @@ from cotenant.execute.gpu.cuda_streams import CudaStreams
 from cotenant.execute.gpu.sm_shares import GreenShares
 from cotenant.execute.gpu.sm_streams import GpuPartitioner, PlainShares
 from cotenant.execute.gpu.streams import CpuStreams, StreamDevice
-from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Executor, LoadSpec, Tensors, Timing
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
-from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.repository.formats import Arithmetic
 from cotenant.serve.brain.clock import RealClock
 from cotenant.work import Share, Work
 from cotenant.world.contention import Contention, ContentionWorld, Traffic
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World
-from onnx_samples import Sketch, info
 from torch_small import save_small, small_cnn
+
+if TYPE_CHECKING:
+    from cotenant.execute.worker.executor import ProcessExecutor
+    from cotenant.execute.worker.limits import WorkerLimits
 
 WAIT_S = 20.0
 CORES = tuple(sorted(os.sched_getaffinity(0)))
 ONE = Share(CORES[:1])
 OTHER = Share(CORES[-1:])
 BOTH = Share(CORES[:2])
-
-
-def picky() -> onnx.ModelProto:
-    """Rows of a table, chosen by an index: an index outside of it raises at run time."""
-    s = Sketch(3)
-    s.constant(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
-    s.op("Gather", "table", "index", out="y", axis=0)
-    return s.model([info("index", ["batch"], onnx.TensorProto.INT64)], [info("y", ["batch", 2])])
 
 
 @dataclass
@@ -72,7 +63,9 @@ class Case:
     """How many queries and batches the executor holds tensors of."""
 
 
-def session(path: Path) -> ort.InferenceSession:
+def session(path: Path) -> Any:
+    import onnxruntime as ort  # which a machine with a GPU may lack
+
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -83,8 +76,22 @@ def image(seed: int, rows: int) -> Tensors:
     return {"x": np.random.default_rng(seed).standard_normal((rows, 3, 16, 16)).astype(np.float32)}
 
 
+def save_onnx(folder: Path) -> None:
+    """Write `cnn.onnx` and `picky.onnx`, once."""
+    import onnx
+
+    from onnx_samples import picky, residual_cnn
+
+    if not (folder / "picky.onnx").exists():
+        onnx.save(residual_cnn(), folder / "cnn.onnx")
+        onnx.save(picky(), folder / "picky.onnx")
+
+
 @contextmanager
 def onnxruntime_case(folder: Path) -> Iterator[Case]:
+    from cotenant.execute.onnx.segments import SegmentedModel
+
+    save_onnx(folder)
     executor = ThreadExecutor(lane_nice=3)
     reference = session(folder / "cnn.onnx")
     with (
@@ -104,9 +111,14 @@ def onnxruntime_case(folder: Path) -> Iterator[Case]:
         executor.close()
 
 
-def process_executor(folder: Path, limits: WorkerLimits = WorkerLimits()) -> ProcessExecutor:
+def process_executor(folder: Path, limits: WorkerLimits | None = None) -> ProcessExecutor:
     """Worker processes of the tenants 'cnn' and 'picky'."""
-    executor = ProcessExecutor(3, limits)
+    from cotenant.execute.onnx.segments import SegmentedModel
+    from cotenant.execute.worker.executor import ProcessExecutor
+    from cotenant.execute.worker.limits import WorkerLimits
+
+    save_onnx(folder)
+    executor = ProcessExecutor(3, limits or WorkerLimits())
     for tenant in ("cnn", "picky"):
         model = SegmentedModel.open(folder / f"{tenant}.onnx", cache_dir=folder / "graphs")
         executor.add_model(tenant, executor.load(tenant, model, LoadSpec((ONE,), (0, model.unit_count))))
@@ -114,6 +126,8 @@ def process_executor(folder: Path, limits: WorkerLimits = WorkerLimits()) -> Pro
 
 
 def process_case_of(executor: ProcessExecutor, folder: Path) -> Case:
+    from cotenant.execute.onnx.segments import SegmentedModel
+
     reference = session(folder / "cnn.onnx")
     with SegmentedModel.open(folder / "cnn.onnx", cache_dir=folder / "graphs") as cnn:
         units = cnn.unit_count
@@ -185,7 +199,9 @@ def torch_case(folder: Path, device: StreamDevice, bad: Tensors) -> Iterator[Cas
     if not (folder / "cnn.pt2").exists():
         save_small(folder)
     if (folder, device.name) not in TORCH:
-        cnn, one = (TorchModel.open(folder / f"{name}.pt2", device=device.name) for name in ("cnn", "picky"))
+        exact = Arithmetic("fp32")  # answers are compared with those of a CPU
+        names = ("cnn", "picky")
+        cnn, one = (TorchModel.open(folder / f"{name}.pt2", device=device.name, arithmetic=exact) for name in names)
         TORCH[folder, device.name] = cnn, one
     cnn, one = TORCH[folder, device.name]
     executor = TorchExecutor(device)
@@ -214,9 +230,9 @@ class CoresAsShares:
 
     def __init__(self, shares: GpuPartitioner) -> None:
         self._shares = shares
-        whole = tuple(range(shares.granularity * (shares.total // shares.granularity)))
-        half = len(whole) // shares.granularity // 2 * shares.granularity
-        self._halves = {ONE: Share(whole[:half], "cuda:0"), OTHER: Share(whole[half : 2 * half], "cuda:0")}
+        half = shares.grid.groups // 2
+        spans = {ONE: range(half), OTHER: range(half, 2 * half)}
+        self._halves = {each: sm_ladder.partition_of(span, shares.grid, 0) for each, span in spans.items()}
         shares.split([*dict.fromkeys(self._halves.values()), sm_ladder.whole(shares.grid, 0)])
 
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
@@ -230,7 +246,6 @@ class CoresAsShares:
 def torch_cuda_case(folder: Path, kind: type[PlainShares | GreenShares] = PlainShares) -> Iterator[Case]:
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} sees no CUDA device")
-    torch.backends.cudnn.allow_tf32 = False  # answers are compared with those of a CPU
     device = CudaStreams(0, cast(GpuPartitioner, CoresAsShares(kind.open(0))))
     with torch_case(folder, device, {"index": np.array([3.0])}) as made:  # a kernel that fails would end the device
         yield made

@@ -7,7 +7,6 @@ must not block, a context must be current where the driver asks for one, and not
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 from enum import IntEnum
 from types import SimpleNamespace
@@ -44,8 +43,7 @@ class Sm:
 class FakeCuda:
     """One GPU of `total` SMs in groups of `least`. `say_least` False is what bindings of CUDA 12 look like.
 
-    `log` has the names of the calls that make and destroy; `busy` the streams with work under way; `refuse` makes the
-    calls of a name fail from a number of calls on. SM numbers are scattered: group k does not begin at SM k * least.
+    `refuse` makes the calls of a name fail from a number of calls on.
     """
 
     CUresult = Status
@@ -53,7 +51,6 @@ class FakeCuda:
     CUdevResourceType = SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM=1)
     CUgreenCtxCreate_flags = SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1)
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
-    CUstream = CUfunction = int
 
     def __init__(
         self,
@@ -65,22 +62,16 @@ class FakeCuda:
         capability: tuple[int, int] = (9, 0),
         say_least: bool = True,
         groups: int | None = None,
-        leaks: bool = False,
     ) -> None:
         self.total, self.least, self.gpus, self.version, self.capability = total, least, gpus, version, capability
-        self.say_least, self.groups, self.leaks = say_least, groups, leaks
-        self.log: list[str] = []
-        self.busy: set[int] = set()
+        self.say_least, self.groups = say_least, groups
         self.refuse: dict[str, int] = {}
         self.contexts: dict[int, Sm] = {}
         self.streams: dict[int, int] = {}
         """The context of each stream."""
-        self.memory: dict[int, Any] = {}
-        self.libraries: list[int] = []
         self.primary = 0
         self.stack: list[int] = []
         self._next = 1000
-        self._scattered = [(number * 5) % total if total % 5 else number for number in range(total)]
 
     # --- the device -------------------------------------------------------------------------------------------------
 
@@ -133,7 +124,7 @@ class FakeCuda:
 
     def cuDeviceGetDevResource(self, _device: int, kind: int) -> tuple[Any, ...]:
         assert kind == self.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-        return Status.CUDA_SUCCESS, Sm(self._scattered, self.least if self.say_least else None)
+        return Status.CUDA_SUCCESS, Sm(range(self.total), self.least if self.say_least else None)
 
     def cuDevSmResourceSplitByCount(self, count: int, resource: Sm, _flags: int, least: int) -> tuple[Any, ...]:
         size = -(-least // self.least) * self.least
@@ -169,7 +160,6 @@ class FakeCuda:
         streams = [stream for stream, of in self.streams.items() if of == context]
         assert not streams, "streams are destroyed before their context, which does not do it"
         del self.contexts[context]
-        self.log.append("cuGreenCtxDestroy")
         return (Status.CUDA_SUCCESS,)
 
     # --- streams ----------------------------------------------------------------------------------------------------
@@ -192,64 +182,10 @@ class FakeCuda:
 
     def cuStreamSynchronize(self, stream: int) -> tuple[Any, ...]:
         assert stream in self.streams
-        self.busy.discard(stream)
-        self.log.append("cuStreamSynchronize")
         return (Status.CUDA_SUCCESS,)
 
     def cuStreamDestroy(self, stream: int) -> tuple[Any, ...]:
-        assert stream not in self.busy, "a stream is destroyed while it works"
         del self.streams[stream]
-        self.log.append("cuStreamDestroy")
-        return (Status.CUDA_SUCCESS,)
-
-    # --- memory and kernels -----------------------------------------------------------------------------------------
-
-    def cuLibraryLoadData(self, code: bytes, *_: Any) -> tuple[Any, ...]:
-        assert code.endswith(b"\0")
-        self.libraries.append(library := self._new())
-        return Status.CUDA_SUCCESS, library
-
-    def cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[Any, ...]:
-        assert library in self.libraries
-        assert name
-        return Status.CUDA_SUCCESS, 7
-
-    def cuLibraryUnload(self, library: int) -> tuple[Any, ...]:
-        self.libraries.remove(library)
-        return (Status.CUDA_SUCCESS,)
-
-    def cuMemAlloc(self, size: int) -> tuple[Any, ...]:
-        if not self.stack:
-            return Status.CUDA_ERROR_INVALID_CONTEXT, None
-        address = self._new()
-        self.memory[address] = (ctypes.c_uint32 * (size // 4))(*[0xDEAD] * (size // 4))
-        return Status.CUDA_SUCCESS, address
-
-    def cuMemFree(self, address: int) -> tuple[Any, ...]:
-        del self.memory[address]
-        return (Status.CUDA_SUCCESS,)
-
-    def cuMemsetD32Async(self, address: int, value: int, length: int, _stream: int) -> tuple[Any, ...]:
-        self.memory[address][:length] = [value] * length
-        return (Status.CUDA_SUCCESS,)
-
-    def cuMemcpyDtoHAsync(self, host: int, address: int, size: int, _stream: int) -> tuple[Any, ...]:
-        ctypes.memmove(host, self.memory[address], size)
-        return (Status.CUDA_SUCCESS,)
-
-    def cuLaunchKernel(self, kernel: int, *rest: Any) -> tuple[Any, ...]:
-        """What the kernel of the probe does: a block for each SM that the stream's context has, in turn."""
-        blocks, stream, ((address, length, _stay_ns), _types) = rest[0], rest[7], rest[8]
-        assert kernel == 7
-        if self._refuses("cuLaunchKernel"):
-            return (Status.CUDA_ERROR_INVALID_HANDLE,)
-        context = self.streams[stream]
-        sms = self._scattered if context == 1 else [*self.contexts[context].sms]
-        if self.leaks and context != 1:
-            sms[0] = self._scattered[-1]
-        for block in range(blocks):
-            if sms[block % len(sms)] < length:
-                self.memory[address][sms[block % len(sms)]] += 1
         return (Status.CUDA_SUCCESS,)
 
     def _new(self) -> int:

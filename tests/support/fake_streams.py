@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cotenant.execute.errors import ModelError
-from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
+from cotenant.execute.gpu.streams import Event, Named, Replay, StreamLane, causes
 from cotenant.execute.torch.arrays import tensor_of
 from cotenant.graph.dfg import Tensor
 from cotenant.work import Share
@@ -114,20 +114,21 @@ class FakeLane:
     def to_numpy(self, tensor: torch.Tensor) -> Any:
         return tensor.numpy().copy()
 
-    def capture(self, work: Callable[[], Named]) -> Captured:
+    def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         if self._device.refuses_capture is not None:
             raise self._device.refuses_capture
         if self._device.free_bytes < self._device.graph_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a graph")
         self._device.captures.append(self._share)
-        return FakeGraph(self._device, work)
+        graph = FakeGraph(self._device, work)
+        return graph.replay, graph.outputs
 
     def lend(self, tensors: Named) -> Named:
         return tensors
 
 
 class FakeGraph:
-    """Implements Captured: replays write the same tensors every time, which have no values before the first."""
+    """Captured work: replays write the same tensors every time, which have no values before the first."""
 
     def __init__(self, device: FakeStreams, work: Callable[[], Named]) -> None:
         self._device = device

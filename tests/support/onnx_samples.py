@@ -65,6 +65,14 @@ def feeds(model: onnx.ModelProto, seed: int = 0, dim: int = 2) -> dict[str, Arra
     return made
 
 
+def picky() -> onnx.ModelProto:
+    """Rows of a table, chosen by an index: an index outside of it raises at run time."""
+    s = Sketch(3)
+    s.constant(np.arange(20, dtype=np.float32).reshape(10, 2), "table")
+    s.op("Gather", "table", "index", out="y", axis=0)
+    return s.model([info("index", ["batch"], onnx.TensorProto.INT64)], [info("y", ["batch", 2])])
+
+
 def residual_cnn() -> onnx.ModelProto:
     """Convolutions with a residual, a branch, pooling and a classifier; dynamic batch, channels that block."""
     s = Sketch()

@@ -14,12 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bench.gpu._models import DEFAULT, HALF, TINY, Subjects
 from bench.gpu._stats import median, plain
-
-# isort: split
-import torch  # after the package, which sets what CUDA reads when it starts
-
 from bench.gpu.first._device import Cpu, Cuda, Work
 
 ROOT = Path(__file__).resolve().parents[3]

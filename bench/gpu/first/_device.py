@@ -13,6 +13,7 @@ import torch
 
 from cotenant.execute.gpu.sm_ladder import partition_of, whole
 from cotenant.execute.gpu.sm_shares import GreenShares
+from cotenant.execute.gpu.sm_streams import plain_stream
 from cotenant.work import Share
 
 Work = Callable[[], Any]
@@ -87,8 +88,7 @@ class Cuda:
 
     def stream(self, urgent: bool = False) -> Any:
         """A stream of the whole device, of the greatest priority when `urgent`."""
-        least, greatest = _cuda.Stream.priority_range()
-        return _cuda.Stream(torch.device(self.name), priority=greatest if urgent else least)
+        return plain_stream(0, urgent)
 
     def on(self, stream: Any) -> Any:
         """What the calling thread submits inside goes to this stream."""

@@ -12,13 +12,11 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from bench.gpu.first._base import Script
-
-# isort: split
 import numpy as np
 import torch
 
 from bench.gpu._stats import plain
+from bench.gpu.first._base import Script
 from bench.gpu.first._shares import DIVISIONS, split, two_in_one
 from cotenant.execute.gpu.cuda_driver import call, load_driver
 

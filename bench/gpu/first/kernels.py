@@ -15,11 +15,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.first._base import NAMES, PRECISIONS, Script, Table
-
-# isort: split
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from bench.gpu.first._base import NAMES, PRECISIONS, Script, Table
 
 ROWS = (1, 8)
 CLASSES = """

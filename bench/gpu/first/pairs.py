@@ -14,14 +14,12 @@ from functools import partial
 from itertools import combinations_with_replacement, product
 from typing import Any
 
-from bench.gpu._models import DEFAULT
-from bench.gpu.first._base import PRECISIONS, Script
-from bench.gpu.first._device import Work
-
-# isort: split
 import numpy as np
 
+from bench.gpu._models import DEFAULT
 from bench.gpu._stats import plain
+from bench.gpu.first._base import PRECISIONS, Script
+from bench.gpu.first._device import Work
 from cotenant.execute.gpu.cuda_driver import GpuError
 
 Point = tuple[str, int, str, tuple[str, ...]]
@@ -97,25 +95,34 @@ class Side:
         device.sync()
         barrier = threading.Barrier(len(works))
         marks: list[list[Any]] = [[] for _ in works]
+        errors: list[Exception] = []
 
-        def go(at: int) -> None:
+        def submit(at: int) -> None:
             device.settle()
             with device.on(self.streams[lanes[at]]):
                 barrier.wait(10.0)
                 until = time.perf_counter() + seconds
                 is_over = False
-                while not is_over:
+                while not is_over and not errors:
                     works[at]()
                     marks[at].append(device.mark())
                     if len(marks[at]) > _AHEAD:
                         marks[at][-_AHEAD].synchronize()
                     is_over = time.perf_counter() > until and min(map(len, marks)) >= _FEWEST
 
+        def go(at: int) -> None:
+            try:
+                submit(at)
+            except Exception as error:  # the others would wait for its runs for ever
+                errors.append(error)
+
         threads = [threading.Thread(target=go, args=(at,)) for at in range(len(works))]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if errors:
+            raise errors[0]
         device.sync()
         return [[began.elapsed_time(mark) for mark in each] for each in marks]
 

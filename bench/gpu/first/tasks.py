@@ -13,13 +13,12 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import torch
+
 from bench.gpu._models import Subjects
 from bench.gpu._stats import median, plain
 from bench.gpu.first._base import TASKS, Script
 from bench.gpu.first._device import Cpu
-
-# isort: split
-import torch
 
 CORES = (1, 4, 8)
 _RUNS = 5

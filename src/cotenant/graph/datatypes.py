@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {
@@ -15,10 +14,16 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
     **{f"tensor({k}{b})": np.dtype(f"{k}{b}") for k in ("int", "uint") for b in (8, 16, 32, 64)},
 }
 """Those of which onnxruntime takes and gives arrays."""
-_OTHER_TYPES = {"tensor(string)": np.dtype(np.str_), "tensor(bfloat16)": np.dtype(ml_dtypes.bfloat16)}
-"""Text is in objects there, and BF16 goes in and out of torch alone."""
 
 
 def numpy_type(dtype: str) -> np.dtype[Any] | None:
-    """The numpy type of `dtype`, for example `tensor(float)`; None when there is none."""
-    return _OTHER_TYPES.get(dtype, NUMPY_TYPES.get(dtype))
+    """The numpy type of `dtype`, for example `tensor(float)`; None when there is none.
+
+    Text is in objects for onnxruntime, and BF16 goes in and out of torch alone.
+    """
+    if dtype == "tensor(bfloat16)":
+        import ml_dtypes  # whose type it is; measuring a device goes without
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(np.str_) if dtype == "tensor(string)" else NUMPY_TYPES.get(dtype)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cotenant.execute.gpu.streams import Captured, Named, StreamLane
+from cotenant.execute.gpu.streams import Named, Replay, StreamLane
 from cotenant.work import Share
 
 WARM_RUNS = 2
@@ -25,11 +25,11 @@ Run = Callable[[int, int, Named], Named]
 
 
 class Form(NamedTuple):
-    """What decides which chain a batch runs by. `shapes` are those of a row of each input; of the whole input, and
-    `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
+    """What decides which chain a batch runs by. `shapes` are those of a row of each input, and its type; of the whole
+    input, and `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
     """
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    shapes: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     rows: int
     held: int
 
@@ -46,35 +46,39 @@ class Form(NamedTuple):
 def form_of(inputs: Named, rows: int, max_batch: int) -> Form:
     """The form of a batch that begins."""
     if max_batch > 1:
-        return Form(tuple([(name, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows)
-    return Form(tuple([(name, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
+        return Form(tuple([(name, each.dtype, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows)
+    return Form(tuple([(name, each.dtype, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
 
 
 class Chain:
     """One model at `rows` rows on one lane: the tensors at each cut, and the graphs between them. 0: not a batch."""
 
-    def __init__(self, rows: int, cuts: Sequence[int], tensors: Sequence[Named], graphs: Sequence[Captured]) -> None:
+    def __init__(self, rows: int, cuts: Sequence[int], tensors: Sequence[Named], replays: Sequence[Replay]) -> None:
         self.rows = rows
         self._at = {cut: index for index, cut in enumerate(cuts)}
         self._tensors = tensors
-        self._graphs = graphs
+        self._replays = replays
 
     def has(self, start: int, end: int) -> bool:
         """Whether these are two of its cuts."""
         return start in self._at and end in self._at
 
     def fill(self, start: int, values: Named) -> None:
-        """Submit the copies of what is live at a cut, which may have fewer rows than the chain."""
+        """Submit the copies of what is live at a cut, which may have fewer rows than the chain: the others become 0.
+
+        What lies there is of other work. As an index of a table it would end the device's context.
+        """
         for name, tensor in self._tensors[self._at[start]].items():
             value = values[name]
             if value.shape != tensor.shape:
+                tensor[len(value) :].zero_()
                 tensor = tensor[: len(value)]
             tensor.copy_(value, non_blocking=True)
 
     def replay(self, start: int, end: int) -> Named:
         """Submit the units between two cuts. Gives the tensors there, which the next launch writes over."""
-        for graph in self._graphs[self._at[start] : self._at[end]]:
-            graph.replay()
+        for replay in self._replays[self._at[start] : self._at[end]]:
+            replay()
         return self._tensors[self._at[end]]
 
 
@@ -93,7 +97,7 @@ def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named
     """
     there = {name: lane.upload(value) for name, value in inputs.items()}
     tensors: list[Named] = []
-    graphs: list[Captured] = []
+    replays: list[Replay] = []
 
     def begin() -> Named:
         if not tensors:  # of the lane's memory, too
@@ -101,9 +105,10 @@ def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named
         return run(cuts[0], cuts[1], tensors[0])
 
     for start, end in pairwise(cuts):
-        graphs.append(lane.capture(partial(run, start, end, tensors[-1]) if tensors else begin))
-        tensors.append(graphs[-1].outputs)
-    chain = Chain(rows, cuts, [lane.lend(each) for each in tensors], graphs)
+        replay, outputs = lane.capture(partial(run, start, end, tensors[-1]) if tensors else begin)
+        replays.append(replay)
+        tensors.append(outputs)
+    chain = Chain(rows, cuts, [lane.lend(each) for each in tensors], replays)
     for _ in range(WARM_RUNS):
         chain.fill(cuts[0], there)
         for at, (start, end) in enumerate(pairwise(cuts), 1):  # a cut that cannot be filled shows
@@ -118,6 +123,7 @@ class Chains:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, Share], dict[Any, list[Chain]]] = {}
+        self._dropped: dict[Share, list[object]] = {}
         self.replayed = self.eager = 0
         """Launches so far, with and without a chain."""
 
@@ -153,6 +159,12 @@ class Chains:
         return chain
 
     def drop(self, model: int) -> None:
-        """Forget the chains of a model; launches under way keep theirs."""
+        """Forget the chains of a model; launches under way keep theirs.
+
+        Their graphs go with the last one of their share: newer torch (2.13) takes cuBLAS's workspace on a stream away
+        with any graph of it, and the others would write on where it was.
+        """
         for key in [key for key in self._known if key[0] == model]:
-            del self._known[key]
+            self._dropped.setdefault(key[1], []).append(self._known.pop(key))
+        for share in self._dropped.keys() - {share for _, share in self._known}:
+            del self._dropped[share]

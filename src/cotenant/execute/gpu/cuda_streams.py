@@ -10,13 +10,14 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cotenant.execute.gpu.sm_streams import GpuPartitioner
-from cotenant.execute.gpu.streams import Captured, Event, Named, StreamLane, causes
+from cotenant.execute.gpu.streams import Event, Named, Replay, StreamLane, causes
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
@@ -46,7 +47,8 @@ class CudaStreams:
         self.shares = shares
         self.capturing = threading.Lock()
         """torch knows one capture at a time."""
-        self._broken: list[Any] = []
+        self.kept: list[Any] = []
+        """Graphs of captures that failed, which must not go: see `give_up_graphs`, and `Chains.drop`."""
 
     def lane(self, share: Share) -> StreamLane:
         """See StreamDevice."""
@@ -83,7 +85,7 @@ class CudaStreams:
         """A capture was invalidated. torch 2.11 leaves its allocator in the state of a capture under way, with a
         pointer to the graph: this ends that, and keeps the graph.
         """
-        self._broken.append(graph)
+        self.kept.append(graph)
         with suppress(RuntimeError):  # newer ones have ended it themselves
             torch._C._cuda_endAllocateToPool(self.device.index, pool)
         self.why_no_graphs = f"a capture was invalidated: {reason}"
@@ -99,6 +101,8 @@ class _CudaLane:
         self._share = share
         self._stream: Any = None
         self._pool: Any = None
+        self._graphs: WeakSet[Any] = WeakSet()
+        """Those that use the pool: when the last one is gone, torch lets no other capture have it."""
 
     def settle(self) -> None:
         _cuda.set_device(self._device)
@@ -145,37 +149,39 @@ class _CudaLane:
         array: npt.NDArray[Any] = array_of(tensor).copy()  # whoever drops pinned memory records events on our stream
         return array
 
-    def capture(self, work: Callable[[], Named]) -> Captured:
+    def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         # Not `torch.cuda.graph`: it waits for the whole device, and with it for the work of every other lane.
         graph = _cuda.CUDAGraph()
         with self._home.capturing:
-            pool = self._pool = self._pool or _cuda.graph_pool_handle()
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            if not self._graphs:
+                self._pool = _cuda.graph_pool_handle()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            self._graphs.add(graph)
             try:
                 outputs = work()
             except BaseException as error:
-                self._end(graph, pool, error)
+                self._end(graph, error)
                 raise
             try:
                 graph.capture_end()
             except BaseException as error:
-                self._invalidate(graph, pool, error)
+                self._invalidate(graph, error)
                 raise
-        return _CudaGraph(graph, outputs)
+        return graph.replay, outputs
 
     def lend(self, tensors: Named) -> Named:
         return {name: _lent(tensor) for name, tensor in tensors.items()}
 
-    def _end(self, graph: Any, pool: Any, error: BaseException) -> None:
+    def _end(self, graph: Any, error: BaseException) -> None:
         """End a capture whose work raised. CUDA may not mind: then nothing is amiss but this work."""
         try:
             graph.capture_end()
+            self._home.kept.append(graph)
         except BaseException:  # it says again that the capture was invalidated
-            self._invalidate(graph, pool, error)
+            self._invalidate(graph, error)
 
-    def _invalidate(self, graph: Any, pool: Any, error: BaseException) -> None:
-        self._pool = None  # torch may keep memory of this capture: it is shared no more
-        self._home.give_up_graphs(graph, pool, str(error).partition("\n")[0] or type(error).__name__)
+    def _invalidate(self, graph: Any, error: BaseException) -> None:
+        self._home.give_up_graphs(graph, self._pool, str(error).partition("\n")[0] or type(error).__name__)
 
 
 class _CudaEvent:
@@ -191,15 +197,6 @@ class _CudaEvent:
     def ns_since(self, earlier: Any) -> int:
         ms: float = earlier.event.elapsed_time(self.event)
         return max(0, round(ms * _NS_PER_MS))
-
-
-class _CudaGraph:
-    def __init__(self, graph: Any, outputs: Named) -> None:
-        self._graph = graph
-        self.outputs = outputs
-
-    def replay(self) -> None:
-        self._graph.replay()
 
 
 def _lent(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Preparation:
         self._spec = spec
         self._began = time.monotonic()
         self._before = len(chains)
-        self._free = device.room()[0]
+        self._free = 0
         self.why_eager = device.why_no_graphs or next(
             filter(None, (resident.model.why_eager(*each) for each in pairwise(spec.cuts))), ""
         )
@@ -53,12 +53,13 @@ class Preparation:
 
     def tell(self) -> None:
         """Say what was captured, what it takes, and what runs eagerly."""
-        if not self._device.why_no_graphs or len(self._chains) > self._before:
+        made = len(self._chains) - self._before
+        if made or (self.why_eager and not self._device.why_no_graphs):
             _log.info(
                 "model %r: %d chains of %d segments captured on %s in %.1f s, %.0f MiB%s",
-                *(self._resident.model.name, len(self._chains) - self._before, len(self._spec.cuts) - 1),
+                *(self._resident.model.name, made, len(self._spec.cuts) - 1),
                 *(self._device.name, time.monotonic() - self._began),
-                max(0, self._free - self._device.room()[0]) / MIB,
+                max(0, self._free - self._device.room()[0]) / MIB if made else 0,
                 f"; the rest runs eagerly: {self.why_eager}" if self.why_eager else "",
             )
 
@@ -77,6 +78,7 @@ class Preparation:
             warm_up(lane, run, self._spec.cuts, inputs)
             _wait(lane)
             free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
+            self._free = self._free or free
             if free < total // _FREE_SHARE:
                 self.why_eager = f"{free / MIB:.0f} of {total / MIB:.0f} MiB are free on {self._device.name}"
                 return

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cotenant.execute.gpu.cuda_driver import GpuError, call, current, device_of, load_driver, start
 from cotenant.execute.gpu.sm_groups import split_groups
 from cotenant.execute.gpu.sm_ladder import groups_of, is_whole
-from cotenant.execute.gpu.sm_streams import GpuPartitioner, OnGrid, PlainShares, check_device, unknown
+from cotenant.execute.gpu.sm_streams import GpuPartitioner, PlainShares, check_device, unknown
 from cotenant.work import Share
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Share:
         self.wrapped: Any = None
 
 
-class GreenShares(OnGrid):
+class GreenShares:
     """Shares of a GPU by green contexts over the groups of one split. Implements `GpuPartitioner`.
 
     Usable from any thread. Contexts and streams live until it is closed.
@@ -93,16 +93,13 @@ class GreenShares(OnGrid):
         Raises InvalidValueError for a partition that `split` was not given.
         """
         with self._lock:
-            share = self._share(partition)
+            share = self._shares.get(partition)
+            if share is None:
+                raise unknown(partition, len(self._shares))
             if share.wrapped is None:
                 share.wrapped = self._wrap(int(share.stream), self.index)
             stream: torch.cuda.Stream = share.wrapped
             return stream
-
-    def handle(self, partition: Share, urgent: bool = False) -> int:
-        """The address of `stream`; needs no torch."""
-        with self._lock:
-            return int(self._share(partition).stream)
 
     def close(self) -> None:
         """Wait for what runs, and destroy all contexts."""
@@ -118,12 +115,6 @@ class GreenShares(OnGrid):
             with suppress(GpuError):
                 call(self._driver, "cuDevicePrimaryCtxRelease", self._device)
             self._primary = None
-
-    def _share(self, partition: Share) -> _Share:
-        share = self._shares.get(partition)
-        if share is None:
-            raise unknown(partition, len(self._shares))
-        return share
 
     def _make_all(self, partitions: Sequence[Share]) -> dict[Share, _Share]:
         """All of these, or none."""

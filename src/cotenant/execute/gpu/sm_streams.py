@@ -24,14 +24,6 @@ class GpuPartitioner(Protocol):
     index: int
 
     @property
-    def total(self) -> int:
-        """Number of SMs of the GPU."""
-
-    @property
-    def granularity(self) -> int:
-        """Sizes of shares are multiples of so many SMs."""
-
-    @property
     def granted(self) -> Mapping[Share, int]:
         """SMs on which the kernels of each partition may run."""
 
@@ -41,39 +33,11 @@ class GpuPartitioner(Protocol):
     def stream(self, partition: Share, urgent: bool = False) -> torch.cuda.Stream:
         """A stream of a partition; the same one each time. Where nothing competes with it, it is that of the urgent."""
 
-    def handle(self, partition: Share, urgent: bool = False) -> int:
-        """The address of that stream, as the driver and torch exchange it."""
-
     def close(self) -> None:
         """Wait for what runs, and let go of everything."""
 
 
-class OnGrid:
-    """What follows from a grid, for everything that divides a GPU; a context that closes."""
-
-    grid: SmGrid
-
-    @property
-    def total(self) -> int:
-        """Number of SMs of the GPU."""
-        return self.grid.total
-
-    @property
-    def granularity(self) -> int:
-        """Sizes of shares are multiples of so many SMs."""
-        return self.grid.granularity
-
-    def close(self) -> None:
-        """Let go of everything."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class PlainShares(OnGrid):
+class PlainShares:
     """The same surface with plain streams: each partition's kernels may run on every SM."""
 
     def __init__(self, index: int, grid: SmGrid, make: Callable[[int, bool], Any]) -> None:
@@ -91,7 +55,7 @@ class PlainShares(OnGrid):
         count = torch.cuda.device_count()
         if index >= count:
             raise GpuError(f"there is no cuda:{index}; torch {torch.__version__} sees {count} GPUs")
-        return cls(index, SmGrid(torch.cuda.get_device_properties(index).multi_processor_count), _torch_stream)
+        return cls(index, SmGrid(torch.cuda.get_device_properties(index).multi_processor_count), plain_stream)
 
     @property
     def granted(self) -> Mapping[Share, int]:
@@ -121,10 +85,6 @@ class PlainShares(OnGrid):
             stream: torch.cuda.Stream = streams[urgent]
             return stream
 
-    def handle(self, partition: Share, urgent: bool = False) -> int:
-        """The address of `stream`."""
-        return int(self.stream(partition, urgent).cuda_stream)
-
     def close(self) -> None:
         """Forget the streams, which torch owns."""
         with self._lock:
@@ -142,7 +102,8 @@ def unknown(partition: Share, count: int) -> InvalidValueError:
     return InvalidValueError("shares of a GPU", "partition", partition, f"one of the {count} that it was split into")
 
 
-def _torch_stream(index: int, urgent: bool) -> Any:
+def plain_stream(index: int, urgent: bool) -> Any:
+    """A stream of a whole GPU, of the greatest priority when `urgent`."""
     import torch
 
     streams: Any = torch.cuda.Stream

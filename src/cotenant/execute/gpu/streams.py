@@ -21,6 +21,8 @@ from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
 Named = Mapping[str, torch.Tensor]
+Replay = Callable[[], None]
+"""Submits work that was captured as a whole to the calling thread's stream, over the same tensors. It holds none."""
 
 
 class Event(Protocol):
@@ -31,17 +33,6 @@ class Event(Protocol):
 
     def ns_since(self, earlier: Any) -> int:
         """Nanoseconds between an earlier event of the same stream and this one: both reached, and both timed."""
-
-
-class Captured(Protocol):
-    """Work that was recorded once and can be submitted again as a whole, over the same tensors."""
-
-    @property
-    def outputs(self) -> Named:
-        """The tensors that every replay writes."""
-
-    def replay(self) -> None:
-        """Submit it to the calling thread's stream."""
 
 
 class StreamLane(Protocol):
@@ -79,10 +70,11 @@ class StreamLane(Protocol):
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
         """A downloaded tensor, whose copy has ended, as an array that does not keep the device's kind of memory."""
 
-    def capture(self, work: Callable[[], Named]) -> Captured:
+    def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         """Record work on the current stream without running it; all of a lane share one memory, and never run at once.
 
-        Raises whatever stands against it; the stream can be used afterwards.
+        Gives what submits it, and the tensors that it writes: their memory is theirs while somebody has them. Raises
+        whatever stands against it; the stream can be used afterwards.
         """
 
     def lend(self, tensors: Named) -> Named:
@@ -198,7 +190,7 @@ class _CpuLane:
         array: npt.NDArray[Any] = array_of(tensor)
         return array
 
-    def capture(self, work: Callable[[], Named]) -> Captured:
+    def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         raise NotImplementedError(CpuStreams.why_no_graphs)
 
     def lend(self, tensors: Named) -> Named:

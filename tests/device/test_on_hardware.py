@@ -1,0 +1,113 @@
+"""Shares and streams of a real GPU. Beside this the conformance suite runs the executor there.
+
+Needs torch, numpy and msgspec alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.gpu._sm_probe import survey
+from cotenant.core.actions import Launch
+from cotenant.execute.gpu.cuda_driver import GpuError
+from cotenant.execute.gpu.cuda_streams import CudaStreams
+from cotenant.execute.gpu.sm_groups import ask_grid
+from cotenant.execute.gpu.sm_ladder import shares_of, whole
+from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
+from cotenant.execute.protocol import LoadSpec, Timing
+from cotenant.execute.torch.executor import TorchExecutor
+from cotenant.execute.torch.model import TorchModel
+from cotenant.work import Work
+from torch_small import save_small, small_cnn
+
+
+def real() -> GreenShares:
+    try:
+        return GreenShares.open(0)
+    except GpuError as error:
+        pytest.skip(f"no green contexts here: {error}")
+
+
+@pytest.mark.device
+def test_shares_of_a_real_gpu_are_disjoint_and_as_large_as_granted() -> None:
+    for percents in ((50, 50), (25, 75), (25, 25, 50)):
+        with closing(real()) as shares:
+            lanes = shares_of(percents, shares.grid, 0)
+            shares.split(lanes)
+            assert shares.granted == {lane: lane.size for lane in lanes}
+            assert survey(shares).problems == ()
+            shares.split([whole(shares.grid, 0)])
+            assert survey(shares).problems == ()
+
+
+@pytest.mark.device
+def test_torch_computes_on_the_streams_of_a_real_share() -> None:
+    with closing(real()) as shares:
+        lanes = shares_of((50, 50), shares.grid, 0)
+        shares.split(lanes)
+        numbers = torch.arange(1 << 16, device="cuda:0", dtype=torch.float32)
+        torch.cuda.synchronize()
+        for lane in lanes:
+            stream = shares.stream(lane)
+            with torch.cuda.stream(stream):
+                total = (numbers * 2).sum()
+            stream.synchronize()
+            assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
+        torch.cuda.synchronize()
+
+
+@pytest.mark.device
+def test_the_grid_of_a_real_gpu() -> None:
+    real().close()
+    assert ask_grid(0, "streams").total == ask_grid(0, "green").total
+
+
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} sees no CUDA device")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Path, prepared: bool) -> None:
+    """The second half runs while torch makes an error of every wait of the host that it knows of."""
+    save_small(tmp_path)
+    shares = PlainShares.open(0)
+    lane = whole(shares.grid, 0)
+    shares.split([lane])
+    executor = TorchExecutor(CudaStreams(0, shares))
+    model = TorchModel.open(tmp_path / "cnn.pt2", device="cuda:0")
+    cuts = (0, 3, model.unit_count)
+    spec = LoadSpec((lane,), cuts, ({"x": (1, 3, 16, 16)},) if prepared else (), max_batch=4)
+    executor.add_model("cnn", executor.load("cnn", model, spec))
+    reference = small_cnn()
+    ended = threading.Semaphore(0)
+    errors: list[str | None] = []
+
+    def end(_: int, error: str | None, __: Timing) -> None:
+        errors.append(error)
+        ended.release()
+
+    try:
+        for query in range(8):
+            if query == 4:
+                torch.cuda.set_sync_debug_mode("error")
+            image = np.random.default_rng(query).standard_normal((3, 3, 16, 16)).astype(np.float32)
+            executor.put(query, {"x": image})
+            for number, span in enumerate(pairwise(cuts)):
+                launch = Launch(2 * query + number, query, (query,), Work("cnn", 0, 3, *span), number == 1, lane, 1, 1)
+                executor.start(launch, end)
+                assert ended.acquire(timeout=60)
+                assert errors[-1] is None
+            (got,) = executor.take(query).values()
+            with torch.inference_mode():
+                expected = reference(torch.from_numpy(image)).numpy()
+            np.testing.assert_allclose(got, expected, rtol=1e-2, atol=1e-2)  # TF32 convolutions
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        executor.close()
+        model.close()
+    assert (len(executor.chains), executor.chains.eager) == ((3, 0) if prepared else (0, 16))
