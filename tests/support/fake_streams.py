@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class FakeStreams:
 
     name = GPU
     timed_every = 1
+    capturing = nullcontext()
 
     def __init__(self, *, has_graphs: bool = True, memory_bytes: int = 1 << 40) -> None:
         self.why_no_graphs = "" if has_graphs else "it has none"

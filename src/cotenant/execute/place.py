@@ -141,7 +141,7 @@ class StreamPlace:
         loaded = self._executor.lend(model, spec)
         self._executor.add_model(name, loaded)
         try:
-            yield partial(self._run, model, name, spec.max_batch > 1)
+            yield partial(self._run, model, name, spec.max_batch > 1, {})
         finally:
             self._executor.remove_model(name)
             loaded.close()
@@ -166,6 +166,7 @@ class StreamPlace:
         model: Runner,
         name: str,
         is_batched: bool,
+        took_ns: dict[Work, int],
         share: Share,
         inputs: Inputs,
         ranges: Sequence[tuple[int, int]],
@@ -183,9 +184,11 @@ class StreamPlace:
         for start, stop in ranges:
             ended.clear()
             work, number = Work(name, 0, rows, start, stop), next(self._numbers)
-            is_last = stop == model.unit_count
-            self._executor.start(Launch(number, query, (query,), work, is_last, share, 0, 0), end)
+            is_last, believed = stop == model.unit_count, took_ns.get(work, 0)
+            began = time.perf_counter_ns()
+            self._executor.start(Launch(number, query, (query,), work, is_last, share, believed, 0), end)
             ended.wait()
+            took_ns[work] = time.perf_counter_ns() - began
             if errors:
                 self._executor.release(query)
                 self._executor.discard(query)

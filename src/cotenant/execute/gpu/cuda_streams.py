@@ -5,10 +5,11 @@ Copies are asynchronous over pinned memory, which torch caches. Nothing here wai
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -46,7 +47,7 @@ class CudaStreams:
         self.device = torch.device("cuda", index)
         self.shares = shares
         self.capturing = threading.Lock()
-        """torch knows one capture at a time."""
+        """torch knows one capture at a time, and gives no memory back meanwhile."""
         self.kept: list[Any] = []
         """Graphs of captures that failed, which must not go: see `give_up_graphs`, and `Chains.drop`."""
 
@@ -58,7 +59,7 @@ class CudaStreams:
         """See StreamDevice. Giving back waits for the whole device: it is done where memory is short."""
         free, total = _cuda.mem_get_info(self.device)
         if free < total // _SHORT:
-            with suppress(RuntimeError):  # torch 2.11 refuses after a capture that was invalidated
+            with self.capturing, suppress(RuntimeError):  # torch 2.11 refuses after one that was invalidated
                 _cuda.empty_cache()
             free, total = _cuda.mem_get_info(self.device)
         return int(free), int(total)
@@ -152,7 +153,7 @@ class _CudaLane:
     def capture(self, work: Callable[[], Named]) -> tuple[Replay, Named]:
         # Not `torch.cuda.graph`: it waits for the whole device, and with it for the work of every other lane.
         graph = _cuda.CUDAGraph()
-        with self._home.capturing:
+        with self._home.capturing, _without_collecting():
             if not self._graphs:
                 self._pool = _cuda.graph_pool_handle()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -197,6 +198,18 @@ class _CudaEvent:
     def ns_since(self, earlier: Any) -> int:
         ms: float = earlier.event.elapsed_time(self.event)
         return max(0, round(ms * _NS_PER_MS))
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Graphs and pinned memory that go while the calling thread captures would be part of the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _lent(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,8 @@ class LaneThread:
         self.streams = lane
         self.count = 0
         """Launches so far, of which some are timed."""
+        self.problem: Exception | None = None
+        """Why nothing can run here."""
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.put = self._tasks.put
         self._thread = threading.Thread(target=self._run, name=f"cotenant-stream-{name}", daemon=True)
@@ -33,6 +35,8 @@ class LaneThread:
 
         def run() -> None:
             try:
+                if self.problem is not None:
+                    raise self.problem
                 done.set_result(work())
             except BaseException as error:
                 done.set_exception(error)
@@ -47,7 +51,10 @@ class LaneThread:
             self._thread.join()
 
     def _run(self) -> None:
-        self.streams.settle()
+        try:
+            self.streams.settle()
+        except Exception as error:
+            self.problem = error
         with torch.inference_mode():
             while self._run_one():
                 pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 from cotenant.execute.batches import reason_of, row_buckets
 from cotenant.execute.gpu.chains import Chains, capture_chain, form_of, warm_up
@@ -36,20 +36,23 @@ class Preparation:
             filter(None, (resident.model.why_eager(*each) for each in pairwise(spec.cuts))), ""
         )
 
-    def at(self, share: Share, lane: StreamLane, wait_idle: Callable[[], None]) -> None:
-        """Capture what launches in a share will ask for, on the thread of its lane.
+    @property
+    def steps(self) -> list[tuple[Share, Shapes, int]]:
+        """What is to be captured, each by itself: launches of a lane that serves may come in between."""
+        spec = self._spec
+        rows = (0,) if spec.max_batch == 1 else spec.rows or row_buckets(spec.max_batch)
+        return [(*each, count) for each in product(dict.fromkeys(spec.shares), spec.shapes) for count in rows]
+
+    def capture(self, step: tuple[Share, Shapes, int], lane: StreamLane, wait_idle: Callable[[], None]) -> None:
+        """Capture what launches in a share will ask for, on the thread of its lane, unless something is against it.
 
         `wait_idle` waits for its launches: memory that one of them lets go of meanwhile would be recorded. Raises what
         says that the device is lost.
         """
-        rows = (0,) if self._spec.max_batch == 1 else self._spec.rows or row_buckets(self._spec.max_batch)
-        for shape in self._spec.shapes:
-            for count in rows:
-                if self.why_eager:
-                    return
-                wait_idle()
-                with lane.stream(self._resident.urgent):  # whose priority kernels of a graph keep
-                    self._capture(share, lane, shape, count)
+        if not self.why_eager:
+            wait_idle()
+            with lane.stream(self._resident.urgent):  # whose priority kernels of a graph keep
+                self._capture(*step, lane)
 
     def tell(self) -> None:
         """Say what was captured, what it takes, and what runs eagerly."""
@@ -63,7 +66,7 @@ class Preparation:
                 f"; the rest runs eagerly: {self.why_eager}" if self.why_eager else "",
             )
 
-    def _capture(self, share: Share, lane: StreamLane, shape: Shapes, rows: int) -> None:
+    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane) -> None:
         model = self._resident.model
 
         def run(start: int, end: int, tensors: Named) -> Named:

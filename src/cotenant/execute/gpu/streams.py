@@ -94,11 +94,15 @@ class StreamDevice(Protocol):
     def why_no_graphs(self) -> str:
         """Why nothing can be captured here, or not any more; "" while it can."""
 
+    @property
+    def capturing(self) -> AbstractContextManager[Any]:
+        """Held while work is captured, and by who lets go of what was."""
+
     def lane(self, share: Share) -> StreamLane:
         """The streams of a share."""
 
     def room(self) -> tuple[int, int]:
-        """Bytes of its memory that are free, and bytes in all. Where it is short, what is kept for later is given back."""
+        """Bytes of its memory that are free, and bytes in all; if short, what is kept for later is given back."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether this, or what caused it, says that the device has no memory left."""
@@ -131,6 +135,7 @@ class CpuStreams:
 
     name = "cpu"
     timed_every = 1
+    capturing = nullcontext()
     why_no_graphs = "a CPU has no graphs"
 
     def __init__(self, nice: int = 0) -> None:

@@ -142,9 +142,9 @@ class TorchExecutor(BaseExecutor):
         resident = cast(Resident, model)
         resident.model.prepare(spec.ranges)
         preparing = Preparation(self.device, self.chains, resident, spec)
-        for share in dict.fromkeys(spec.shares):
-            lane = self._lane(share)
-            lane.do(partial(preparing.at, share, lane.streams, partial(self._ends.wait_idle, lane)))
+        for step in preparing.steps:
+            lane = self._lane(step[0])
+            lane.do(partial(preparing.capture, step, lane.streams, partial(self._ends.wait_idle, lane)))
         preparing.tell()
 
     def keep(self, model: Loaded, spec: LoadSpec) -> None:
@@ -232,7 +232,8 @@ class TorchExecutor(BaseExecutor):
         return flight
 
     def _leave(self, resident: Resident) -> None:
-        self.chains.drop(resident.number)
+        with self.device.capturing:
+            self.chains.drop(resident.number)
 
     # --- the lane's thread --------------------------------------------------------------------------------------------
 
@@ -253,6 +254,8 @@ class TorchExecutor(BaseExecutor):
         try:
             if self._lost:
                 raise DeviceLostError(self._lost)
+            if flight.lane.problem is not None:
+                raise flight.lane.problem
             if isinstance(flight.batch, Exception):
                 raise flight.batch
             if resident is None or flight.is_cancelled:
