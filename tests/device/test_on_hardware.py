@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu._sm_probe import survey
+from bench.gpu._sm_probe import LENGTH, SmSurvey, further_of, probing, survey
 from cotenant.core.actions import Launch
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.cuda_streams import CudaStreams
@@ -24,7 +24,7 @@ from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
-from cotenant.work import Work
+from cotenant.work import Share, Work
 from torch_small import save_small, small_cnn
 
 
@@ -61,6 +61,31 @@ def test_torch_computes_on_the_streams_of_a_real_share() -> None:
             stream.synchronize()
             assert float(total) == pytest.approx(float((1 << 16) * ((1 << 16) - 1)), rel=1e-3)
         torch.cuda.synchronize()
+
+
+@pytest.mark.device
+def test_what_was_captured_keeps_to_the_sms_of_its_share() -> None:
+    with closing(real()) as shares, probing(0) as probe:
+        lanes = shares_of((25, 75), shares.grid, 0)
+        shares.split(lanes)
+        gpu = CudaStreams(0, shares)
+        seen: dict[Share, tuple[int, ...]] = {}
+        for share in lanes:
+            counts = torch.zeros(LENGTH, dtype=torch.int32, device="cuda:0")
+            torch.cuda.synchronize()
+            lane, stream = gpu.lane(share), shares.stream(share)
+            lane.settle()
+
+            def count(share: Share = share, counts: torch.Tensor = counts) -> dict[str, torch.Tensor]:
+                probe.launch(shares.stream(share).cuda_stream, counts.data_ptr(), shares.granted[share])
+                return {}
+
+            replay, _ = lane.capture(count)
+            replay()
+            stream.synchronize()
+            seen[share] = tuple(counts.nonzero().flatten().tolist())
+        torch.cuda.set_stream(torch.cuda.default_stream())
+        assert SmSurvey(seen, dict(shares.granted), further_of(0)).problems == ()
 
 
 @pytest.mark.device

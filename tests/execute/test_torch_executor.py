@@ -530,6 +530,23 @@ def test_a_kernel_that_fails_fails_its_launch_and_the_lane_goes_on(world: World,
     assert world.executor.kept == 0
 
 
+def test_a_lane_that_cannot_be_had_fails_its_launches_alone(
+    world: World, device: FakeStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.serve("a")
+
+    def settle(_: FakeLane) -> None:
+        raise RuntimeError("it is no share of this device")
+
+    monkeypatch.setattr(FakeLane, "settle", settle)
+    assert world.run("a", 0, partition=Share((5,), GPU)) == "it is no share of this device"
+    with pytest.raises(RuntimeError, match="no share"):
+        world.serve("b", replace(SPEC, shares=(Share((6,), GPU),)))
+    assert world.run("a", 1) is None
+    world.executor.discard(0)
+    np.testing.assert_array_equal(world.answer(1), expected(1))
+
+
 def test_a_device_that_is_lost_says_so_for_every_tenant(world: World, device: FakeStreams) -> None:
     world.serve("a")
     other = world.serve("b", values=True)
