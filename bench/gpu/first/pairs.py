@@ -95,6 +95,7 @@ class Side:
         device.sync()
         barrier = threading.Barrier(len(works))
         marks: list[list[Any]] = [[] for _ in works]
+        common: list[int] = []  # how many each had when all had begun
         errors: list[Exception] = []
 
         def submit(at: int) -> None:
@@ -108,7 +109,10 @@ class Side:
                     marks[at].append(device.mark())
                     if len(marks[at]) > _AHEAD:
                         marks[at][-_AHEAD].synchronize()
-                    is_over = time.perf_counter() > until and min(map(len, marks)) >= _FEWEST
+                    if not common and all(marks):
+                        common[:] = map(len, marks)
+                    beside = [len(each) - before for each, before in zip(marks, common, strict=False)]
+                    is_over = time.perf_counter() > until and min(beside, default=0) >= _FEWEST
 
         def go(at: int) -> None:
             try:
