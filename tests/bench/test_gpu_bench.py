@@ -378,7 +378,7 @@ def run_first(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", FIRST)
 def test_the_first_questions_are_answered_by_cores(name: str, archives: Path, tmp_path: Path) -> None:
-    seconds = {"pairs": ["4"], "sweep": ["6"]}.get(name, [])
+    seconds = {"pairs": ["15"], "sweep": ["15"]}.get(name, [])
     began = time.monotonic()
     run_first(name, *seconds, "--out", str(tmp_path), "--models", str(archives))
     if seconds:  # and the import of torch, on cores that others use

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import combinations_with_replacement, product
 from typing import Any
@@ -44,8 +45,8 @@ class Side:
             self.streams |= {f"half {at}": stream for at, (_, _, stream) in enumerate(device.parts())}
         except GpuError as error:
             print(f"left out: halves, {error}")
-        self._captured: dict[tuple[str, int, str], Work] = {}
-        self._alone: dict[tuple[str, int, str], float] = {}
+        self.works: dict[tuple[str, int, str], Work] = {}
+        self.alone: dict[tuple[str, int, str], float] = {}
 
     def lanes(self, how: str, count: int) -> list[str]:
         """Names of streams for so many models."""
@@ -53,24 +54,20 @@ class Side:
             return ["half 0", "half 1"]
         return ["urgent" if how == PRIORITY else "plain 0", *(f"plain {at}" for at in range(1, count))]
 
-    def forget(self) -> None:
-        """Let go of all graphs and their memory."""
-        self._captured, self._alone = {}, {}
-
     def captured(self, name: str, rows: int, stream: str) -> Work:
         key = name, rows, stream
-        if key not in self._captured:
-            self._captured[key] = self._device.capture(self._script.work(name, rows), self.streams[stream])
-        return self._captured[key]
+        if key not in self.works:
+            self.works[key] = self._device.capture(self._script.work(name, rows), self.streams[stream])
+        return self.works[key]
 
     def alone_ms(self, name: str, rows: int, stream: str) -> float:
         """Time of a replay with nothing beside it."""
         key = name, rows, stream
-        if key not in self._alone:
+        if key not in self.alone:
             work = self.captured(*key)
             with self._device.on(self.streams[stream]):
-                self._alone[key] = self._script.timed(work, 0.1)["ms"]
-        return self._alone[key]
+                self.alone[key] = self._script.timed(work, 0.1)["ms"]
+        return self.alone[key]
 
     def measure(self, names: Sequence[str], rows: int, how: str, seconds: float) -> dict[str, Any]:
         """Gain and slowdowns of models side by side. Raises RuntimeError when too few runs overlap."""
@@ -93,18 +90,16 @@ class Side:
         """Ends of the runs of each in ms since a common start, each submitted by a thread of its own."""
         device, began = self._device, self._device.mark()
         device.sync()
-        barrier = threading.Barrier(len(works))
+        barrier, failed = threading.Barrier(len(works)), threading.Event()
         marks: list[list[Any]] = [[] for _ in works]
         common: list[int] = []  # how many each had when all had begun
-        errors: list[Exception] = []
 
         def submit(at: int) -> None:
             device.settle()
             with device.on(self.streams[lanes[at]]):
                 barrier.wait(10.0)
-                until = time.perf_counter() + seconds
-                is_over = False
-                while not is_over and not errors:
+                until, is_over = time.perf_counter() + seconds, False
+                while not (is_over or failed.is_set()):
                     works[at]()
                     marks[at].append(device.mark())
                     if len(marks[at]) > _AHEAD:
@@ -114,26 +109,20 @@ class Side:
                     beside = [len(each) - before for each, before in zip(marks, common, strict=False)]
                     is_over = time.perf_counter() > until and min(beside, default=0) >= _FEWEST
 
-        def go(at: int) -> None:
-            try:
-                submit(at)
-            except Exception as error:  # the others would wait for its runs for ever
-                errors.append(error)
-
-        threads = [threading.Thread(target=go, args=(at,)) for at in range(len(works))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(len(works)) as pool:
+            runs = [pool.submit(submit, at) for at in range(len(works))]
+            for run in runs:  # the others would wait for the runs of one that failed for ever
+                run.add_done_callback(lambda done: failed.set() if done.exception() else None)
+        for run in runs:
+            run.result()
         device.sync()
         return [[began.elapsed_time(mark) for mark in each] for each in marks]
 
 
-def points(names: Sequence[str], ways: Sequence[str], copies: Sequence[int]) -> Iterator[Point]:
+def points(names: Sequence[str], ways: Sequence[str], is_quick: bool) -> Iterator[Point]:
     """(precision, rows, how, models), pairs first."""
-    for (precision, suffix), rows in product(PRECISIONS.items(), ROWS):
+    copies = COPIES[:1] if is_quick else COPIES
+    for (precision, suffix), rows in product(PRECISIONS.items(), ROWS[:1] if is_quick else ROWS):
         for pair, how in product(combinations_with_replacement(names, 2), ways):
             yield precision, rows, how, tuple(name + suffix for name in pair)
         for name, count in product(names[:2], copies):
@@ -149,9 +138,9 @@ def main() -> None:
     ways = [how for how in WAYS if how != HALVES or "half 0" in side.streams]
     table = script.table("pairs", "precision rows how models lanes gain slowdown_p50 slowdown_p99 alone_ms own_ms runs")
     now = None
-    for precision, rows, how, models in points(names, ways, COPIES[:1] if script.quick else COPIES):
+    for precision, rows, how, models in points(names, ways, script.quick):
         if now != (now := (precision, rows)):
-            side.forget()
+            side.works, side.alone = {}, {}  # and their memory
         keys = {"precision": precision, "rows": rows, "how": how, "lanes": len(models), "models": "+".join(models)}
         table.point(partial(side.measure, models, rows, how, 0.05 if script.quick else 0.25), **keys)
 
