@@ -6,6 +6,7 @@ import random
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cotenant.compile.layout import blocks_of, spans_of
 from cotenant.compile.problem import Problem
@@ -93,7 +94,7 @@ def _one(problem: Problem, target: Target, rng: random.Random, tile: tuple[int, 
     span = spans_of(problem, lanes)[1]
     can_split = not (problem.is_depthwise or problem.pixels or (problem.rows and problem.filters % lanes))
     if can_split and span >= 4 and rng.random() < 0.15:
-        return Knobs(*[getattr(knobs, name) for name in Knobs.__struct_fields__[:-1]], max(2, span // rng.choice((2, 4))))
+        return replace(knobs, pass_blocks=max(2, span // rng.choice((2, 4))))
     return knobs
 
 

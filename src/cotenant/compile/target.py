@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from pathlib import Path
 
@@ -35,15 +36,26 @@ def this_target() -> Target:
     """What the processor of this machine reports."""
     if platform.machine() in ("aarch64", "arm64"):
         return NEON
-    flags = _flags()
+    flags = set(_line("flags").split())
     if {"avx512f", "avx512vl", "avx512dq", "avx512bw", "fma"} <= flags:
         return AVX512
     return AVX2 if {"avx2", "fma"} <= flags else PORTABLE
 
 
-def _flags() -> set[str]:
+def this_maker() -> str:
+    """The machine that libraries made here belong to: its processor, and the number that the system gave it."""
+    try:
+        number = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
+    except OSError:
+        number = ""
+    text = "\0".join((platform.machine(), platform.processor(), _line("model name"), _line("flags"), number))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _line(field: str) -> str:
+    """What the system says of the first processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return set()
-    return set(next((line for line in lines if line.startswith("flags")), "").partition(":")[2].split())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")

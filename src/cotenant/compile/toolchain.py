@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,8 +28,12 @@ class Compiler:
     command: tuple[str, ...]
     version: str
 
-    def build(self, text: str, library: Path, flags: tuple[str, ...]) -> None:
-        """Make a library of a text in C; it appears whole or not at all. Raises CompileError with what is wrong."""
+    def build(self, text: str, library: Path, flags: tuple[str, ...]) -> float:
+        """Make a library of a text in C; it appears whole or not at all. Gives the seconds that it took.
+
+        Raises CompileError with what is wrong.
+        """
+        began = time.perf_counter()
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as folder:
             source, made = Path(folder) / "kernel.c", Path(folder) / "kernel.so"
@@ -44,6 +49,7 @@ class Compiler:
                     f"{' '.join(self.command)} ({self.version}) refused a kernel: {said}; install a newer gcc or clang"
                 )
             os.replace(made, library)
+        return time.perf_counter() - began
 
 
 _MEND = "install gcc or clang, set CC, or run: pip install 'cotenant[compile]'"

@@ -12,8 +12,8 @@ from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 
 KERNEL = "kernel"
-"""Name of the function in every library. Its step: input, packed weights, packed bias, added tensor, output; images, and
-how far images lie apart in the input, the added tensor and the output."""
+"""Name of the function in every library. Its step: input, packed weights, packed bias, added tensor, output; images,
+and how far images lie apart in the input, the added tensor and the output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,9 @@ class _Dense:
         ]
         init = [f"    {name} = *(const vec *)(bias + {o * self.lanes});" for (o, _, _), name in names.items()]
         if is_cut:
-            load = [f"    {name} = *({self.vector} *)(out + {self._at(self.write, cell)});" for cell, name in names.items()]
+            load = [
+                f"    {name} = *({self.vector} *)(out + {self._at(self.write, cell)});" for cell, name in names.items()
+            ]
             lines += ["  if (first) {", *init, "  } else {", *load, "  }"]
         else:
             lines += init
@@ -175,7 +177,9 @@ class _Dense:
         if knobs.axis == "filters":
             split = f"rt = t % {row_tasks}; image = t / {row_tasks} % images; bt = t / {row_tasks} / images;"
         else:
-            split = f"bt = t % {block_tasks}; rt = t / {block_tasks} % {row_tasks}; image = t / {block_tasks * row_tasks};"
+            split = (
+                f"bt = t % {block_tasks}; rt = t / {block_tasks} % {row_tasks}; image = t / {block_tasks * row_tasks};"
+            )
         over_blocks = "for (long b = b0; b < b1; b++)"
         over_rows = "for (long y = y0; y < y1; y++)"
         loops = (over_blocks, over_rows) if knobs.order == "weights" else (over_rows, over_blocks)

@@ -17,8 +17,8 @@ struct step {{
   float f[4];
 }};
 """
-"""One call of a kernel: what it reads and writes, and sizes that are not written into it. It does part `part` of `parts`
-of its tasks."""
+"""One call of a kernel: what it reads and writes, and sizes that are not written into it. It does part `part` of
+`parts` of its tasks."""
 
 
 def head(target: Target) -> str:
@@ -53,7 +53,7 @@ static inline vec expv(vec x) {
 }
 static inline vec sigmoidv(vec x) { return 1.0f / (1.0f + expv(-x)); }
 static inline vec tanhv(vec x) {
-  ivec sign = (ivec)x & (ivec)all(-0.0f);
+  ivec sign = (ivec)x & (int)0x80000000;
   vec a = (vec)((ivec)x ^ sign);
   vec far = 1.0f - 2.0f / (expv(a + a) + 1.0f);
   vec y = a * a;
@@ -62,7 +62,7 @@ static inline vec tanhv(vec x) {
   return (vec)((((ivec)near & m) | ((ivec)far & ~m)) ^ sign);
 }
 static inline vec erfv(vec x) {
-  ivec sign = (ivec)x & (ivec)all(-0.0f);
+  ivec sign = (ivec)x & (int)0x80000000;
   vec a = (vec)((ivec)x ^ sign);
   vec t = 1.0f / (1.0f + 0.3275911f * a);
   vec p = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
