@@ -62,8 +62,7 @@ class Runtime:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.moves = {name: address(library, name) for name in MOVES}
         self._library = library
-        library.block_size.restype = ctypes.c_long
-        self._block_bytes = library.block_size()
+        library.new_block.restype = ctypes.c_void_p
         pointer, long = ctypes.c_void_p, ctypes.c_long
         library.run_block.argtypes = (pointer, pointer, long, pointer, long, long)
         library.run_block.restype = long
@@ -72,12 +71,15 @@ class Runtime:
         library.time_steps.argtypes = (pointer, long, long, pointer)
         library.time_steps.restype = None
 
-    def block(self) -> Any:
-        """Memory for a block of steps that runs; it serves one at a time."""
-        return aligned(-(-self._block_bytes // 4))
+    def block(self) -> int:
+        """Memory for a block of steps that runs; it serves one at a time, and is never freed: use it again."""
+        made = self._library.new_block()
+        if not made:
+            raise MemoryError("a block of steps")
+        return int(made)
 
     def run(
-        self, block: Any, steps: Any, first: int, last: int, others: Sequence[int] = (), *, wait: bool = False
+        self, block: int, steps: Any, first: int, last: int, others: Sequence[int] = (), *, wait: bool = False
     ) -> int:
         """Run steps [first, last) on this thread and those of other cores; gives the most that ran one.
 
@@ -85,13 +87,13 @@ class Runtime:
         """
         cores = (ctypes.c_int * len(others))(*others)
         at = ctypes.addressof(steps) + first * ctypes.sizeof(Step)
-        most: int = self._library.run_block(block.ctypes.data, at, last - first, cores, len(others), wait)
+        most: int = self._library.run_block(block, at, last - first, cores, len(others), wait)
         return most
 
-    def call(self, block: Any, cores: Sequence[int]) -> bool:
+    def call(self, block: int, cores: Sequence[int]) -> bool:
         """Let threads of these cores join a block that runs; from any thread. False when it has ended."""
         held = (ctypes.c_int * len(cores))(*cores)
-        return bool(self._library.call_cores(block.ctypes.data, held, len(cores)))
+        return bool(self._library.call_cores(block, held, len(cores)))
 
     def cpu_ns(self, steps: Any, repeats: int = 1) -> list[int]:
         """CPU time of each step in ns, alone on this thread: the mean of some repeats in a row."""

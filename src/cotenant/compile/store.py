@@ -87,6 +87,14 @@ class Store:
         found = [c for c in self._all() if c.problem == problem and c.library.maker == self.maker]
         return sorted(found, key=lambda each: (each.cpu_ns or 1 << 62, each.library.key))
 
+    def find(self, key: str) -> Candidate:
+        """The candidate whose library has this key. Raises CompileError when none was made here."""
+        with self._lock:
+            found = self._candidates.get(key)
+        if found is None:
+            raise CompileError(f"{self.folder} has no record of a library {key}; run cotenant compile again")
+        return found
+
     def key_of(self, text: str, compiler: Compiler) -> str:
         """The key of a library with this text."""
         whole = "\0".join((FORMAT, text, *self.target.flags, compiler.version, self.maker))

@@ -25,7 +25,7 @@ static vec change(vec x, const step *s) {
         for number, body in enumerate(
             {
                 "": "x",
-                "relu": "(vec)((ivec)x & (x > 0.0f))",
+                "relu": "most(x, (vec){0})",
                 "clip": "least(most(x, all(s->f[0])), all(s->f[1]))",
                 "leaky": "most(x, all(0.0f)) + s->f[0] * least(x, all(0.0f))",
                 "sigmoid": "sigmoidv(x)",
@@ -49,7 +49,7 @@ void pixels_in(const step *s, long part, long parts) {
     const long image = t / H, y = t % H;
     const float *in = (const float *)s->p[0] + image * s->n[1] + y * W;
     float *out = (float *)s->p[4] + image * s->n[3] + ((y + rim) * (W + 2 * rim) + rim) * C;
-    for (long c = 0; c < C; c++) for (long x = 0; x < W; x++) out[x * C + c] = in[c * H * W + x];
+    for (long x = 0; x < W; x++) for (long c = 0; c < C; c++) out[x * C + c] = in[c * H * W + x];
   }
 }
 

@@ -1,7 +1,8 @@
 """The text of the library that every model needs: a team of threads that runs steps in turn, and steps without weights.
 
 A block of steps is run by the thread that asks for it, and by one thread for each further core, pinned to it. Those
-come when they are awake, at the next step: nobody waits for them; so a block takes in more cores while it runs.
+come when they are awake, at the next step: nobody waits for them; so a block takes in more cores while it runs. Every
+step is divided into a share for each of them, and shares into pieces: who is done takes pieces of those who are late.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _INCLUDES = """\
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -33,22 +35,25 @@ _BLOCKS = """\
 #define CORES 1024
 #define MOST 256
 #define SPINS 4000
+#define PIECES 4
 #define OVER (-1L)
 #if defined(__x86_64__)
 #define RELAX __builtin_ia32_pause()
 #else
 #define RELAX atomic_signal_fence(memory_order_seq_cst)
 #endif
+typedef struct { _Atomic long taken; char far[120]; } share;
 typedef struct {
-  const step *steps;
-  _Atomic long turn;          /* number of the step that runs from 1 on, times CORES, plus how many run it; OVER */
-  char far0[64];
-  _Atomic long done;          /* how many of them have done their part, the one that asked left out */
-  char far1[64];
+  const step *now;            /* the step that runs */
+  _Atomic long turn;          /* counts steps from block to block, times CORES, plus the shares it has; or OVER */
+  char far0[112];
+  _Atomic long done;          /* pieces of it that are done */
+  char far1[120];
   _Atomic long joined, left;  /* threads that came, and that went */
   _Atomic long lock, open;
-  long called;
+  long count, called, came;
   int who[MOST];
+  share shares[MOST + 1];     /* which piece of each share is next, with the count of the step above it */
 } block;
 typedef struct {
   _Atomic int word;           /* what its thread sleeps on */
@@ -62,21 +67,33 @@ static void lock(block *b) { while (atomic_exchange(&b->lock, 1)) RELAX; }
 static void unlock(block *b) { atomic_store(&b->lock, 0); }
 static void wait_a_bit(long n) { if (n < SPINS) RELAX; else sched_yield(); }
 
+/* Do pieces of a step: those of one's own share, then those that others have not begun. */
+static void work(block *b, long turn, long rank) {
+  const long parts = turn % CORES, count = turn / CORES;
+  for (long k = 0; k < parts; k++) {
+    const long at = (rank + k) % parts;
+    _Atomic long *taken = &b->shares[at].taken;
+    long seen = atomic_load(taken);
+    while (seen / CORES == count && seen % CORES < PIECES) {
+      if (!atomic_compare_exchange_weak(taken, &seen, seen + 1)) continue;
+      const step *s = b->now;
+      s->run(s, at * PIECES + seen % CORES, parts * PIECES);
+      atomic_fetch_add_explicit(&b->done, 1, memory_order_release);
+      seen = atomic_load(taken);
+    }
+  }
+}
+
 static void take_part(block *b) {
-  long seen = atomic_load(&b->turn);
   const long rank = atomic_fetch_add(&b->joined, 1) + 1;
+  long seen = 0;
   for (long n = 0;;) {
     const long turn = atomic_load_explicit(&b->turn, memory_order_acquire);
     if (turn == OVER) break;
-    if (turn == seen && turn % CORES <= rank) { wait_a_bit(n++); continue; }
-    if (turn % CORES <= rank) { seen = turn; continue; }
+    if (turn == seen) { wait_a_bit(n++); continue; }
+    work(b, turn, rank);
+    seen = turn;
     n = 0;
-    const step *s = b->steps + turn / CORES - 1;
-    s->run(s, rank, turn % CORES);
-    atomic_fetch_add_explicit(&b->done, 1, memory_order_release);
-    while (atomic_load_explicit(&b->turn, memory_order_acquire) == turn) wait_a_bit(n++);
-    n = 0;
-    seen = 0;
   }
   atomic_fetch_add(&b->left, 1);
 }
@@ -127,41 +144,49 @@ long call_cores(block *b, const int *cores, long count) {
   return open;
 }
 
-long block_size(void) { return sizeof(block); }
+/* A block is never freed: a thread may look at it once more after its last step. */
+block *new_block(void) {
+  void *made = 0;
+  if (posix_memalign(&made, 128, sizeof(block))) return 0;
+  memset(made, 0, sizeof(block));
+  return made;
+}
 
 /* Run steps in turn on the calling thread and on those of other cores, each of which joins when it is there. With
-   `wait` the first step begins when all have come. Gives the most that ran a step. */
+   `wait` the first step begins when all have come. Gives the most that shared a step. */
 long run_block(block *b, const step *steps, long count, const int *cores, long others, long wait) {
   long most = 1;
-  b->steps = steps;
-  atomic_store(&b->turn, 0);
-  atomic_store(&b->done, 0);
+  for (long n = 0; atomic_load(&b->left) < b->came; n++) wait_a_bit(n);  /* those of the last time */
   atomic_store(&b->joined, 0);
   atomic_store(&b->left, 0);
-  b->called = 0;
+  atomic_store(&b->turn, 0);
+  b->called = b->came = 0;
   atomic_store(&b->open, 1);
   if (others) call_cores(b, cores, others);
   for (long n = 0; wait && atomic_load(&b->joined) < b->called; n++) wait_a_bit(n);
   for (long i = 0; i < count; i++) {
     const long parts = 1 + atomic_load_explicit(&b->joined, memory_order_acquire);
-    if (parts > most) most = parts;
-    if (parts > 1) {
-      atomic_store_explicit(&b->done, 0, memory_order_relaxed);
-      atomic_store_explicit(&b->turn, (i + 1) * CORES + parts, memory_order_release);
+    if (parts == 1) {
+      steps[i].run(steps + i, 0, 1);
+      continue;
     }
-    steps[i].run(steps + i, 0, parts);
-    for (long n = 0; atomic_load_explicit(&b->done, memory_order_acquire) < parts - 1; n++) wait_a_bit(n);
+    if (parts > most) most = parts;
+    b->count++;
+    b->now = steps + i;
+    atomic_store(&b->done, 0);
+    for (long k = 0; k < parts; k++) atomic_store(&b->shares[k].taken, b->count * CORES);
+    atomic_store_explicit(&b->turn, b->count * CORES + parts, memory_order_release);
+    work(b, b->count * CORES + parts, 0);
+    for (long n = 0; atomic_load_explicit(&b->done, memory_order_acquire) < parts * PIECES; n++) wait_a_bit(n);
   }
   lock(b);
   atomic_store(&b->open, 0);
   unlock(b);
   atomic_store_explicit(&b->turn, OVER, memory_order_release);
-  long came = 0;
   for (long i = 0; i < b->called; i++) {
     block *mine = b;
-    if (!atomic_compare_exchange_strong(&helpers[b->who[i]].job, &mine, (block *)0)) came++;
+    if (!atomic_compare_exchange_strong(&helpers[b->who[i]].job, &mine, (block *)0)) b->came++;
   }
-  for (long n = 0; atomic_load(&b->left) < came; n++) wait_a_bit(n);
   return most;
 }
 

@@ -33,8 +33,16 @@ def head(target: Target) -> str:
 
 
 EXP = """\
+#if defined(__clang__) && __clang_major__ >= 14
+static inline vec most(vec a, vec b) { return __builtin_elementwise_max(a, b); }
+static inline vec least(vec a, vec b) { return __builtin_elementwise_min(a, b); }
+#elif !defined(__clang__) && defined(__AVX512F__) && V == 16
+static inline vec most(vec a, vec b) { return __builtin_ia32_maxps512_mask(a, b, a, (unsigned short)-1, 4); }
+static inline vec least(vec a, vec b) { return __builtin_ia32_minps512_mask(a, b, a, (unsigned short)-1, 4); }
+#else
 static inline vec most(vec a, vec b) { ivec m = a > b; return (vec)(((ivec)a & m) | ((ivec)b & ~m)); }
 static inline vec least(vec a, vec b) { ivec m = a < b; return (vec)(((ivec)a & m) | ((ivec)b & ~m)); }
+#endif
 static inline vec all(float x) { vec v = {0}; return v + x; }
 static inline vec expv(vec x) {
   x = least(most(x, all(-87.0f)), all(88.0f));
@@ -88,7 +96,7 @@ def activation(function: Activation) -> str:
         case "":
             body = "x"
         case "relu":
-            body = "(vec)((ivec)x & (x > 0.0f))"
+            body = "most(x, (vec){0})"
         case "clip":
             body = f"least(most(x, all({given[0]})), all({given[1]}))"
         case "leaky":

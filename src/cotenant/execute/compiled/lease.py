@@ -129,9 +129,7 @@ class Lease:
             raise TensorError(f"tensor {name!r} is gone: later units of its run have been run")
         height, width, rim = place.plane
         lanes = self.prepared.lanes
-        blocks = self.array(place).reshape(
-            place.images, place.blocks, height + 2 * rim, width + 2 * rim, lanes
-        )
+        blocks = self.array(place).reshape(place.images, place.blocks, height + 2 * rim, width + 2 * rim, lanes)
         return from_blocks(blocks, shape[1], rim).reshape(shape)
 
     def take_in(self, name: str, value: Any, shape: tuple[int, ...], start: int) -> None:

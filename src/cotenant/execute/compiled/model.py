@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +20,10 @@ from cotenant.compile.problem import Problem
 from cotenant.execute.compiled.lease import Kept, Kernels, Lease, Prepared
 from cotenant.execute.compiled.memory import packed
 from cotenant.execute.compiled.nodes import HEAVY, Lowering, Node
-from cotenant.execute.compiled.plan import Planner
+from cotenant.execute.compiled.plan import Place, Planner
 from cotenant.execute.contents import HeldFolder
-from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segment_session import normal_threads
+from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segments import SegmentedModel, as_ort_value
 from cotenant.execute.threads.names import Threads
 from cotenant.graph.dfg import Dfg, build_dfg
@@ -120,6 +122,41 @@ class CompiledModel(SegmentedModel):
             for unit, ours in enumerate(plan.ours)
         )
 
+    def stretch_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
+        """CPU time in ns of each stretch of units on kernels, with the layouts changed for it, and on onnxruntime."""
+        lease, token = self._leased(0, inputs)
+        assert lease is not None
+        assert self._runtime is not None
+        try:
+            self._run_leased(lease, token, 0, self.unit_count, inputs, 1, 0)
+            plan, shapes = lease.prepared.plan, lease.prepared.shapes
+            steps = np.median(np.array([self._runtime.cpu_ns(lease.steps) for _ in range(_RUNS)]), axis=0)
+        finally:
+            lease.busy.release()
+        edges = [
+            at for at in range(self.unit_count + 1) if at in (0, self.unit_count) or plan.ours[at] != plan.ours[at - 1]
+        ]
+        stretches = [(start, end) for start, end in itertools.pairwise(edges) if plan.ours[start]]
+        found: dict[tuple[int, int], tuple[float, float]] = {}
+        for start, end in stretches:
+            ours = float(sum(steps[plan.starts[start] : plan.starts[end]]))
+            for at in range(plan.starts[end], len(plan.steps)):  # what others read of it
+                source = plan.steps[at].pointers[0]
+                if plan.steps[at].run == "blocks_out" and isinstance(source, Place) and start <= source.first < end:
+                    ours += float(steps[at])
+            names = self.dfg.segment_io(start, end)[0]
+            given = {name: as_ort_value(np.zeros(shapes[name], np.float32)) for name in names}
+            samples = []
+            for _ in range(_RUNS):
+                values = dict(given)
+                began = time.thread_time_ns()
+                for segment in self._segments_of(1, start, end):
+                    if segment.session is not None:
+                        self._run_segment(segment, values)
+                samples.append(time.thread_time_ns() - began)
+            found[start, end] = ours, float(np.median(samples[1:]))
+        return found
+
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """See Runner: sessions are loaded for what onnxruntime runs of these ranges."""
         count = threads if isinstance(threads, int) else len(threads)
@@ -141,9 +178,7 @@ class CompiledModel(SegmentedModel):
             return dfg
         if not self._groups:  # units are the same at all shapes
             self._groups = self._lowering.groups(dfg, _shapes_of(dfg, is_open=True))
-        return build_dfg(
-            dfg.model, dfg.operators, self._groups, dfg.inputs, dfg.outputs, dfg.tensors, dfg.assumed
-        )
+        return build_dfg(dfg.model, dfg.operators, self._groups, dfg.inputs, dfg.outputs, dfg.tensors, dfg.assumed)
 
     def _prepare(self, key: tuple[tuple[int, ...], ...]) -> Prepared:
         """The plan for inputs of these shapes, in their order."""
@@ -249,14 +284,15 @@ class CompiledModel(SegmentedModel):
         lease.position = end
         if end == self.unit_count:
             lease.run_steps(end, end + 1, others, version)
-            return {t.name: lease.plain[t.name] if t.name in lease.plain else self._constants[t.name] for t in self.outputs}
+            return {
+                t.name: lease.plain[t.name] if t.name in lease.plain else self._constants[t.name] for t in self.outputs
+            }
         found: dict[str, Any] = {}
         for name in self.dfg.live(end):
             if name in names:
                 plain = lease.plain.get(name)
                 found[name] = plain if plain is not None else Kept(lease, token, name, lease.prepared.shapes[name])
         return found
-
 
     def _by_sessions(self, lease: Lease, names: set[str], start: int, end: int, threads: Threads) -> None:
         """Units [start, end) on onnxruntime; adds to `names` what they make."""

@@ -146,9 +146,9 @@ class Lowering:
         if bias and self._weights(bias) != (matrix[0 if turned else 1],):
             return None
         activation = _activation(given.get("activation", b"").decode(), [given.get("activation_alpha", 0.01)])
-        return activation and Node(
-            "product", (inputs[0],), node.output[0], inputs[1], bias, turned, activation=activation
-        )
+        if activation is None:
+            return None
+        return Node("product", (inputs[0],), node.output[0], inputs[1], bias, turned, activation=activation)
 
     def _pool(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
         source, made = shape(node.input[0]), shape(node.output[0])
@@ -185,12 +185,15 @@ class Lowering:
         kind = node.op_type
         parameters: Sequence[float] = ()
         if kind == "Clip":
-            bounds = [self._constants.get(name) for name in node.input[1:] if name]
-            if any(each is None or each.size != 1 for each in bounds):
-                return None
-            named = dict(zip([at for at, name in enumerate(node.input[1:]) if name], bounds, strict=True))
-            low = given.get("min", float(named[0].ravel()[0]) if 0 in named else -_FLOAT_MAX)
-            parameters = (low, given.get("max", float(named[1].ravel()[0]) if 1 in named else _FLOAT_MAX))
+            bounds = [given.get("min", -_FLOAT_MAX), given.get("max", _FLOAT_MAX)]
+            for at, name in enumerate(node.input[1:]):
+                held = self._constants.get(name)
+                if not name:
+                    continue
+                if held is None or held.size != 1:
+                    return None
+                bounds[at] = float(held.item())
+            parameters = bounds
         elif kind in ("LeakyRelu", "QuickGelu"):
             parameters = (given.get("alpha", 0.01 if kind == "LeakyRelu" else 1.702),)
         elif kind == "HardSigmoid":

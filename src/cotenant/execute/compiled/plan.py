@@ -80,9 +80,13 @@ class Plan:
 class Planner:
     """Plans one graph at one set of shapes. `units` are the nodes of each unit, None where kernels cannot run it."""
 
-    def __init__(self, dfg: Dfg, units: Sequence[tuple[Node, ...] | None], lanes: int, constant: Callable[[str], tuple[int, ...]]) -> None:
+    def __init__(
+        self, dfg: Dfg, units: Sequence[tuple[Node, ...] | None], lanes: int, constant: Callable[[str], tuple[int, ...]]
+    ) -> None:
         self._dfg, self._lanes, self._constant = dfg, lanes, constant
-        self.shapes = {name: tuple(d for d in each.shape or () if isinstance(d, int)) for name, each in dfg.tensors.items()}
+        self.shapes = {
+            name: tuple(d for d in each.shape or () if isinstance(d, int)) for name, each in dfg.tensors.items()
+        }
         self._units = [nodes if nodes is not None and self._fits(nodes) else None for nodes in units]
         self._halos: dict[str, int] = {}
         self._rims: dict[str, int] = {}
@@ -103,7 +107,9 @@ class Planner:
     def plan(self, has: Callable[[Problem], bool], left_out: Collection[int] = ()) -> Plan:
         """Run on kernels what there are kernels for, but for the units left out."""
         needed = self.problems()
-        able = [unit in needed and unit not in left_out and all(map(has, needed[unit])) for unit in range(len(self._units))]
+        able = [
+            unit in needed and unit not in left_out and all(map(has, needed[unit])) for unit in range(len(self._units))
+        ]
         return _Writer(self, self._dfg, self._with_heavy(able)).written()
 
     def _with_heavy(self, able: list[bool]) -> tuple[bool, ...]:
@@ -168,7 +174,9 @@ class Planner:
         )
 
     def _is_pixels(self, node: Node) -> bool:
-        return node.groups == 1 and self.shapes[node.inputs[0]][1] <= _PIXEL_CHANNELS
+        source = node.inputs[0]
+        is_given = any(tensor.name == source for tensor in self._dfg.inputs)
+        return is_given and node.groups == 1 and self.shapes[source][1] <= _PIXEL_CHANNELS
 
     def _fits(self, nodes: Sequence[Node]) -> bool:
         """Whether all shapes are known, and channels are put together in whole blocks."""
@@ -230,7 +238,15 @@ class _Writer:
         height, width, rim = made.plane
         channels = shape[-1] if form == "lined" else shape[1]
         run = {"lined": "rows_in", "pixels": "pixels_in", "blocked": "blocks_in"}[form]
-        numbers = {0: made.images, 1: channels * height * width, 3: made.image, 4: channels, 5: height, 6: width, 8: rim}
+        numbers = {
+            0: made.images,
+            1: channels * height * width,
+            3: made.image,
+            4: channels,
+            5: height,
+            6: width,
+            8: rim,
+        }
         self._plan.steps.append(StepPlan(run, {0: tensor, 4: made}, numbers))
         return made
 

@@ -69,7 +69,7 @@ def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:
 
 
 def segment_options(threads: Threads, folder: Path, *, optimise: bool = False) -> ort.SessionOptions:
-    """Options of a segment: its graph is optimised already unless it was stored plain, its buffers come from the arena all segments share.
+    """Options of a segment: its graph is optimised already unless it was stored plain; its buffers come from one arena.
 
     One arena hands the next segment the memory that the last one just left, still in cache; a memory pattern would
     reserve a block per session instead.

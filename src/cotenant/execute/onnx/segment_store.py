@@ -56,23 +56,25 @@ class Stored:
     is_optimised: bool
 
 
-def open_store(
-    path: Path, cache_dir: Path, content: str = "", *, plain: bool = False
-) -> tuple[HeldFolder, Stored]:
+def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = False) -> tuple[HeldFolder, Stored]:
     """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
 
     `content` is "", or the name of the folder that an earlier opening gave: that one is taken, whatever lies at `path`
-    by now. A `plain` graph keeps tensors as they are in ONNX. Raises ModelError when the file cannot be read, holds weights outside its directory, cannot be run by
-    onnxruntime, or is not the one with that `content`.
+    by now. A `plain` graph keeps tensors as they are in ONNX. Raises ModelError when the file cannot be read, holds
+    weights outside its directory, cannot be run by onnxruntime, or is not the one with that `content`.
     """
 
     def name() -> str:
-        digest = digest_of([path, *_external(path, path).values()])
-        return f"{digest}-ort{ort.__version__}-{processor()}{'-' + PLAIN if plain else ''}"
+        return f"{content_of(path)}-ort{ort.__version__}-{processor()}{'-' + PLAIN if plain else ''}"
 
     levels = _LEVELS[1:] if plain else _LEVELS
     role = PLAIN if plain else ""
     return opened(path, cache_dir, content, name, lambda folder, name: _make(path, folder, name, levels), _read, role)
+
+
+def content_of(path: Path) -> str:
+    """What a model's folders begin with, by the content of its files. Raises ModelError when they cannot be read."""
+    return digest_of([path, *_external(path, path).values()])
 
 
 def _external(path: Path, file: Path) -> dict[str, Path]:

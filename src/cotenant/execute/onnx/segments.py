@@ -70,6 +70,9 @@ class SegmentedModel:
     is_plain = False
     """Whether the graph keeps tensors in the layout of ONNX: each segment then makes its own of them."""
 
+    kernels = ""
+    """See `execute.runner.Runner`."""
+
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
             if _has_ort_value(tensor) and tensor.dtype not in NUMPY_TYPES:
@@ -170,7 +173,9 @@ class SegmentedModel:
             self._plans = {}
         return_memory()
 
-    def run(self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1) -> dict[str, Value]:
+    def run(
+        self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1, version: int = 0
+    ) -> dict[str, Value]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
         `tensors` holds the model's inputs when `start == 0`, else those live at `start`; those that these units do not
