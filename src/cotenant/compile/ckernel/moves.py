@@ -79,12 +79,19 @@ void blocks_out(const step *s, long part, long parts) {
 /* Rows of numbers to blocks whose columns are the rows: 4 numbers of a row, 6 rows. */
 void rows_in(const step *s, long part, long parts) {
   const long K = s->n[4], M = s->n[6], B = (K + V - 1) / V;
-  RANGE(s->n[0] * B) {
-    const long image = t / B, b = t % B, many = K - b * V < V ? K - b * V : V;
-    const float *in = (const float *)s->p[0] + image * s->n[1] + b * V;
-    float *out = (float *)s->p[4] + image * s->n[3] + b * M * V;
-    if (many == V) for (long m = 0; m < M; m++) *(vec *)(out + m * V) = *(const uvec *)(in + m * K);
-    else for (long m = 0; m < M; m++) for (long c = 0; c < V; c++) out[m * V + c] = c < many ? in[m * K + c] : 0;
+  const long T = (M + 7) / 8;  /* eight rows at a time: lines of both sides are used whole while they are near */
+  RANGE(s->n[0] * T) {
+    const long image = t / T, m0 = t % T * 8, m1 = m0 + 8 < M ? m0 + 8 : M;
+    const float *in = (const float *)s->p[0] + image * s->n[1];
+    float *out = (float *)s->p[4] + image * s->n[3];
+    for (long b = 0; b < B; b++) {
+      const long many = K - b * V < V ? K - b * V : V;
+      for (long m = m0; m < m1; m++) {
+        float *to = out + (b * M + m) * V;
+        if (many == V) *(vec *)to = *(const uvec *)(in + m * K + b * V);
+        else for (long c = 0; c < V; c++) to[c] = c < many ? in[m * K + b * V + c] : 0;
+      }
+    }
   }
 }
 
