@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -181,8 +182,6 @@ def test_a_team_does_every_part_once_and_takes_in_cores(tmp_path: Path) -> None:
 
 
 def test_a_block_under_way_takes_in_another_core(tmp_path: Path) -> None:
-    import threading
-
     store, compiler = a_store(tmp_path), a_compiler()
     runtime = store.runtime(lambda: compiler)
     count = 40_000
