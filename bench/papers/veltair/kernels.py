@@ -172,7 +172,7 @@ def _engine(problem: Problem, trial: Trial, cores: tuple[int, ...]) -> Callable[
 
 
 def _blocked(model: onnx.ModelProto) -> bytes:
-    """The model as onnxruntime optimises it, cut down to its convolution, whose tensors are in blocks of 16 channels."""
+    """The model as onnxruntime optimises it, cut down to its convolution, whose tensors lie in blocks of channels."""
     folder = cache_folder() / NAME
     file = folder / "layer.onnx"
     options = session_options(1, optimise=True)
