@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cotenant.compile.knobs import Knobs, block_bytes, draw, parallelism_of, tasks_of
-from cotenant.compile.layout import Array, from_blocks, pack_weights, to_blocks
-from cotenant.compile.native import Step, address, aligned_copy
+from cotenant.compile.native import KernelStep, address, aligned_copy
+from cotenant.compile.packing import Array, from_blocks, pack_weights, to_blocks
 from cotenant.compile.problem import ACTIVATIONS, Activation, Problem, product
 from cotenant.compile.search import Trial
 from cotenant.compile.store import Store, text_of
@@ -38,7 +38,7 @@ def outcome(trial: Trial, store: Store, knobs: Knobs, parts: int = 1) -> Array:
     library = store.load(store.build(trial.problem, knobs, compiler).library)
     run = library.kernel
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
-    step: Step = trial.step(address(library))
+    step: KernelStep = trial.step(address(library))
     trial.out[...] = 0
     for part in reversed(range(parts)):
         run(ctypes.addressof(step), part, parts)
@@ -136,13 +136,13 @@ def test_activations_are_exact_over_their_whole_range(tmp_path: Path) -> None:
     blocks = aligned_copy(to_blocks(x[None, None, None, :], lanes, 0))
     for number, kind in enumerate(ACTIVATIONS):
         out = aligned_copy(blocks)
-        step = Step(run=runtime.moves["apply"])
+        step = KernelStep(run=runtime.moves["apply"])
         step.p[0], step.p[4] = blocks.ctypes.data, out.ctypes.data
         step.n[0], step.n[4], step.n[5], step.n[6], step.n[9] = 1, 1, 1, len(x), number
         function = Activation(kind, PARAMETERS.get(kind, ()))
         for at, value in enumerate(function.parameters):
             step.f[at] = value
-        runtime.cpu_ns((Step * 1)(step))
+        runtime.cpu_ns((KernelStep * 1)(step))
         got = from_blocks(out, 1, 0).ravel()
         np.testing.assert_allclose(got, activated(function, x), rtol=3e-6, atol=3e-7, err_msg=kind)
 

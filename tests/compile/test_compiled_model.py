@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.compile.search import Effort, search
+from cotenant.compile.search import SearchEffort, search
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.execute.compiled.lease import Kept
-from cotenant.execute.compiled.model import CompiledModel
-from cotenant.execute.compiled.opening import (
-    Choice,
+from cotenant.execute.compiled.choice import (
     ChosenKernels,
+    KernelChoice,
     apply,
     choice_path,
     open_onnx,
@@ -30,6 +28,8 @@ from cotenant.execute.compiled.opening import (
     save_choice,
     store_of,
 )
+from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.compiled.lease import Kept
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
@@ -40,17 +40,17 @@ from kernel_graphs import SIZE, network, products
 from kernels import a_compiler
 
 
-def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) -> Choice:
+def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) -> KernelChoice:
     """Kernels for all that a model asks for, kept as what was chosen for it."""
     compiler, store = a_compiler(), store_of(cache)
     with CompiledModel.open(path, cache_dir=cache) as model:
         problems = [each for unit in model.planner(shapes, store.target.lanes).problems().values() for each in unit]
         found = {
-            each: search(each, store, runtime_of(store), compiler, Effort(count, workers=2))
+            each: search(each, store, runtime_of(store), compiler, SearchEffort(count, workers=2))
             for each in dict.fromkeys(problems)
         }
         kernels = tuple(ChosenKernels(each, tuple(c.library.key for c in made)) for each, made in found.items())
-        choice = Choice("cotenant-compiled/1", model.unit_count, kernels)
+        choice = KernelChoice("cotenant-compiled/1", model.unit_count, kernels)
     save_choice(choice_path(cache, content_of(path)), choice)
     return choice
 
@@ -227,7 +227,7 @@ def test_units_left_out_and_numbers_of_threads_stay_with_onnxruntime(folder: Pat
     store = store_of(folder / "cache")
     with CompiledModel.open(folder / "network.onnx", cache_dir=folder / "cache") as model:
         choice = compiled(folder / "network.onnx", folder / "cache", {"x": [1, 3, SIZE, SIZE]}, 2)
-        kept = Choice(choice.format, choice.units, choice.kernels, (0, 1, 2), (1,))
+        kept = KernelChoice(choice.format, choice.units, choice.kernels, (0, 1, 2), (1,))
         apply(model, kept, store)
         plan = model.prepared({"x": [1, 3, SIZE, SIZE]}).plan
         assert plan.ours[:3] == (False, False, False)

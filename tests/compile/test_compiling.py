@@ -13,13 +13,13 @@ from commands import Run, runner
 from cotenant.compile import toolchain
 from cotenant.compile.knobs import Knobs
 from cotenant.compile.problem import Problem
-from cotenant.compile.store import Built, Candidate
-from cotenant.execute.compiled.model import CompiledModel
-from cotenant.execute.compiled.opening import choice_path
+from cotenant.compile.store import Built, KernelCandidate
+from cotenant.execute.compiled.choice import choice_path
+from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.runner import open_model, to_numpy
-from cotenant.measure import compiling
-from cotenant.measure.compiling import CompileEffort, compile_repository, versions_of
+from cotenant.measure import compile_campaign
+from cotenant.measure.compile_campaign import CompileEffort, compile_repository, versions_of
 from cotenant.measure.opening import open_version
 from cotenant.repository import STATE_FOLDER, find_versions
 from cotenant.work import Share
@@ -81,7 +81,7 @@ def test_what_is_faster_is_used_and_its_profile_is_its_own(root: Path, monkeypat
     (found,) = find_versions(root, "net")
     plain = open_version(root, found)
     plain.runner.close()
-    monkeypatch.setattr(compiling, "_NO_SLOWER", 1e9)
+    monkeypatch.setattr(compile_campaign, "_NO_SLOWER", 1e9)
     results, _ = compile_repository(root, ONE, CompileEffort(1))
     assert results["net"].units >= results["net"].of_units - 1
     opened = open_version(root, found)
@@ -101,8 +101,8 @@ def test_what_is_faster_is_used_and_its_profile_is_its_own(root: Path, monkeypat
 
 
 def test_what_is_slower_stays_with_onnxruntime(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_slower", lambda *_: ())
-    monkeypatch.setattr(compiling, "_ratio", lambda *_, is_wall: 1.2)
+    monkeypatch.setattr(compile_campaign, "_slower", lambda *_: ())
+    monkeypatch.setattr(compile_campaign, "_ratio", lambda *_, is_wall: 1.2)
     results, _ = compile_repository(root, ONE, CompileEffort(1))
     assert results["net"].ratios == {1: 1.2}
     kept = json.loads(choice_of(root).read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def test_what_is_slower_stays_with_onnxruntime(root: Path, monkeypatch: pytest.M
         model.run(0, model.unit_count, given)
         assert not model.prepared({"x": (1, 3, SIZE, SIZE)})._idle
     monkeypatch.undo()
-    monkeypatch.setattr(compiling, "_slower", lambda model, *_: tuple(range(model.unit_count)))
+    monkeypatch.setattr(compile_campaign, "_slower", lambda model, *_: tuple(range(model.unit_count)))
     compile_repository(root, ONE, CompileEffort(1))
     assert not choice_of(root).exists()
     with model_of(root) as model:
@@ -120,16 +120,16 @@ def test_what_is_slower_stays_with_onnxruntime(root: Path, monkeypatch: pytest.M
 
 
 def test_kernels_that_give_another_answer_are_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "_slower", lambda *_: ())
-    monkeypatch.setattr(compiling, "_error", lambda *_: 0.01)
+    monkeypatch.setattr(compile_campaign, "_slower", lambda *_: ())
+    monkeypatch.setattr(compile_campaign, "_error", lambda *_: 0.01)
     results, _ = compile_repository(root, ONE, CompileEffort(1))
     assert results["net"].error == 0.01
     assert not choice_of(root).exists()
 
 
 def test_versions_begin_with_the_fastest() -> None:
-    def candidate(key: str, ns: int, parallelism: int, locality: int) -> Candidate:
-        return Candidate(Problem(1, 1, 1, 1), Knobs(), Built(key, "", "", 0.0), parallelism, locality, ns)
+    def candidate(key: str, ns: int, parallelism: int, locality: int) -> KernelCandidate:
+        return KernelCandidate(Problem(1, 1, 1, 1), Knobs(), Built(key, "", "", 0.0), parallelism, locality, ns)
 
     made = [candidate("a", 100, 9, 9), candidate("b", 120, 1, 8), candidate("c", 150, 8, 1), candidate("d", 201, 1, 1)]
     assert versions_of(made) == ["a", "c", "b"]

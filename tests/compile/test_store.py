@@ -15,10 +15,10 @@ import pytest
 from cotenant.compile import toolchain
 from cotenant.compile.errors import CompileError
 from cotenant.compile.knobs import Knobs, draw
-from cotenant.compile.native import Step
+from cotenant.compile.native import KernelStep
 from cotenant.compile.problem import Problem
-from cotenant.compile.search import Effort, search
-from cotenant.compile.store import ENTRIES, Candidate, Store
+from cotenant.compile.search import SearchEffort, search
+from cotenant.compile.store import ENTRIES, KernelCandidate, Store
 from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.toolchain import Compiler, find_compiler
 from kernels import a_compiler, a_store
@@ -26,9 +26,9 @@ from kernels import a_compiler, a_store
 SMALL = Problem(16, 16, 6, 6, (3, 3), (1, 1), (1, 1, 1, 1), in_halo=1)
 
 
-def searched(store: Store, count: int = 3, **more: float) -> list[Candidate]:
+def searched(store: Store, count: int = 3, **more: float) -> list[KernelCandidate]:
     compiler = a_compiler()
-    return search(SMALL, store, store.runtime(lambda: compiler), compiler, Effort(count, **more))
+    return search(SMALL, store, store.runtime(lambda: compiler), compiler, SearchEffort(count, **more))
 
 
 def test_every_candidate_is_measured_and_kept(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def steps_that_add_one(runtime: object, count: int, size: int) -> tuple[object, 
 
     x, y = aligned(size * 16), aligned(size * 16)
     x[:] = 1
-    steps = (Step * count)()
+    steps = (KernelStep * count)()
     for step in steps:
         step.run = runtime.moves["add"]  # type: ignore[attr-defined]
         step.p[0], step.p[3], step.p[4] = y.ctypes.data, x.ctypes.data, y.ctypes.data

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cotenant.compile.errors import CompileError
-from cotenant.compile.layout import Array
+from cotenant.compile.packing import Array
 from cotenant.compile.problem import Activation, Problem
 from cotenant.compile.store import Store
 from cotenant.compile.target import Target, this_maker, this_target

@@ -22,14 +22,14 @@ from rich.table import Table
 
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.compile.native import Runtime, Step, address
+from cotenant.compile.native import KernelStep, Runtime, address
 from cotenant.compile.problem import Problem
-from cotenant.compile.search import CANDIDATES, Effort, Trial, search
-from cotenant.compile.store import Candidate, Store
+from cotenant.compile.search import CANDIDATES, SearchEffort, Trial, search
+from cotenant.compile.store import KernelCandidate, Store
 from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.toolchain import Compiler, find_compiler
-from cotenant.execute.compiled.model import CompiledModel
-from cotenant.execute.compiled.opening import runtime_of
+from cotenant.execute.compiled.choice import runtime_of
+from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_session import session_options
 from cotenant.execute.onnx.segments import SegmentedModel
 
@@ -65,7 +65,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         layers = dict(list(layers.items())[::_QUICK_EVERY])
         del wholes["resnet50"]
     deadline = time.monotonic() + _QUICK_BUDGET_S if quick else float("inf")
-    effort = Effort(_QUICK_CANDIDATES if quick else CANDIDATES, deadline, len(before))
+    effort = SearchEffort(_QUICK_CANDIDATES if quick else CANDIDATES, deadline, len(before))
     wanted = dict.fromkeys([*layers, *(each for *_, problems in wholes.values() for each in problems)])
     found = {each: _found(each, store, runtime, compiler, effort) for each in wanted}
     os.sched_setaffinity(0, cores[:1])
@@ -94,16 +94,18 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     return {"summary": summary, "rows": [*rows, *models.values()], "seeds": [SEED]}
 
 
-def _found(problem: Problem, store: Store, runtime: Runtime, compiler: Compiler, effort: Effort) -> Sequence[Candidate]:
+def _found(
+    problem: Problem, store: Store, runtime: Runtime, compiler: Compiler, effort: SearchEffort
+) -> Sequence[KernelCandidate]:
     known = [each for each in store.candidates(problem) if each.cpu_ns]
     return known if len(known) >= effort.candidates - 2 else search(problem, store, runtime, compiler, effort)
 
 
 def _layer(
-    problem: Problem, candidate: Candidate, store: Store, runtime: Runtime, cores: Sequence[int], rounds: int
+    problem: Problem, candidate: KernelCandidate, store: Store, runtime: Runtime, cores: Sequence[int], rounds: int
 ) -> dict[str, Any]:
     trial = Trial(problem, store.target.lanes)
-    steps = (Step * 1)(trial.step(address(store.load(candidate.library))))
+    steps = (KernelStep * 1)(trial.step(address(store.load(candidate.library))))
     block = runtime.block()
 
     def ours(others: Sequence[int]) -> Callable[[], object]:
@@ -167,7 +169,9 @@ def _engine(problem: Problem, trial: Trial, cores: tuple[int, ...]) -> Callable[
         value = ort.OrtValue.ortvalue_from_numpy(np.random.default_rng(SEED).standard_normal(dims, np.float32))
         binding.bind_ortvalue_input(info.name, value)
     (output,) = session.get_outputs()
-    binding.bind_ortvalue_output(output.name, ort.OrtValue.ortvalue_from_shape_and_type(_padded(out), np.float32))
+    binding.bind_output(output.name)
+    session.run_with_iobinding(binding)
+    binding.bind_ortvalue_output(output.name, binding.get_outputs()[0])  # no memory is asked for from now on
     return lambda: session.run_with_iobinding(binding)
 
 
@@ -206,7 +210,7 @@ def _whole(
     compiled: CompiledModel,
     plain: SegmentedModel,
     problems: Sequence[Problem],
-    found: dict[Problem, Sequence[Candidate]],
+    found: dict[Problem, Sequence[KernelCandidate]],
     store: Store,
     runtime: Runtime,
     cores: Sequence[int],

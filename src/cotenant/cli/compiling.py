@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from cotenant.measure.compiling import CompiledResult
+    from cotenant.measure.compile_campaign import CompiledResult
 
 
 def compile_(
@@ -33,7 +33,7 @@ def compile_(
     """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
     from cotenant.execute.layout import cores_alone, lanes_of
-    from cotenant.measure.compiling import CompileEffort, compile_repository
+    from cotenant.measure.compile_campaign import CompileEffort, compile_repository
 
     settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
     cores = cores_alone(settings.device, "models are compiled")

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cotenant.compile.layout import blocks_of, spans_of
+from cotenant.compile.packing import blocks_of, spans_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 

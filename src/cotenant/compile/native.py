@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from cotenant.compile.ckernel.dense import KERNEL
-from cotenant.compile.ckernel.text import NUMBERS, POINTERS
+from cotenant.compile.ckernel.prelude import NUMBERS, POINTERS
 from cotenant.compile.errors import CompileError
-from cotenant.compile.layout import Array
+from cotenant.compile.packing import Array
 
 ALIGNMENT = 64
 MOVES = ("pixels_in", "blocks_in", "blocks_out", "rows_in", "pool", "mean", "copy", "apply", "add", "multiply", "scale")
 
 
-class Step(ctypes.Structure):
-    """See `ckernel.text.STEP`."""
+class KernelStep(ctypes.Structure):
+    """See `ckernel.prelude.STEP`."""
 
     _fields_ = (
         ("run", ctypes.c_void_p),
@@ -86,7 +86,7 @@ class Runtime:
         They join when they are awake; with `wait` the first step begins when all are there.
         """
         cores = (ctypes.c_int * len(others))(*others)
-        at = ctypes.addressof(steps) + first * ctypes.sizeof(Step)
+        at = ctypes.addressof(steps) + first * ctypes.sizeof(KernelStep)
         most: int = self._library.run_block(block, at, last - first, cores, len(others), wait)
         return most
 

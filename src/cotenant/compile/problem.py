@@ -44,7 +44,7 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
     """A convolution of FP32 tensors (dilation 1) with bias, then perhaps a sum with another tensor, then an activation.
 
     `height` and `width` are those of the input without padding; `pads` are rows above, columns before, rows below,
-    columns behind. Tensors lie in blocks of channels (see `compile.layout`) with rims of zeros of `in_halo`,
+    columns behind. Tensors lie in blocks of channels (see `compile.packing`) with rims of zeros of `in_halo`,
     `out_halo` and `add_halo` pixels; the input's is at least the padding. `pixels`: the input lies channels last
     instead, as a picture of few channels does. `rows`: output and added tensor lie as rows of `filters` numbers,
     without a rim: a matrix product is a convolution of 1 x 1 over a single row of pixels.

@@ -11,10 +11,10 @@ import numpy as np
 
 from cotenant.compile.errors import CompileError
 from cotenant.compile.knobs import draw
-from cotenant.compile.layout import Array, blocks_of, pack_bias, pack_weights, to_blocks, to_pixels
-from cotenant.compile.native import Runtime, Step, address, aligned, aligned_copy
+from cotenant.compile.native import KernelStep, Runtime, address, aligned, aligned_copy
+from cotenant.compile.packing import Array, blocks_of, pack_bias, pack_weights, to_blocks, to_pixels
 from cotenant.compile.problem import Problem
-from cotenant.compile.store import Candidate, Store
+from cotenant.compile.store import KernelCandidate, Store
 from cotenant.compile.toolchain import Compiler
 
 CANDIDATES = 20
@@ -27,7 +27,7 @@ _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class SearchEffort:
     """How many candidates there are, and when (`time.monotonic`) no further one is begun."""
 
     candidates: int = CANDIDATES
@@ -67,9 +67,9 @@ class Trial:
         blocks = blocks_of(p.filters, lanes)
         return self.images, blocks, p.out_height + 2 * halo, p.out_width + 2 * halo, lanes
 
-    def step(self, run: int) -> Step:
+    def step(self, run: int) -> KernelStep:
         """The call of a kernel on these tensors."""
-        made = Step(run=run)
+        made = KernelStep(run=run)
         for at, array in enumerate((self._input, self._weights, self._bias, self.added, self.out)):
             made.p[at] = array.ctypes.data
         apart = (self._input[0].size, self.added[0].size, self.out[0].size)
@@ -83,16 +83,16 @@ def search(
     store: Store,
     runtime: Runtime,
     compiler: Compiler,
-    effort: Effort = Effort(),
-    on_built: Callable[[Candidate], None] = lambda _: None,
-) -> list[Candidate]:
+    effort: SearchEffort = SearchEffort(),
+    on_built: Callable[[KernelCandidate], None] = lambda _: None,
+) -> list[KernelCandidate]:
     """Candidates for a problem with their times, the fastest first; those that the store has are taken from it.
 
     After the deadline nothing is built, and what is there is measured; at least one is built. Those that give another
     result than the first are left out. Raises CompileError when none can be built.
     """
     drawn = draw(problem, store.target, effort.candidates, _SEED)
-    built: list[Candidate] = []
+    built: list[KernelCandidate] = []
     errors: list[CompileError] = []
     with ThreadPoolExecutor(max(1, effort.workers)) as pool:
 
@@ -115,16 +115,18 @@ def search(
     return sorted(built, key=lambda each: (each.cpu_ns, each.library.key))
 
 
-def measure(problem: Problem, store: Store, runtime: Runtime, built: Sequence[Candidate]) -> list[Candidate]:
+def measure(
+    problem: Problem, store: Store, runtime: Runtime, built: Sequence[KernelCandidate]
+) -> list[KernelCandidate]:
     """Time candidates in turn, so that a disturbance hits all of them; drop those whose results differ."""
     trial = Trial(problem, store.target.lanes)
-    steps: list[Step] = []
-    kept: list[Candidate] = []
+    steps: list[KernelStep] = []
+    kept: list[KernelCandidate] = []
     first: Array | None = None
     for each in built:
         step = trial.step(address(store.load(each.library)))
         trial.out[...] = 0
-        took = runtime.cpu_ns((Step * 1)(step))[0]
+        took = runtime.cpu_ns((KernelStep * 1)(step))[0]
         if first is None:
             first = trial.out.copy()
         elif np.max(np.abs(trial.out - first)) > _TOLERANCE * max(1.0, float(np.max(np.abs(first)))):
@@ -132,7 +134,7 @@ def measure(problem: Problem, store: Store, runtime: Runtime, built: Sequence[Ca
         kept.append(each)
         steps.append(step)
     repeats = max(1, _LEAST_NS // max(1, took))
-    row = (Step * len(steps))(*steps)
+    row = (KernelStep * len(steps))(*steps)
     samples = [runtime.cpu_ns(row, repeats) for _ in range(_ROUNDS)]
     times = np.quantile(np.array(samples), 0.25, axis=0, method="lower")
     return [store.measured(each, int(ns)) for each, ns in zip(kept, times, strict=True)]

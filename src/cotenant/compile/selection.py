@@ -19,7 +19,7 @@ _PAYS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a selection needs to know of a candidate: `solo_ns` alone, and its two metrics (see `store.Candidate`)."""
+    """What a selection needs to know of a candidate: `solo_ns` alone, and its metrics (see `store.KernelCandidate`)."""
 
     name: str
     solo_ns: float

@@ -39,7 +39,7 @@ class Built(Struct, frozen=True):
     build_s: float
 
 
-class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
+class KernelCandidate(Struct, frozen=True, forbid_unknown_fields=True):
     """A kernel for a problem: how it was made, and its CPU time alone on one core, lower quartile, in ns; 0: unknown.
 
     `parallelism` is its parallel extent times what is unrolled; `locality` are the bytes that a task touches.
@@ -53,11 +53,11 @@ class Candidate(Struct, frozen=True, forbid_unknown_fields=True):
     cpu_ns: int = 0
 
 
-class _Line(Struct, frozen=True):
+class _StoreLine(Struct, frozen=True):
     """A line of the file."""
 
     format: str
-    candidate: Candidate | None = None
+    candidate: KernelCandidate | None = None
     runtime: Built | None = None
 
 
@@ -69,12 +69,12 @@ class Store:
         self.target = target
         self.maker = maker
         self._lock = threading.Lock()
-        self._candidates: dict[str, Candidate] = {}
+        self._candidates: dict[str, KernelCandidate] = {}
         self._runtimes: dict[str, Built] = {}
         self._loaded: dict[str, ctypes.CDLL] = {}
         for entry in read_entries(folder / ENTRIES):
             try:
-                line = msgspec.convert(entry, _Line)
+                line = msgspec.convert(entry, _StoreLine)
             except msgspec.ValidationError:
                 continue  # of another version
             if line.format == FORMAT and line.candidate is not None:
@@ -82,12 +82,12 @@ class Store:
             elif line.format == FORMAT and line.runtime is not None:
                 self._runtimes[line.runtime.key] = line.runtime
 
-    def candidates(self, problem: Problem) -> list[Candidate]:
+    def candidates(self, problem: Problem) -> list[KernelCandidate]:
         """What was made here for a problem, the fastest first, those that were not measured last."""
         found = [c for c in self._all() if c.problem == problem and c.library.maker == self.maker]
         return sorted(found, key=lambda each: (each.cpu_ns or 1 << 62, each.library.key))
 
-    def find(self, key: str) -> Candidate:
+    def find(self, key: str) -> KernelCandidate:
         """The candidate whose library has this key. Raises CompileError when none was made here."""
         with self._lock:
             found = self._candidates.get(key)
@@ -100,7 +100,7 @@ class Store:
         whole = "\0".join((FORMAT, text, *self.target.flags, compiler.version, self.maker))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
-    def build(self, problem: Problem, knobs: Knobs, compiler: Compiler) -> Candidate:
+    def build(self, problem: Problem, knobs: Knobs, compiler: Compiler) -> KernelCandidate:
         """Build a kernel, unless it is there. Raises CompileError."""
         text = text_of(problem, knobs, self.target)
         key = self.key_of(text, compiler)
@@ -108,7 +108,7 @@ class Store:
             known = self._candidates.get(key)
         if known is not None and self._is_whole(known.library):
             return known
-        made = Candidate(
+        made = KernelCandidate(
             problem,
             knobs,
             self._built(key, text, compiler),
@@ -118,7 +118,7 @@ class Store:
         self._keep(made)
         return made
 
-    def measured(self, candidate: Candidate, cpu_ns: int) -> Candidate:
+    def measured(self, candidate: KernelCandidate, cpu_ns: int) -> KernelCandidate:
         """The candidate with its time, which is kept."""
         made = msgspec.structs.replace(candidate, cpu_ns=max(1, cpu_ns))
         self._keep(made)
@@ -153,7 +153,7 @@ class Store:
         if whole:
             return Runtime(self.load(whole[-1]))
         made = self._built(f"{digest}{self.key_of(text, compiler())[:16]}", text, compiler(), ("-pthread",))
-        append_entry(self.folder / ENTRIES, msgspec.to_builtins(_Line(FORMAT, runtime=made)))
+        append_entry(self.folder / ENTRIES, msgspec.to_builtins(_StoreLine(FORMAT, runtime=made)))
         with self._lock:
             self._runtimes[made.key] = made
             self._loaded.pop(made.key, None)
@@ -168,12 +168,12 @@ class Store:
         took = compiler.build(text, path, (*self.target.flags, *more))
         return Built(key, _digest(path), self.maker, round(took, 3))
 
-    def _keep(self, candidate: Candidate) -> None:
+    def _keep(self, candidate: KernelCandidate) -> None:
         with self._lock:
             self._candidates[candidate.library.key] = candidate
-            append_entry(self.folder / ENTRIES, msgspec.to_builtins(_Line(FORMAT, candidate=candidate)))
+            append_entry(self.folder / ENTRIES, msgspec.to_builtins(_StoreLine(FORMAT, candidate=candidate)))
 
-    def _all(self) -> Iterable[Candidate]:
+    def _all(self) -> Iterable[KernelCandidate]:
         with self._lock:
             return list(self._candidates.values())
 

@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".onnx",
             "onnxruntime",
-            "cotenant.execute.compiled.opening:open_onnx",
+            "cotenant.execute.compiled.choice:open_onnx",
             "onnxruntime_onnx",
             "onnxruntime",
             "pip install onnxruntime",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-from cotenant.compile.ckernel.text import EXP, activation, head
+from cotenant.compile.ckernel.prelude import EXP, activation, head
 from cotenant.compile.knobs import Knobs, block_tiles
-from cotenant.compile.layout import blocks_of, spans_of
+from cotenant.compile.packing import blocks_of, spans_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 

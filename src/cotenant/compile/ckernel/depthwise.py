@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from cotenant.compile.ckernel.dense import KERNEL, _sizes, input_strides, output_strides
-from cotenant.compile.ckernel.text import EXP, activation, head
+from cotenant.compile.ckernel.prelude import EXP, activation, head
 from cotenant.compile.knobs import Knobs
-from cotenant.compile.layout import blocks_of
+from cotenant.compile.packing import blocks_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 

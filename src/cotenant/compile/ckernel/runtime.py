@@ -8,7 +8,7 @@ step is divided into a share for each of them, and shares into pieces: who is do
 from __future__ import annotations
 
 from cotenant.compile.ckernel.moves import MOVES
-from cotenant.compile.ckernel.text import EXP, head
+from cotenant.compile.ckernel.prelude import EXP, head
 from cotenant.compile.target import Target
 
 

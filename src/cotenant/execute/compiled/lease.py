@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from cotenant.compile.layout import Array, blocks_of, from_blocks, to_blocks, to_pixels
-from cotenant.compile.native import Runtime, Step
+from cotenant.compile.native import KernelStep, Runtime
+from cotenant.compile.packing import Array, blocks_of, from_blocks, to_blocks, to_pixels
 from cotenant.compile.problem import Problem
 from cotenant.execute.compiled.memory import floats
-from cotenant.execute.compiled.nodes import Node
-from cotenant.execute.compiled.plan import Place, Plan
+from cotenant.execute.compiled.nodes import KernelNode
+from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlan
 from cotenant.execute.errors import TensorError
 
 Kernels = Mapping[Problem, Sequence[int]]
@@ -22,15 +22,15 @@ Kernels = Mapping[Problem, Sequence[int]]
 _FLOAT_BYTES = 4
 
 
-class Prepared:
+class PreparedPlan:
     """A plan with weights and kernels: all that its runs share. `weights` are packed weights and bias by node."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: UnitPlan,
         shapes: Mapping[str, tuple[int, ...]],
         kernels: Kernels,
-        weights: Mapping[Node, tuple[Array, Array]],
+        weights: Mapping[KernelNode, tuple[Array, Array]],
         runtime: Runtime,
         lanes: int,
     ) -> None:
@@ -56,7 +56,7 @@ class Prepared:
 class Lease:
     """The memory and steps of one run at a time. `plain` are its tensors as ONNX has them, `position` the next unit."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedPlan) -> None:
         self.prepared = prepared
         self.position = 0
         self.busy = threading.Lock()
@@ -64,7 +64,7 @@ class Lease:
         plan = prepared.plan
         self.memory = floats(max(1, plan.size))
         self.block = prepared.runtime.block()
-        self.steps = (Step * max(1, len(plan.steps)))()
+        self.steps = (KernelStep * max(1, len(plan.steps)))()
         self._version = [0] * len(plan.steps)
         self.readers: dict[str, list[tuple[int, int]]] = {}
         base = self.memory.ctypes.data
@@ -72,10 +72,10 @@ class Lease:
             problem = wanted.run if isinstance(wanted.run, Problem) else None
             step.run = prepared.kernels[problem][0] if problem else prepared.runtime.moves[str(wanted.run)]
             for pointer, target in wanted.pointers.items():
-                if isinstance(target, Place):
+                if isinstance(target, BufferPlace):
                     extra = wanted.numbers.get(10, 0) if wanted.run == "copy" and pointer == 4 else 0
                     step.p[pointer] = base + _FLOAT_BYTES * (target.offset + extra)
-                elif isinstance(target, Node):
+                elif isinstance(target, KernelNode):
                     step.p[pointer] = prepared.weights[target][pointer - 1].ctypes.data
                 else:
                     self.readers.setdefault(target, []).append((at, pointer))
@@ -118,7 +118,7 @@ class Lease:
                 self.steps[at].run = found[min(version, len(found) - 1)]
                 self._version[at] = version
 
-    def array(self, place: Place) -> Array:
+    def array(self, place: BufferPlace) -> Array:
         """What lies at a place, [images, numbers of an image]."""
         return self.memory[place.offset : place.offset + place.size].reshape(place.images, place.image)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.compile.layout import Array
+from cotenant.compile.packing import Array
 
 _HUGE_PAGE = 2 << 20
 

@@ -19,7 +19,7 @@ _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class KernelNode:
     """Something that kernels do, with tensors by name. `inputs` has the added tensor last, if there is one.
 
     `weights` and `bias` name constants; `turned` says that a product's weights are [filters, channels]. `pads` are
@@ -52,14 +52,14 @@ class Lowering:
         self._nodes = nodes
         self._constants = constants
 
-    def unit(self, dfg: Dfg, unit: int, shape: Shapes) -> tuple[Node, ...] | None:
+    def unit(self, dfg: Dfg, unit: int, shape: Shapes) -> tuple[KernelNode, ...] | None:
         """What a unit is made of, activations and sums fused; None when something in it is not for kernels."""
         wanted = set(dfg.units[unit].outputs)
         uses: dict[str, int] = {}
         for position in dfg.units[unit].operators:
             for name in dfg.operators[position].inputs:
                 uses[name] = uses.get(name, 0) + 1
-        made: list[Node] = []
+        made: list[KernelNode] = []
         for position in dfg.units[unit].operators:
             operator = dfg.operators[position]
             node = self.operator(self._nodes[operator.outputs[0]], shape) if len(operator.outputs) == 1 else None
@@ -89,7 +89,7 @@ class Lowering:
             groups += [list(unit.operators)] if whole else [run for _, run in runs]
         return groups
 
-    def operator(self, node: onnx.NodeProto, shape: Shapes) -> Node | None:
+    def operator(self, node: onnx.NodeProto, shape: Shapes) -> KernelNode | None:
         """What an operator is, or None."""
         found = _BY_TYPE.get(node.op_type)
         if found is None or node.domain not in ("", "ai.onnx", "com.microsoft"):
@@ -102,7 +102,7 @@ class Lowering:
         held = self._constants.get(name)
         return None if held is None else tuple(held.shape)
 
-    def _convolution(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _convolution(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         inputs = [*node.input, "", "", ""]
         source, filters = shape(inputs[0]), self._weights(inputs[1])
         if source is None or filters is None or len(source) != 4 or len(filters) != 4:
@@ -116,7 +116,7 @@ class Lowering:
             return None
         pads = given.get("pads", (0, 0, 0, 0))
         stride = given.get("strides", (1, 1))
-        return Node(
+        return KernelNode(
             "conv",
             (inputs[0], inputs[3]) if inputs[3] else (inputs[0],),
             node.output[0],
@@ -131,7 +131,7 @@ class Lowering:
             adds=bool(inputs[3]),
         )
 
-    def _product(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _product(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         inputs = [*node.input, ""]
         source, matrix = shape(inputs[0]), self._weights(inputs[1])
         if source is None or matrix is None or len(matrix) != 2 or len(source) < 2:
@@ -148,9 +148,9 @@ class Lowering:
         activation = _activation(given.get("activation", b"").decode(), [given.get("activation_alpha", 0.01)])
         if activation is None:
             return None
-        return Node("product", (inputs[0],), node.output[0], inputs[1], bias, turned, activation=activation)
+        return KernelNode("product", (inputs[0],), node.output[0], inputs[1], bias, turned, activation=activation)
 
-    def _pool(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _pool(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         source, made = shape(node.input[0]), shape(node.output[0])
         if source is None or made is None or len(source) != 4 or len(node.output) != 1:
             return None
@@ -166,9 +166,9 @@ class Lowering:
                 return None
         whole = (pads[0], pads[1], pads[2], pads[3])
         shape_of = (kernel[0], kernel[1]), (stride[0], stride[1])
-        return Node("pool", (node.input[0],), node.output[0], "", "", False, *shape_of, whole, mode=mode)
+        return KernelNode("pool", (node.input[0],), node.output[0], "", "", False, *shape_of, whole, mode=mode)
 
-    def _mean(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _mean(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         source = shape(node.input[0])
         axes = given.get("axes")
         if axes is None and len(node.input) > 1:
@@ -178,9 +178,9 @@ class Lowering:
             axes = (2, 3)
         if source is None or len(source) != 4 or axes is None or sorted(axis % 4 for axis in axes) != [2, 3]:
             return None
-        return Node("mean", (node.input[0],), node.output[0])
+        return KernelNode("mean", (node.input[0],), node.output[0])
 
-    def _apply(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _apply(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         source = shape(node.input[0])
         kind = node.op_type
         parameters: Sequence[float] = ()
@@ -203,40 +203,40 @@ class Lowering:
         activation = _activation(kind, parameters)
         if source is None or len(source) != 4 or activation is None:
             return None
-        return Node("apply", (node.input[0],), node.output[0], activation=activation)
+        return KernelNode("apply", (node.input[0],), node.output[0], activation=activation)
 
-    def _sum(self, node: onnx.NodeProto, _: dict[str, Any], shape: Shapes) -> Node | None:
+    def _sum(self, node: onnx.NodeProto, _: dict[str, Any], shape: Shapes) -> KernelNode | None:
         first, second = (shape(name) for name in node.input)
         if node.op_type == "Add" and first is not None and second is None:
             held = self._weights(node.input[1])
             if held is not None and held == first[-1:]:  # a bias that can only be fused
-                return Node("apply", (node.input[0],), node.output[0], bias=node.input[1])
+                return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
         if first is None or second is None or len(first) != 4 or len(second) != 4:
             return None
         if first == second:
-            return Node("add" if node.op_type == "Add" else "multiply", tuple(node.input), node.output[0])
+            return KernelNode("add" if node.op_type == "Add" else "multiply", tuple(node.input), node.output[0])
         if node.op_type == "Mul":
             for source, factor in ((0, 1), (1, 0)):
                 wide, narrow = (first, second) if source == 0 else (second, first)
                 if narrow == (*wide[:2], 1, 1):
-                    return Node("scale", (node.input[source], node.input[factor]), node.output[0])
+                    return KernelNode("scale", (node.input[source], node.input[factor]), node.output[0])
         return None
 
-    def _concat(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _concat(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         shapes = [shape(name) for name in node.input]
         if given.get("axis") != 1 or any(each is None or len(each) != 4 for each in shapes):
             return None
-        return Node("concat", tuple(node.input), node.output[0])
+        return KernelNode("concat", tuple(node.input), node.output[0])
 
-    def _flat(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> Node | None:
+    def _flat(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         source, made = shape(node.input[0]), shape(node.output[0])
         if source is None or made is None or len(source) != 4:
             return None
         flat = (source[0], source[1] * source[2] * source[3])
-        return Node("flat", (node.input[0],), node.output[0]) if made == flat else None
+        return KernelNode("flat", (node.input[0],), node.output[0]) if made == flat else None
 
 
-_BY_TYPE: dict[str, Callable[[Lowering, onnx.NodeProto, dict[str, Any], Shapes], Node | None]] = {
+_BY_TYPE: dict[str, Callable[[Lowering, onnx.NodeProto, dict[str, Any], Shapes], KernelNode | None]] = {
     **dict.fromkeys(("Conv", "FusedConv"), Lowering._convolution),
     **dict.fromkeys(("Gemm", "FusedGemm", "MatMul", "FusedMatMul"), Lowering._product),
     **dict.fromkeys(("MaxPool", "AveragePool"), Lowering._pool),
@@ -273,7 +273,7 @@ def _activation(name: str, parameters: Sequence[float]) -> Activation | None:
     return Activation(kind, tuple(float(each) for each in parameters[:count]))
 
 
-def _fused(made: list[Node], node: Node, is_inner: Callable[[str], bool]) -> bool:
+def _fused(made: list[KernelNode], node: KernelNode, is_inner: Callable[[str], bool]) -> bool:
     """Whether a node went into one before it: a bias, a sum or an activation of what that alone makes."""
     for at in range(len(made) - 1, -1, -1):
         before = made[at]

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from onnx import TypeProto, numpy_helper
 
-from cotenant.compile.layout import Array, pack_bias, pack_weights
 from cotenant.compile.native import Runtime
+from cotenant.compile.packing import Array, pack_bias, pack_weights
 from cotenant.compile.problem import Problem
-from cotenant.execute.compiled.lease import Kept, Kernels, Lease, Prepared
+from cotenant.execute.compiled.lease import Kept, Kernels, Lease, PreparedPlan
 from cotenant.execute.compiled.memory import packed
-from cotenant.execute.compiled.nodes import HEAVY, Lowering, Node
-from cotenant.execute.compiled.plan import Place, Planner
+from cotenant.execute.compiled.nodes import HEAVY, KernelNode, Lowering
+from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlanner
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_session import normal_threads
 from cotenant.execute.onnx.segment_store import Stored
@@ -55,7 +55,7 @@ class CompiledModel(SegmentedModel):
         self._lanes = 1
         self._left_out: frozenset[int] = frozenset()
         self._by_engine: frozenset[int] = frozenset()
-        self._prepared: dict[tuple[tuple[int, ...], ...], Prepared] = {}
+        self._prepared: dict[tuple[tuple[int, ...], ...], PreparedPlan] = {}
         self._packed: dict[tuple[str, str, bool, Problem], tuple[Array, Array]] = {}
         self._groups: list[list[int]] = []
         self._planning = threading.Lock()
@@ -78,12 +78,12 @@ class CompiledModel(SegmentedModel):
             self._left_out, self._by_engine = frozenset(left_out), frozenset(by_engine)
             self._prepared = {}
 
-    def planner(self, shapes: Mapping[str, Sequence[int]], lanes: int) -> Planner:
+    def planner(self, shapes: Mapping[str, Sequence[int]], lanes: int) -> UnitPlanner:
         """What kernels could run at these shapes of all inputs."""
         dfg = self.dfg_at(shapes)
         lookup = _shapes_of(dfg)
         units = [self._lowering.unit(dfg, unit.index, lookup) for unit in dfg.units]
-        return Planner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
+        return UnitPlanner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
 
     def run(
         self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
@@ -142,7 +142,11 @@ class CompiledModel(SegmentedModel):
             ours = float(sum(steps[plan.starts[start] : plan.starts[end]]))
             for at in range(plan.starts[end], len(plan.steps)):  # what others read of it
                 source = plan.steps[at].pointers[0]
-                if plan.steps[at].run == "blocks_out" and isinstance(source, Place) and start <= source.first < end:
+                if (
+                    plan.steps[at].run == "blocks_out"
+                    and isinstance(source, BufferPlace)
+                    and start <= source.first < end
+                ):
                     ours += float(steps[at])
             names = self.dfg.segment_io(start, end)[0]
             given = {name: as_ort_value(np.zeros(shapes[name], np.float32)) for name in names}
@@ -168,7 +172,7 @@ class CompiledModel(SegmentedModel):
                 wanted.append((start, end))
         super().prepare(wanted, threads)
 
-    def prepared(self, shapes: Mapping[str, Sequence[int]]) -> Prepared:
+    def prepared(self, shapes: Mapping[str, Sequence[int]]) -> PreparedPlan:
         """The plan for these shapes of the inputs."""
         return self._prepare(tuple(tuple(shapes[tensor.name]) for tensor in self.inputs))
 
@@ -180,7 +184,7 @@ class CompiledModel(SegmentedModel):
             self._groups = self._lowering.groups(dfg, _shapes_of(dfg, is_open=True))
         return build_dfg(dfg.model, dfg.operators, self._groups, dfg.inputs, dfg.outputs, dfg.tensors, dfg.assumed)
 
-    def _prepare(self, key: tuple[tuple[int, ...], ...]) -> Prepared:
+    def _prepare(self, key: tuple[tuple[int, ...], ...]) -> PreparedPlan:
         """The plan for inputs of these shapes, in their order."""
         found = self._prepared.get(key)
         if found is not None:
@@ -195,7 +199,7 @@ class CompiledModel(SegmentedModel):
                 self._prepared = {**self._prepared, key: found}
         return found
 
-    def _planned(self, planner: Planner) -> Prepared:
+    def _planned(self, planner: UnitPlanner) -> PreparedPlan:
         assert self._runtime is not None
         plan = planner.plan(lambda problem: bool(self._kernels.get(problem)), self._left_out)
         nodes = [n for unit, ours in enumerate(plan.ours) if ours for n in planner.nodes(unit) if n.kind in HEAVY]
@@ -208,13 +212,13 @@ class CompiledModel(SegmentedModel):
         for at, node in enumerate(lacking):
             self._packed[self._pack_key(node, problems[node])] = made[2 * at], made[2 * at + 1]
         weights = {node: self._packed[self._pack_key(node, problems[node])] for node in nodes}
-        return Prepared(plan, planner.shapes, self._kernels, weights, self._runtime, self._lanes)
+        return PreparedPlan(plan, planner.shapes, self._kernels, weights, self._runtime, self._lanes)
 
-    def _pack_key(self, node: Node, problem: Problem) -> tuple[str, str, bool, Problem]:
+    def _pack_key(self, node: KernelNode, problem: Problem) -> tuple[str, str, bool, Problem]:
         bare = Problem(problem.channels, problem.filters, *problem.kernel, problem.kernel, groups=problem.groups)
         return node.weights, node.bias, problem.pixels, bare
 
-    def _pack(self, node: Node, problem: Problem) -> tuple[Array, Array]:
+    def _pack(self, node: KernelNode, problem: Problem) -> tuple[Array, Array]:
         weights = self._constant(node.weights)
         if node.kind == "product":
             weights = (weights if node.turned else weights.T)[:, :, None, None]

@@ -17,7 +17,7 @@ from cotenant.compile.store import Store
 from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.toolchain import find_compiler
 from cotenant.errors import CotenantError
-from cotenant.execute.compiled.model import CompiledModel
+from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segment_store import PLAIN, content_of
 from cotenant.execute.onnx.segments import SegmentedModel
@@ -38,7 +38,7 @@ class ChosenKernels(Struct, frozen=True, forbid_unknown_fields=True):
     libraries: tuple[str, ...]
 
 
-class Choice(Struct, frozen=True, forbid_unknown_fields=True):
+class KernelChoice(Struct, frozen=True, forbid_unknown_fields=True):
     """What was chosen for a model: kernels, units left to onnxruntime, numbers of threads at which it runs it whole."""
 
     format: str
@@ -58,7 +58,7 @@ def choice_path(cache_dir: Path, content: str) -> Path:
     return cache_dir / FOLDER / CHOICES / f"{content}.json"
 
 
-def save_choice(path: Path, choice: Choice) -> None:
+def save_choice(path: Path, choice: KernelChoice) -> None:
     """Keep a choice."""
     save(path, choice)
 
@@ -78,7 +78,7 @@ def open_onnx(
     if not place.exists():
         return SegmentedModel.open(path, **given)  # type: ignore[arg-type]
     try:
-        choice = load(place, Choice, FORMAT, CompileError, _MEND)
+        choice = load(place, KernelChoice, FORMAT, CompileError, _MEND)
         store = store_of(cache_dir)
         model = CompiledModel.open(path, **given)  # type: ignore[arg-type]
         try:
@@ -94,7 +94,7 @@ def open_onnx(
     return model
 
 
-def apply(model: CompiledModel, choice: Choice, store: Store) -> None:
+def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
     """Run a model on what was chosen. Raises CompileError when it is of another graph, or cannot be loaded."""
     if choice.units != model.unit_count:
         raise CompileError(f"they were chosen for {choice.units} units, and there are {model.unit_count}; {_MEND}")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from cotenant.compile.ckernel.moves import NUMBER_OF
-from cotenant.compile.layout import blocks_of
+from cotenant.compile.packing import blocks_of
 from cotenant.compile.problem import NONE, Activation, Problem
-from cotenant.execute.compiled.nodes import HEAVY, Node
+from cotenant.execute.compiled.nodes import HEAVY, KernelNode
 from cotenant.graph.dfg import Dfg
 
 _PIXEL_CHANNELS = 4
@@ -19,7 +19,7 @@ Form = str
 
 
 @dataclass(slots=True)
-class Place:
+class BufferPlace:
     """A form of a tensor in the memory of a run: numbers of one image, and of all of them from `offset` on.
 
     `plane` are rows, columns and rim of what lies there, `blocks` the blocks (or channels of pixels). It is written by
@@ -51,13 +51,13 @@ class StepPlan:
     """
 
     run: str | Problem
-    pointers: dict[int, Place | str | Node]
+    pointers: dict[int, BufferPlace | str | KernelNode]
     numbers: dict[int, int]
     activation: Activation = NONE
 
 
 @dataclass(slots=True)
-class Plan:
+class UnitPlan:
     """Steps by unit: unit u has those from `starts[u]` to `starts[u + 1]`; the last entry is what ends the model.
 
     `ours` says of each unit whether kernels run it; the steps of others prepare what onnxruntime reads. `makes` are the
@@ -67,7 +67,7 @@ class Plan:
     ours: tuple[bool, ...]
     steps: list[StepPlan] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
-    places: dict[tuple[str, Form], Place] = field(default_factory=dict)
+    places: dict[tuple[str, Form], BufferPlace] = field(default_factory=dict)
     makes: list[list[tuple[str, tuple[int, ...]]]] = field(default_factory=list)
     size: int = 0
 
@@ -77,11 +77,15 @@ class Plan:
         return list(dict.fromkeys(step.run for step in self.steps if isinstance(step.run, Problem)))
 
 
-class Planner:
+class UnitPlanner:
     """Plans one graph at one set of shapes. `units` are the nodes of each unit, None where kernels cannot run it."""
 
     def __init__(
-        self, dfg: Dfg, units: Sequence[tuple[Node, ...] | None], lanes: int, constant: Callable[[str], tuple[int, ...]]
+        self,
+        dfg: Dfg,
+        units: Sequence[tuple[KernelNode, ...] | None],
+        lanes: int,
+        constant: Callable[[str], tuple[int, ...]],
     ) -> None:
         self._dfg, self._lanes, self._constant = dfg, lanes, constant
         self.shapes = {
@@ -104,7 +108,7 @@ class Planner:
             if nodes is not None
         }
 
-    def plan(self, has: Callable[[Problem], bool], left_out: Collection[int] = ()) -> Plan:
+    def plan(self, has: Callable[[Problem], bool], left_out: Collection[int] = ()) -> UnitPlan:
         """Run on kernels what there are kernels for, but for the units left out."""
         needed = self.problems()
         able = [
@@ -123,7 +127,7 @@ class Planner:
                 begin = at + 1
         return tuple(able)
 
-    def nodes(self, unit: int) -> tuple[Node, ...]:
+    def nodes(self, unit: int) -> tuple[KernelNode, ...]:
         """Those of a unit that kernels can run."""
         return self._units[unit] or ()
 
@@ -142,13 +146,13 @@ class Planner:
         blocks = blocks_of(channels, self._lanes)
         return (height, width, halo), blocks, blocks * (height + 2 * halo) * (width + 2 * halo) * self._lanes, images
 
-    def input_form(self, node: Node) -> Form:
+    def input_form(self, node: KernelNode) -> Form:
         """How the first input of a convolution or product has to lie."""
         if node.kind == "product":
             return "blocked" if len(self.shapes[node.inputs[0]]) == 2 else "lined"
         return "pixels" if self._is_pixels(node) else "blocked"
 
-    def problem(self, node: Node) -> Problem:
+    def problem(self, node: KernelNode) -> Problem:
         """What a convolution or product asks for."""
         shape = self.shapes[node.inputs[0]]
         if node.kind == "product":
@@ -173,12 +177,12 @@ class Planner:
             is_pixels,
         )
 
-    def _is_pixels(self, node: Node) -> bool:
+    def _is_pixels(self, node: KernelNode) -> bool:
         source = node.inputs[0]
         is_given = any(tensor.name == source for tensor in self._dfg.inputs)
         return is_given and node.groups == 1 and self.shapes[source][1] <= _PIXEL_CHANNELS
 
-    def _fits(self, nodes: Sequence[Node]) -> bool:
+    def _fits(self, nodes: Sequence[KernelNode]) -> bool:
         """Whether all shapes are known, and channels are put together in whole blocks."""
         for node in nodes:
             for name in (*node.inputs, node.output):
@@ -191,13 +195,13 @@ class Planner:
 
 
 class _Writer:
-    def __init__(self, planner: Planner, dfg: Dfg, ours: tuple[bool, ...]) -> None:
+    def __init__(self, planner: UnitPlanner, dfg: Dfg, ours: tuple[bool, ...]) -> None:
         self._planner, self._dfg = planner, dfg
-        self._plan = Plan(ours)
+        self._plan = UnitPlan(ours)
         self._unit = 0
         self._plain: set[str] = {tensor.name for tensor in dfg.inputs}
 
-    def written(self) -> Plan:
+    def written(self) -> UnitPlan:
         plan = self._plan
         for unit in self._dfg.units:
             self._begin(unit.index)
@@ -220,13 +224,13 @@ class _Writer:
         self._plan.starts.append(len(self._plan.steps))
         self._plan.makes.append([])
 
-    def _put(self, tensor: str, form: Form) -> Place:
+    def _put(self, tensor: str, form: Form) -> BufferPlace:
         plane, blocks, image, images = self._planner.form_of(tensor, form)
-        made = Place(tensor, form, plane, blocks, image, images, self._unit, self._unit)
+        made = BufferPlace(tensor, form, plane, blocks, image, images, self._unit, self._unit)
         self._plan.places[tensor, form] = made
         return made
 
-    def _need(self, tensor: str, form: Form) -> Place:
+    def _need(self, tensor: str, form: Form) -> BufferPlace:
         """A form of a tensor, made of its plain one if need be."""
         found = self._plan.places.get((tensor, form))
         if found is not None:
@@ -256,7 +260,7 @@ class _Writer:
             return  # constants of the graph's outputs, too, are nobody's here
         self._to_plain(source, tensor, self._planner.shapes[source.tensor][1])
 
-    def _to_plain(self, source: Place, tensor: str, channels: int) -> None:
+    def _to_plain(self, source: BufferPlace, tensor: str, channels: int) -> None:
         source.last = self._unit
         height, width, rim = source.plane
         numbers = {0: source.images, 1: source.image, 3: channels * height * width}
@@ -268,7 +272,7 @@ class _Writer:
         self._plan.makes[-1].append((tensor, self._planner.shapes[tensor]))
         self._plain.add(tensor)
 
-    def _node(self, node: Node) -> None:
+    def _node(self, node: KernelNode) -> None:
         if node.kind in HEAVY:
             self._heavy(node)
             return
@@ -284,7 +288,7 @@ class _Writer:
         made = self._put(node.output, "blocked")
         numbers = {0: source.images, 1: source.image, 3: made.image, 4: source.blocks, 5: height, 6: width}
         numbers |= {7: rim, 8: made.plane[2], 9: NUMBER_OF[node.activation.kind]}
-        pointers: dict[int, Place | str | Node] = {0: source, 4: made}
+        pointers: dict[int, BufferPlace | str | KernelNode] = {0: source, 4: made}
         if node.kind == "concat":
             self._concat([source, *others], made)
             return
@@ -296,7 +300,7 @@ class _Writer:
             numbers |= {2: others[0].image, 10: others[0].plane[2]}
         self._plan.steps.append(StepPlan(node.kind, pointers, numbers, node.activation))
 
-    def _concat(self, sources: Sequence[Place], made: Place) -> None:
+    def _concat(self, sources: Sequence[BufferPlace], made: BufferPlace) -> None:
         """Copies, each to the block behind the ones before; number 10 is where that is."""
         at = 0
         lanes_plane = made.image // made.blocks
@@ -307,11 +311,11 @@ class _Writer:
             self._plan.steps.append(StepPlan("copy", {0: source, 4: made}, numbers))
             at += source.blocks
 
-    def _heavy(self, node: Node) -> None:
+    def _heavy(self, node: KernelNode) -> None:
         problem = self._planner.problem(node)
         source = self._need(node.inputs[0], self._planner.input_form(node))
         numbers = {0: source.images, 1: source.image}
-        pointers: dict[int, Place | str | Node] = {0: source, 1: node, 2: node}
+        pointers: dict[int, BufferPlace | str | KernelNode] = {0: source, 1: node, 2: node}
         if node.adds:
             added = self._need(node.inputs[1], "blocked")
             pointers[3], numbers[2] = added, added.image
@@ -324,18 +328,18 @@ class _Writer:
         self._plan.steps.append(StepPlan(problem, pointers, numbers))
 
 
-def _placed(places: Sequence[Place]) -> int:
+def _placed(places: Sequence[BufferPlace]) -> int:
     """Give each place its offset; gives the size of it all.
 
     Memory with a rim is used again only for the same plane, so that the rim stays zero; without a rim for anything.
     """
-    kinds: dict[object, list[Place]] = {}
+    kinds: dict[object, list[BufferPlace]] = {}
     for place in places:
         rimmed = (place.form == "pixels", place.blocks if place.form == "pixels" else 0, place.plane)
         kinds.setdefault(rimmed if place.plane[2] else None, []).append(place)
     base = 0
     for kind in kinds.values():
-        taken: list[Place] = []
+        taken: list[BufferPlace] = []
         top = 0
         step = 1 if kind[0].plane[2] else 16  # planes with a rim have to lie where other ones did
         for place in sorted(kind, key=lambda each: (each.first, -each.size)):

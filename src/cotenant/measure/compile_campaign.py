@@ -14,22 +14,22 @@ import numpy as np
 from msgspec import Struct
 
 from cotenant.compile.problem import Problem
-from cotenant.compile.search import CANDIDATES, Effort, search
+from cotenant.compile.search import CANDIDATES, SearchEffort, search
 from cotenant.compile.selection import Reading, single_pass, with_fastest
-from cotenant.compile.store import Candidate, Store
+from cotenant.compile.store import KernelCandidate, Store
 from cotenant.compile.toolchain import Compiler, find_compiler
 from cotenant.errors import ConfigError
-from cotenant.execute.compiled.model import CompiledModel
-from cotenant.execute.compiled.opening import (
+from cotenant.execute.compiled.choice import (
     FORMAT,
-    Choice,
     ChosenKernels,
+    KernelChoice,
     apply,
     choice_path,
     runtime_of,
     save_choice,
     store_of,
 )
+from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
@@ -136,11 +136,11 @@ def _searched(
     workers: int,
     on_step: OnStep,
     more: int,
-) -> dict[Problem, list[Candidate]]:
+) -> dict[Problem, list[KernelCandidate]]:
     """Candidates of each problem. Where the budget ends, those that have none yet get one."""
     runtime = runtime_of(store)
     deadline = time.monotonic() + effort.budget_s
-    each = Effort(effort.candidates, deadline, workers)
+    each = SearchEffort(effort.candidates, deadline, workers)
     found = {}
     for at, problem in enumerate(order):
         size = f"{problem.channels} to {problem.filters} channels, {problem.height} x {problem.width}"
@@ -150,13 +150,13 @@ def _searched(
 
 
 def _judged(
-    root: Path, each: _Opened, found: Mapping[Problem, Sequence[Candidate]], store: Store, lanes: Sequence[Share]
+    root: Path, each: _Opened, found: Mapping[Problem, Sequence[KernelCandidate]], store: Store, lanes: Sequence[Share]
 ) -> CompiledResult:
     """Choose versions, leave to onnxruntime what it does faster, and keep the choice."""
     model = each.compiled
     kernels = tuple(ChosenKernels(problem, tuple(versions_of(found[problem]))) for problem in each.problems)
-    left_out = _slower(model, Choice(FORMAT, model.unit_count, kernels), store, each.shapes)
-    choice = Choice(FORMAT, model.unit_count, kernels, left_out)
+    left_out = _slower(model, KernelChoice(FORMAT, model.unit_count, kernels), store, each.shapes)
+    choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
     apply(model, choice, store)
     ratios: dict[int, float] = {}
     error = 0.0
@@ -172,20 +172,22 @@ def _judged(
         choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]).unlink(missing_ok=True)
     else:
         slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
-        kept = Choice(FORMAT, model.unit_count, kernels, left_out, slow)
+        kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow)
         save_choice(choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]), kept)
     ours = sum(planned.plan.ours)
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
 
 
-def versions_of(candidates: Sequence[Candidate]) -> list[str]:
+def versions_of(candidates: Sequence[KernelCandidate]) -> list[str]:
     """The libraries of a layer's versions: the fastest, then the choice of Algorithm 1 among those within twice its
     time."""
     readings = [Reading(c.library.key, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
     return with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
 
 
-def _slower(model: CompiledModel, choice: Choice, store: Store, shapes: Sequence[DeclaredShape]) -> tuple[int, ...]:
+def _slower(
+    model: CompiledModel, choice: KernelChoice, store: Store, shapes: Sequence[DeclaredShape]
+) -> tuple[int, ...]:
     """Units of stretches that onnxruntime runs in less time, layouts changed at their edges included."""
     apply(model, choice, store)
     slow: dict[int, None] = {}
