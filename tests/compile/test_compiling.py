@@ -13,7 +13,9 @@ from commands import Run, runner
 from cotenant.compile import toolchain
 from cotenant.compile.knobs import Knobs
 from cotenant.compile.problem import Problem
+from cotenant.compile.selection import KernelVersion, pick
 from cotenant.compile.store import Built, KernelCandidate
+from cotenant.compile.target import PORTABLE
 from cotenant.execute.compiled.choice import choice_path
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
@@ -132,7 +134,19 @@ def test_versions_begin_with_the_fastest() -> None:
         return KernelCandidate(Problem(1, 1, 1, 1), Knobs(), Built(key, "", "", 0.0), parallelism, locality, ns)
 
     made = [candidate("a", 100, 9, 9), candidate("b", 120, 1, 8), candidate("c", 150, 8, 1), candidate("d", 201, 1, 1)]
-    assert versions_of(made) == ["a", "c", "b"]
+    assert versions_of(made, [1], PORTABLE) == ["a", "c", "b"]
+
+
+def test_a_version_for_more_cores_is_kept_where_the_fastest_has_one_task() -> None:
+    problem = Problem(4, 4, 8, 8)
+    made = [
+        KernelCandidate(problem, Knobs(rows=rows, row_tiles=tiles), Built(key, "", "", 0.0), 9, locality, ns)
+        for key, rows, tiles, locality, ns in (("one", 8, 1, 1, 100), ("two", 4, 1, 2, 110), ("three", 3, 1, 3, 111))
+    ]
+    assert versions_of(made, [1, 2, 4], PORTABLE)[:3] == ["one", "two", "three"]
+    loaded = [KernelVersion(at, tasks, ns) for at, (tasks, ns) in enumerate(((1, 100), (2, 110), (3, 111)))]
+    assert [pick(loaded, 0, cores).address for cores in (1, 2, 3, 64)] == [0, 1, 2, 2]
+    assert [pick(loaded, version, 2).address for version in (1, 2, 9)] == [1, 2, 2]
 
 
 def test_the_command_tells_what_came_of_it(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,14 @@ from rich.table import Table
 
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.compile.native import KernelStep, Runtime, address
+from cotenant.compile.native import KernelStep, Runtime
 from cotenant.compile.problem import Problem
 from cotenant.compile.search import CANDIDATES, SearchEffort, Trial, search
+from cotenant.compile.selection import pick
 from cotenant.compile.store import KernelCandidate, Store
 from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.toolchain import Compiler, find_compiler
-from cotenant.execute.compiled.choice import runtime_of
+from cotenant.execute.compiled.choice import runtime_of, version_of
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_session import session_options
 from cotenant.execute.onnx.segments import SegmentedModel
@@ -70,7 +71,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     found = {each: _found(each, store, runtime, compiler, effort) for each in wanted}
     os.sched_setaffinity(0, cores[:1])
     try:
-        rows = [_layer(each, found[each][0], store, runtime, cores, rounds) for each in layers]
+        rows = [_layer(each, found[each], store, runtime, cores, rounds) for each in layers]
         models = {name: _whole(*whole, found, store, runtime, cores, rounds) for name, whole in wholes.items()}
     finally:
         os.sched_setaffinity(0, before)
@@ -102,13 +103,19 @@ def _found(
 
 
 def _layer(
-    problem: Problem, candidate: KernelCandidate, store: Store, runtime: Runtime, cores: Sequence[int], rounds: int
+    problem: Problem,
+    candidates: Sequence[KernelCandidate],
+    store: Store,
+    runtime: Runtime,
+    cores: Sequence[int],
+    rounds: int,
 ) -> dict[str, Any]:
     trial = Trial(problem, store.target.lanes)
-    steps = (KernelStep * 1)(trial.step(address(store.load(candidate.library))))
+    versions = [version_of(store, each) for each in candidates]
     block = runtime.block()
 
     def ours(others: Sequence[int]) -> Callable[[], object]:
+        steps = (KernelStep * 1)(trial.step(pick(versions, 0, 1 + len(others)).address))
         return lambda: runtime.run(block, steps, 0, 1, others, wait=True)
 
     one = _timed(ours(()), _engine(problem, trial, (cores[0],)), rounds, is_wall=False)
@@ -216,7 +223,7 @@ def _whole(
     cores: Sequence[int],
     rounds: int,
 ) -> dict[str, Any]:
-    kernels = {each: [address(store.load(found[each][0].library))] for each in problems}
+    kernels = {each: [version_of(store, candidate) for candidate in found[each]] for each in problems}
     compiled.use(kernels, runtime, store.target.lanes)
     inputs = {"input": np.random.default_rng(SEED).standard_normal(_SHAPES["input"], np.float32)}
     figures: dict[str, Any] = {"kind": "model", "layer": compiled.path.stem, "over_ort_2": None}

@@ -65,6 +65,26 @@ def uniform(readings: Sequence[Reading], count: int = VERSIONS) -> list[Reading]
     return [readings[round(at * (len(readings) - 1) / (count - 1))] for at in range(count)]
 
 
+@dataclass(frozen=True, slots=True)
+class KernelVersion:
+    """A loaded kernel: where it is, the tasks that cores divide, and its time alone on one core."""
+
+    address: int
+    tasks: int
+    cpu_ns: int
+
+    def ns_on(self, cores: int) -> float:
+        """Its time where every core does as many whole tasks as the busiest."""
+        return self.cpu_ns * -(-self.tasks // cores) / self.tasks
+
+
+def pick(versions: Sequence[KernelVersion], version: int, cores: int) -> KernelVersion:
+    """The version of this number, or the last one; version 0 is whatever is fastest on so many cores."""
+    if version:
+        return versions[min(version, len(versions) - 1)]
+    return min(versions, key=lambda each: each.ns_on(cores))
+
+
 Times = Mapping[str, Sequence[float]]
 """By candidate: its time at each level of pressure."""
 

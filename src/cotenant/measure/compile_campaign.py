@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
+from cotenant.compile.knobs import tasks_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.search import CANDIDATES, SearchEffort, search
-from cotenant.compile.selection import Reading, single_pass, with_fastest
+from cotenant.compile.selection import KernelVersion, Reading, single_pass, with_fastest
 from cotenant.compile.store import KernelCandidate, Store
+from cotenant.compile.target import Target
 from cotenant.compile.toolchain import Compiler, find_compiler
 from cotenant.errors import ConfigError
 from cotenant.execute.compiled.choice import (
@@ -154,13 +156,16 @@ def _judged(
 ) -> CompiledResult:
     """Choose versions, leave to onnxruntime what it does faster, and keep the choice."""
     model = each.compiled
-    kernels = tuple(ChosenKernels(problem, tuple(versions_of(found[problem]))) for problem in each.problems)
+    sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
+    kernels = tuple(
+        ChosenKernels(problem, tuple(versions_of(found[problem], list(sizes), store.target)))
+        for problem in each.problems
+    )
     left_out = _slower(model, KernelChoice(FORMAT, model.unit_count, kernels), store, each.shapes)
     choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
     apply(model, choice, store)
     ratios: dict[int, float] = {}
     error = 0.0
-    sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
     for cores in sizes.values():
         threads = cores if len(cores) > 1 else 1
         calls = _calls(each, threads)
@@ -178,11 +183,14 @@ def _judged(
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
 
 
-def versions_of(candidates: Sequence[KernelCandidate]) -> list[str]:
-    """The libraries of a layer's versions: the fastest, then the choice of Algorithm 1 among those within twice its
-    time."""
+def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int], target: Target) -> list[str]:
+    """The libraries of a layer's versions: the fastest alone, the fastest on each of these numbers of cores, then the
+    choice of Algorithm 1 among those within twice the fastest."""
     readings = [Reading(c.library.key, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
-    return with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
+    chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
+    loaded = {c.library.key: KernelVersion(0, tasks_of(c.problem, c.knobs, target), c.cpu_ns) for c in candidates}
+    wide = [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
+    return list(dict.fromkeys([chosen[0], *wide, *chosen]))
 
 
 def _slower(

@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Struct
 
 from cotenant.compile.errors import CompileError
+from cotenant.compile.knobs import tasks_of
 from cotenant.compile.native import Runtime, address
 from cotenant.compile.problem import Problem
-from cotenant.compile.store import Store
+from cotenant.compile.selection import KernelVersion
+from cotenant.compile.store import KernelCandidate, Store
 from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.toolchain import find_compiler
 from cotenant.errors import CotenantError
@@ -98,12 +100,15 @@ def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
     """Run a model on what was chosen. Raises CompileError when it is of another graph, or cannot be loaded."""
     if choice.units != model.unit_count:
         raise CompileError(f"they were chosen for {choice.units} units, and there are {model.unit_count}; {_MEND}")
-    kernels = {
-        each.problem: [address(store.load(store.find(key).library)) for key in each.libraries]
-        for each in choice.kernels
-    }
+    kernels = {each.problem: [version_of(store, store.find(key)) for key in each.libraries] for each in choice.kernels}
     model.use(kernels, runtime_of(store), store.target.lanes, choice.left_out, choice.by_engine)
     model.kernels = hashlib.sha256(msgspec.json.encode(choice)).hexdigest()[:16]
+
+
+def version_of(store: Store, candidate: KernelCandidate) -> KernelVersion:
+    """A candidate, loaded. Raises CompileError when it cannot be."""
+    tasks = tasks_of(candidate.problem, candidate.knobs, store.target)
+    return KernelVersion(address(store.load(candidate.library)), tasks, candidate.cpu_ns)
 
 
 _runtimes: dict[str, Runtime] = {}

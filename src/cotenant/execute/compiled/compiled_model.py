@@ -37,7 +37,7 @@ class CompiledModel(SegmentedModel):
     """Runs any range of units of one ONNX model; see `execute.runner.Runner`.
 
     Until `use` was called every unit runs on onnxruntime. Versions of a unit's kernels are chosen by number at each
-    run: 0 is the fastest alone. Tensors that stay between two parts of a run stay where they are.
+    run: 0 is the fastest on the cores of the run. Tensors that stay between two parts of a run stay where they are.
     """
 
     is_plain = True
@@ -69,7 +69,7 @@ class CompiledModel(SegmentedModel):
         left_out: Collection[int] = (),
         by_engine: Collection[int] = (),
     ) -> None:
-        """Run on these kernels: the addresses of the versions of each problem, for vectors of so many lanes.
+        """Run on these kernels, the versions of each problem, for vectors of so many lanes.
 
         Units left out stay with onnxruntime; with these numbers of threads it runs the whole of the model.
         """

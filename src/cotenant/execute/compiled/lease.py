@@ -12,13 +12,14 @@ import onnxruntime as ort
 from cotenant.compile.native import KernelStep, Runtime
 from cotenant.compile.packing import Array, blocks_of, from_blocks, to_blocks, to_pixels
 from cotenant.compile.problem import Problem
+from cotenant.compile.selection import KernelVersion, pick
 from cotenant.execute.compiled.memory import floats
 from cotenant.execute.compiled.nodes import KernelNode
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlan
 from cotenant.execute.errors import TensorError
 
-Kernels = Mapping[Problem, Sequence[int]]
-"""Addresses of the versions of a problem."""
+Kernels = Mapping[Problem, Sequence[KernelVersion]]
+"""The versions of each problem: the first is the fastest alone."""
 _FLOAT_BYTES = 4
 
 
@@ -65,12 +66,12 @@ class Lease:
         self.memory = floats(max(1, plan.size))
         self.block = prepared.runtime.block()
         self.steps = (KernelStep * max(1, len(plan.steps)))()
-        self._version = [0] * len(plan.steps)
+        self._chosen = [(0, 1)] * len(plan.steps)
         self.readers: dict[str, list[tuple[int, int]]] = {}
         base = self.memory.ctypes.data
         for at, (step, wanted) in enumerate(zip(self.steps, plan.steps, strict=False)):
             problem = wanted.run if isinstance(wanted.run, Problem) else None
-            step.run = prepared.kernels[problem][0] if problem else prepared.runtime.moves[str(wanted.run)]
+            step.run = prepared.kernels[problem][0].address if problem else prepared.runtime.moves[str(wanted.run)]
             for pointer, target in wanted.pointers.items():
                 if isinstance(target, BufferPlace):
                     extra = wanted.numbers.get(10, 0) if wanted.run == "copy" and pointer == 4 else 0
@@ -106,17 +107,17 @@ class Lease:
         first, last = plan.starts[start], plan.starts[end]
         if first == last:
             return
-        if version or any(self._version[first:last]):
-            self._choose(first, last, version)
+        chosen = version, 1 + len(others)
+        if any(each != chosen for each in self._chosen[first:last]):
+            self._choose(first, last, chosen)
         self.prepared.runtime.run(self.block, self.steps, first, last, others)
 
-    def _choose(self, first: int, last: int, version: int) -> None:
+    def _choose(self, first: int, last: int, chosen: tuple[int, int]) -> None:
         for at in range(first, last):
             problem = self.prepared.plan.steps[at].run
             if isinstance(problem, Problem):
-                found = self.prepared.kernels[problem]
-                self.steps[at].run = found[min(version, len(found) - 1)]
-                self._version[at] = version
+                self.steps[at].run = pick(self.prepared.kernels[problem], *chosen).address
+            self._chosen[at] = chosen
 
     def array(self, place: BufferPlace) -> Array:
         """What lies at a place, [images, numbers of an image]."""
