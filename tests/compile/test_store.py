@@ -194,3 +194,25 @@ def test_a_block_under_way_takes_in_another_core(tmp_path: Path) -> None:
     thread.join()
     assert most == [2]
     assert y[0] == count
+
+
+def test_two_blocks_share_the_threads_of_cores(tmp_path: Path) -> None:
+    """Each runs to its end whoever the threads are with, and every part is done once."""
+    store, compiler = a_store(tmp_path), a_compiler()
+    runtime = store.runtime(lambda: compiler)
+    results: list[set[float]] = []
+
+    def run(cores: list[int]) -> None:
+        (x, y), steps = steps_that_add_one(runtime, 40, 64)  # type: ignore[misc]
+        block = runtime.block()
+        for _ in range(40):
+            runtime.run(block, steps, 0, 40, cores)
+        assert x[0] == 1  # it must outlive the steps
+        results.append({float(each) for each in y[: 64 * store.target.lanes]})
+
+    threads = [threading.Thread(target=run, args=(cores,)) for cores in ([0, 901], [901, 0], [902, 901])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert results == [{1600.0}] * 3
