@@ -67,7 +67,7 @@ def test_a_repository_is_compiled_and_taken_up_again(root: Path, monkeypatch: py
     assert result.layers == 10
     assert set(result.ratios) == {1}
     assert [done for done, _, _ in steps] == list(range(steps[-1][1] + 1))
-    assert choice_of(root).exists()
+    assert choice_of(root).exists() == (result.units > 0 and result.ratios[1] <= 1)
 
     def fail(*_: object) -> float:
         raise AssertionError("everything was built before")
@@ -104,9 +104,9 @@ def test_what_is_faster_is_used_and_its_profile_is_its_own(root: Path, monkeypat
 
 def test_what_is_slower_stays_with_onnxruntime(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_campaign, "_slower", lambda *_: ())
-    monkeypatch.setattr(compile_campaign, "_ratio", lambda *_, is_wall: 1.2)
-    results, _ = compile_repository(root, ONE, CompileEffort(1))
-    assert results["net"].ratios == {1: 1.2}
+    monkeypatch.setattr(compile_campaign, "_ratio", lambda *_, is_wall: 0.8 if is_wall else 1.2)
+    results, _ = compile_repository(root, (Share((0, 1)),), CompileEffort(1))
+    assert results["net"].ratios == {1: 1.2, 2: 0.8}
     kept = json.loads(choice_of(root).read_text(encoding="utf-8"))
     assert kept["by_engine"] == [1]
     with model_of(root) as model:
@@ -119,6 +119,13 @@ def test_what_is_slower_stays_with_onnxruntime(root: Path, monkeypatch: pytest.M
     assert not choice_of(root).exists()
     with model_of(root) as model:
         assert not isinstance(model, CompiledModel)
+
+
+def test_what_is_slower_on_any_number_of_cores_is_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_campaign, "_slower", lambda *_: ())
+    monkeypatch.setattr(compile_campaign, "_ratio", lambda *_, is_wall: 1.01)
+    compile_repository(root, ONE, CompileEffort(1))
+    assert not choice_of(root).exists()
 
 
 def test_kernels_that_give_another_answer_are_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

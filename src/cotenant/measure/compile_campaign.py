@@ -173,7 +173,7 @@ def _judged(
             error = max(error, _error(compiled(), plain()))
         ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
     planned = model.prepared(each.shapes[0])
-    if error > _TOLERANCE or not any(planned.plan.ours):
+    if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _NO_SLOWER:
         choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]).unlink(missing_ok=True)
     else:
         slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
