@@ -34,6 +34,7 @@ LAW = (
     ("config",),
     ("repository",),
     ("trace",),
+    ("compile",),
     ("execute",),
     ("world",),
     ("measure",),

@@ -22,7 +22,7 @@ from cotenant.repository import contention_path, profile_path
 from cotenant.world.contention import Traffic
 from repositories import BAD, config, scaled, write_bad, write_good, write_model
 
-COMMANDS = ("demo", "devices", "models", "plan", "profile", "serve", "load", "simulate", "explain", "replay")
+COMMANDS = ("demo", "devices", "models", "compile", "plan", "profile", "serve", "load", "simulate", "explain", "replay")
 WORKLOAD = """
 seed = 3
 duration_s = 3.0

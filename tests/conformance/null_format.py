@@ -18,6 +18,7 @@ class Null:
 
     uncut_reason = "there is nothing to cut"
     names_rows = True
+    kernels = ""
     unit_count = 1
 
     def __init__(self, path: Path, *, cache_dir: Path | None, name: str, device: str, content: str) -> None:

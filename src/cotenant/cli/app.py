@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from cotenant import __version__
-from cotenant.cli import cluster, demo, devices, explain, load, models, plan, profile, replay, serve, simulate, zoo
+from cotenant.cli import (
+    cluster,
+    compiling,
+    demo,
+    devices,
+    explain,
+    load,
+    models,
+    plan,
+    profile,
+    replay,
+    serve,
+    simulate,
+    zoo,
+)
 
 app = typer.Typer(
     name="cotenant",
@@ -39,6 +53,7 @@ app.command("demo")(demo.demo)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)
 app.command("profile")(profile.profile)
+app.command("compile")(compiling.compile_)
 app.command("plan")(plan.plan)
 app.command("serve")(serve.serve)
 app.command("load")(load.load)

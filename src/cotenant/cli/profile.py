@@ -198,11 +198,11 @@ def contention_table(found: ContentionProfile) -> Table:
 class progress_bar:  # noqa: N801  (used like a function)
     """A progress bar with the time left, fed by the callback that it gives."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, what: str = "profiling") -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bar = Progress(
-            TextColumn("profiling"),
+            TextColumn(what),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),

@@ -59,12 +59,13 @@ def opened(
     name_of: Callable[[], str],
     make: Callable[[Path, str], None],
     read: Callable[[Path], _T | None],
+    role: str = "",
 ) -> tuple[HeldFolder, _T]:
     """Find or make the folder for the model file at `path`; gives what `read` finds in it.
 
     `name_of` says what folder the present content belongs in; `make` fills one of that name, which appears in one
     rename; `read` gives None for a folder that is missing, incomplete or damaged. `wanted` is "", or names the folder
-    that an earlier opening gave: it is taken whatever lies at `path` by now.
+    that an earlier opening gave: it is taken whatever lies at `path` by now. Folders of one file in other roles stay.
 
     Raises ModelError when the folder cannot be made, or is gone and the file is not the one it was.
     """
@@ -82,7 +83,7 @@ def opened(
             if found is None:
                 raise ModelError(path, f"its copy in {folder} cannot be read back", "Check the disk and try again")
             if not wanted:
-                _note(path, folder)
+                _note(path, folder, role)
             held = HeldFolder(folder)
     except OSError as error:
         reason = f"it cannot be copied into {cache_dir} ({error.strerror or error})"
@@ -169,10 +170,10 @@ def _made(folder: Path, make: Callable[[Path, str], None], read: Callable[[Path]
     return read(folder)
 
 
-def _note(path: Path, folder: Path) -> None:
+def _note(path: Path, folder: Path, role: str) -> None:
     """The newest content of the file at `path` is in this folder, on this kind of processor."""
     whole = str(path.absolute())
-    name = hashlib.sha256(f"{whole}\0{processor()}".encode()).hexdigest()[:32]
+    name = hashlib.sha256(f"{whole}\0{processor()}{role}".encode()).hexdigest()[:32]
     content = json.dumps({"path": whole, "folder": folder.name}).encode()
     target = folder.parent / PATHS / name
     with contextlib.suppress(OSError):  # a cache that is read only is not swept either

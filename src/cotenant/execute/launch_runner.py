@@ -61,10 +61,11 @@ class LaunchRunner:
                 tensors: Any = {name: for_engine(array) for name, array in inputs.items()}
             elif isinstance(batch, BatchTensors):
                 tensors = batch.kept
+            version = {"version": launch.work.version} if launch.work.version else {}
             gathered = ran = time.perf_counter_ns()
             for end in (*launch.stops, launch.work.end):
                 threads = share.cores if share.size > 1 else 1
-                tensors = model.run(start, end, tensors, threads)
+                tensors = model.run(start, end, tensors, threads, **version)
                 if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
                     share, on_grew = more
                     on_grew(launch.id)

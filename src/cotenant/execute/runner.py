@@ -28,6 +28,8 @@ class Runner(Protocol):
     uncut_reason: str
     names_rows: bool
     """See `batches.names_rows`."""
+    kernels: str
+    """What was compiled for it and is used, by a digest; empty where nothing was."""
 
     @property
     def unit_count(self) -> int:
@@ -53,8 +55,12 @@ class Runner(Protocol):
     def keep(self, threads: Iterable[Threads]) -> None:
         """Let go of what was made ready for other threads than these; runs under way end normally."""
 
-    def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, Any]:
+    def run(
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+    ) -> dict[str, Any]:
         """Run units [start, end); the tensors are the engine's own, or numpy arrays.
+
+        `version` is that of the units' compiled kernels; units that have fewer of them, or none, run as they can.
 
         Those that are live at `start` but not read by these units may be left out; what is returned lacks them then.
         """

@@ -100,6 +100,7 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     content.update(msgspec.json.encode((shapes, model.max_batch, longest_ms)))
     if arithmetic != Arithmetic():
         content.update(msgspec.json.encode((arithmetic.precision, arithmetic.lays_out)))
+    content.update(runner.kernels.encode())
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())

@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".onnx",
             "onnxruntime",
-            "cotenant.execute.onnx.segments:SegmentedModel.open",
+            "cotenant.execute.compiled.choice:open_onnx",
             "onnxruntime_onnx",
             "onnxruntime",
             "pip install onnxruntime",

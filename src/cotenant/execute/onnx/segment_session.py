@@ -68,13 +68,13 @@ def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:
     return options
 
 
-def segment_options(threads: Threads, folder: Path) -> ort.SessionOptions:
-    """Options of a segment: its graph is optimised already, its buffers come from the arena all segments share.
+def segment_options(threads: Threads, folder: Path, *, optimise: bool = False) -> ort.SessionOptions:
+    """Options of a segment: its graph is optimised already unless it was stored plain; its buffers come from one arena.
 
     One arena hands the next segment the memory that the last one just left, still in cache; a memory pattern would
     reserve a block per session instead.
     """
-    options = session_options(threads, optimise=False)
+    options = session_options(threads, optimise=optimise)
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     if _shared_arena():

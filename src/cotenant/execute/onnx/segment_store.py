@@ -31,6 +31,8 @@ FORMAT = 2
 GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json", "source"
 _INLINE_BYTES = "1024"
 _LEVELS = ("ENABLE_ALL", "ENABLE_EXTENDED", "ENABLE_BASIC")
+PLAIN = "plain"
+"""Role, and end of the name, of a folder whose graph keeps tensors in the layout of ONNX."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +56,25 @@ class Stored:
     is_optimised: bool
 
 
-def open_store(path: Path, cache_dir: Path, content: str = "") -> tuple[HeldFolder, Stored]:
+def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = False) -> tuple[HeldFolder, Stored]:
     """Find or make the optimised graph of the ONNX file at `path` in a folder under `cache_dir`.
 
     `content` is "", or the name of the folder that an earlier opening gave: that one is taken, whatever lies at `path`
-    by now. Raises ModelError when the file cannot be read, holds weights outside its directory, cannot be run by
-    onnxruntime, or is not the one with that `content`.
+    by now. A `plain` graph keeps tensors as they are in ONNX. Raises ModelError when the file cannot be read, holds
+    weights outside its directory, cannot be run by onnxruntime, or is not the one with that `content`.
     """
 
     def name() -> str:
-        digest = digest_of([path, *_external(path, path).values()])
-        return f"{digest}-ort{ort.__version__}-{processor()}"
+        return f"{content_of(path)}-ort{ort.__version__}-{processor()}{'-' + PLAIN if plain else ''}"
 
-    return opened(path, cache_dir, content, name, lambda folder, name: _make(path, folder, name), _read)
+    levels = _LEVELS[1:] if plain else _LEVELS
+    role = PLAIN if plain else ""
+    return opened(path, cache_dir, content, name, lambda folder, name: _make(path, folder, name, levels), _read, role)
+
+
+def content_of(path: Path) -> str:
+    """What a model's folders begin with, by the content of its files. Raises ModelError when they cannot be read."""
+    return digest_of([path, *_external(path, path).values()])
 
 
 def _external(path: Path, file: Path) -> dict[str, Path]:
@@ -136,7 +144,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
         yield from of_nodes(function.node)
 
 
-def _make(path: Path, folder: Path, name: str) -> None:
+def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
     """Fill `folder` from the model at `path`, whose content `name` begins with."""
     source = folder / SOURCE / path.name
     external = _external(path, path)
@@ -144,7 +152,7 @@ def _make(path: Path, folder: Path, name: str) -> None:
     copy(path, [(path, source), *((target, place) for place, target in copies.items())], name)
     _external(path, source)  # should it have changed just before it was copied
     model = read_model(source)
-    whole, types, reason = _written(path, source, folder, _LEVELS)
+    whole, types, reason = _written(path, source, folder, levels)
     is_sound = not has_branches(model) or _is_fit(path, model, source, [whole], [] if reason else [folder / GRAPH])
     if not is_sound:
         whole, types, reason = _written(path, source, folder, ("DISABLE_ALL",))

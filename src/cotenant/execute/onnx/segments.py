@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnxruntime as ort
@@ -67,6 +67,12 @@ class SegmentedModel:
     dimensions. `uncut_reason` is "" or tells why the model has a single unit.
     """
 
+    is_plain = False
+    """Whether the graph keeps tensors in the layout of ONNX: each segment then makes its own of them."""
+
+    kernels = ""
+    """See `execute.runner.Runner`."""
+
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         for tensor in (*stored.inputs, *stored.outputs):
             if _has_ort_value(tensor) and tensor.dtype not in NUMPY_TYPES:
@@ -98,7 +104,7 @@ class SegmentedModel:
     @classmethod
     def open(
         cls, path: Path, *, cache_dir: Path | None = None, name: str = "", device: str = CPU, content: str = ""
-    ) -> SegmentedModel:
+    ) -> Self:
         """Open the ONNX file at `path`; `name` is for messages and the DFG, by default the file's stem.
 
         Copies of the model's files, and the optimised graph, are kept under `cache_dir`, or in a temporary directory
@@ -109,7 +115,7 @@ class SegmentedModel:
         path = Path(path)
         owned = None if cache_dir else Path(tempfile.mkdtemp(prefix="cotenant-segments-"))
         try:
-            held, stored = open_store(path, cache_dir or owned or Path(), content)
+            held, stored = open_store(path, cache_dir or owned or Path(), content, plain=cls.is_plain)
             return cls(path, held, stored, name or path.stem, owned)
         except BaseException:
             if owned:
@@ -167,7 +173,9 @@ class SegmentedModel:
             self._plans = {}
         return_memory()
 
-    def run(self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1) -> dict[str, Value]:
+    def run(
+        self, start: int, end: int, tensors: Mapping[str, Value], threads: Threads = 1, version: int = 0
+    ) -> dict[str, Value]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
         `tensors` holds the model's inputs when `start == 0`, else those live at `start`; those that these units do not
@@ -179,16 +187,14 @@ class SegmentedModel:
         ModelError when onnxruntime fails.
         """
         key = threads if threads == 1 else normal_threads(threads)
-        plan = self._plans.get((key, start, end))
-        if plan is None:
-            plan = self._plan(key, start, end)
+        plan = self._segments_of(key, start, end)
         if start == 0:
             self._check_inputs(tensors)
         if not self._plain or (start == 0 and plan[0].end == self.unit_count):
             return self._run_plain(plan[0], tensors)  # whole: arrays in, arrays out costs half of a binding
         try:
             names = tensors if start == 0 else self.dfg.live(start)
-            values = {name: _ort_value(tensors[name]) for name in names if name in tensors}
+            values = {name: as_ort_value(tensors[name]) for name in names if name in tensors}
         except (RuntimeError, TypeError, ValueError) as error:
             raise TensorError(f"model {self.name!r}: a tensor is no numeric array or OrtValue ({error})") from error
         if len(values) < len(names):
@@ -220,7 +226,7 @@ class SegmentedModel:
             self._cleanup()
         return_memory()
 
-    def __enter__(self) -> SegmentedModel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -317,7 +323,7 @@ class SegmentedModel:
         piece = self._cutter.piece(start, end)
         if not piece.outputs:
             return _Segment(start, end, None, piece.inputs, (), dead)
-        options = segment_options(key, self._folder)
+        options = segment_options(key, self._folder, optimise=self.is_plain and self._stored.is_optimised)
         try:
             self._weights.lend(options, piece.weights)
         except OSError as error:
@@ -326,8 +332,12 @@ class SegmentedModel:
         session = load_session(self.path, piece.model, options)
         return _Segment(start, end, session, piece.inputs, piece.outputs, dead, self._weights)
 
-    def _plan(self, key: Threads, start: int, end: int) -> tuple[_Segment, ...]:
+    def _segments_of(self, key: Threads, start: int, end: int) -> tuple[_Segment, ...]:
         """Segments that cover [start, end): the longest prepared one at each place, new ones in the gaps."""
+        found = self._plans.get((key, start, end))
+        return self._plan(key, start, end) if found is None else found
+
+    def _plan(self, key: Threads, start: int, end: int) -> tuple[_Segment, ...]:
         self._check_range(start, end)
         while True:
             known = self._segments
@@ -352,7 +362,8 @@ def _has_ort_value(tensor: Tensor) -> bool:
     return tensor.dtype.startswith("tensor(") and tensor.dtype != "tensor(string)"
 
 
-def _ort_value(value: Value) -> ort.OrtValue:
+def as_ort_value(value: Value) -> ort.OrtValue:
+    """A tensor as onnxruntime takes it, copied where it does not lie in one piece."""
     if isinstance(value, ort.OrtValue):
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
@@ -367,7 +378,7 @@ def _constant_outputs(stored: Stored) -> dict[str, Value]:
     """Graph outputs that are constants."""
     wanted = {tensor.name for tensor in stored.outputs if tensor.dtype in NUMPY_TYPES}
     return {
-        init.name: _ort_value(numpy_helper.to_array(init, str(stored.folder)))
+        init.name: as_ort_value(numpy_helper.to_array(init, str(stored.folder)))
         for init in stored.skeleton.graph.initializer
         if init.name in wanted
     }

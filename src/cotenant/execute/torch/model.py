@@ -103,6 +103,7 @@ class TorchModel:
         self.uncut_reason = lowered.trouble
         self.inputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.inputs))
         self.outputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.outputs))
+        self.kernels = ""
         self.names_rows = names_rows([node.meta["val"].shape for node in (*lowered.inputs, *lowered.outputs)])
         modules = dict(archive.program.graph_module.named_children())
         self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)
@@ -187,7 +188,9 @@ class TorchModel:
     def keep(self, threads: Iterable[Threads]) -> None:
         """Nothing was built for some threads alone."""
 
-    def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1) -> dict[str, torch.Tensor]:
+    def run(
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+    ) -> dict[str, torch.Tensor]:
         """Run units [start, end) and return the tensors live at `end`, or the outputs when `end == unit_count`.
 
         `tensors` holds the model's inputs when `start == 0`, else those live at `start`, as numpy arrays or tensors of

@@ -1,0 +1,65 @@
+"""`cotenant compile`: make kernels for the layers of a repository's models."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from cotenant.cli.options import AsJson, Lanes, Repository, chosen_of, print_json, settings_of
+from cotenant.cli.profile import progress_bar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.table import Table
+
+    from cotenant.measure.compile_campaign import CompiledResult
+
+
+def compile_(
+    repository: Repository,
+    candidates: Annotated[int, typer.Option(min=1, help="Kernels to try for each layer.")] = 20,
+    budget_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Seconds after which no further kernel is tried.", show_default="as long as it takes"
+        ),
+    ] = None,
+    lanes: Lanes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
+    from cotenant.cli.console import console as make_console
+    from cotenant.execute.layout import cores_alone, lanes_of
+    from cotenant.measure.compile_campaign import CompileEffort, compile_repository
+
+    settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
+    cores = cores_alone(settings.device, "models are compiled")
+    effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s)
+    with progress_bar(quiet=as_json, what="compiling") as on_step:
+        results, errors = compile_repository(repository, lanes_of(settings.device, cores), effort, on_step)
+    if as_json:
+        print_json(msgspec.to_builtins({"models": results, "errors": errors}))
+    else:
+        console = make_console()
+        console.print(results_table(results))
+        for model, error in errors.items():
+            console.print(f"[red]{model} was left out:[/red] {error}")
+    if errors:
+        raise typer.Exit(1)
+
+
+def results_table(results: Mapping[str, CompiledResult]) -> Table:
+    """A line a model: where it is faster, and where onnxruntime stays."""
+    from rich.table import Table
+
+    table = Table("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
+    for name, each in results.items():
+        ratios = ", ".join(f"{ratio:.2f} ({cores} core{'s' * (cores > 1)})" for cores, ratio in each.ratios.items())
+        faster = [str(cores) for cores, ratio in each.ratios.items() if ratio <= 1]
+        where = f"kernels at {', '.join(faster)}" if faster and each.units else "onnxruntime"
+        units = f"{each.units} of {each.of_units}"
+        table.add_row(name, units, str(each.layers), str(each.versions), ratios, where, f"{each.error:.0e}")
+    return table

@@ -1,0 +1,111 @@
+"""What is to be compiled: a convolution or a matrix product with what is fused to it, and how its tensors lie."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cotenant.errors import InvalidValueError
+
+ACTIVATIONS: dict[str, int] = {
+    "": 0,
+    "relu": 0,
+    "clip": 2,
+    "leaky": 1,
+    "sigmoid": 0,
+    "silu": 1,
+    "hard_sigmoid": 2,
+    "hard_swish": 0,
+    "tanh": 0,
+    "gelu": 0,
+}
+"""What can be fused, and the number of its parameters."""
+
+
+class Activation(Struct, frozen=True, forbid_unknown_fields=True):
+    """A function of single numbers.
+
+    Parameters: `clip` its bounds, `leaky` its slope, `silu` (x * sigmoid(a x)) its a, `hard_sigmoid` (a x + b between
+    0 and 1) a and b. Raises InvalidValueError for others.
+    """
+
+    kind: str = ""
+    parameters: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if ACTIVATIONS.get(self.kind) != len(self.parameters):
+            known = ", ".join(f"{kind or 'none'} with {count}" for kind, count in ACTIVATIONS.items())
+            raise InvalidValueError("activation", "kind", (self.kind, self.parameters), f"one of {known} parameters")
+
+
+NONE = Activation()
+
+
+class Problem(Struct, frozen=True, forbid_unknown_fields=True):
+    """A convolution of FP32 tensors (dilation 1) with bias, then perhaps a sum with another tensor, then an activation.
+
+    `height` and `width` are those of the input without padding; `pads` are rows above, columns before, rows below,
+    columns behind. Tensors lie in blocks of channels (see `compile.packing`) with rims of zeros of `in_halo`,
+    `out_halo` and `add_halo` pixels; the input's is at least the padding. `pixels`: the input lies channels last
+    instead, as a picture of few channels does. `rows`: output and added tensor lie as rows of `filters` numbers,
+    without a rim: a matrix product is a convolution of 1 x 1 over a single row of pixels.
+
+    Raises InvalidValueError when a value is out of its range.
+    """
+
+    channels: int
+    filters: int
+    height: int
+    width: int
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    groups: int = 1
+    activation: Activation = NONE
+    adds: bool = False
+    in_halo: int = 0
+    out_halo: int = 0
+    add_halo: int = 0
+    pixels: bool = False
+    rows: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = (self.channels, self.filters, self.height, self.width, *self.kernel, *self.stride, self.groups)
+        if min(sizes) < 1 or min(self.pads) < 0:
+            raise InvalidValueError("problem", "sizes", (*sizes, *self.pads), "at least 1, and padding of at least 0")
+        if self.channels % self.groups or self.filters % self.groups:
+            raise InvalidValueError("problem", "groups", self.groups, "a divisor of channels and filters")
+        if self.in_halo < max(self.pads) or min(self.out_halo, self.add_halo) < 0:
+            halos = (self.in_halo, self.out_halo, self.add_halo)
+            raise InvalidValueError("problem", "halos", halos, "at least the padding, and 0 or more")
+        if min(self.out_height, self.out_width) < 1:
+            raise InvalidValueError("problem", "kernel", self.kernel, "one that fits into the padded input")
+        if self.pixels and (self.groups > 1 or self.rows):
+            raise InvalidValueError("problem", "pixels", self.pixels, "False with groups or rows")
+        if self.rows and (self.groups > 1 or self.out_height > 1 or self.out_halo or self.add_halo):
+            raise InvalidValueError("problem", "rows", self.rows, "a single row of pixels, no groups and no rim")
+
+    @property
+    def out_height(self) -> int:
+        """Rows of the output."""
+        return (self.height + self.pads[0] + self.pads[2] - self.kernel[0]) // self.stride[0] + 1
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the output."""
+        return (self.width + self.pads[1] + self.pads[3] - self.kernel[1]) // self.stride[1] + 1
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether every channel has a filter of its own."""
+        return self.groups > 1 and self.channels == self.filters == self.groups
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one image."""
+        area = self.out_height * self.out_width * self.kernel[0] * self.kernel[1]
+        return area * self.filters * (self.channels // self.groups)
+
+
+def product(rows: int, columns: int, depth: int, *, activation: Activation = NONE, adds: bool = False) -> Problem:
+    """The product of `rows` x `depth` numbers and constants of `depth` x `columns`, as a problem."""
+    return Problem(depth, columns, 1, rows, activation=activation, adds=adds, rows=True)

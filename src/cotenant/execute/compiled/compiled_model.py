@@ -1,0 +1,351 @@
+"""A model whose units run on compiled kernels, in blocks without Python in between, and the rest on onnxruntime."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import TypeProto, numpy_helper
+
+from cotenant.compile.native import Runtime
+from cotenant.compile.packing import Array, pack_bias, pack_weights
+from cotenant.compile.problem import Problem
+from cotenant.execute.compiled.lease import Kept, Kernels, Lease, PreparedPlan
+from cotenant.execute.compiled.memory import packed
+from cotenant.execute.compiled.nodes import HEAVY, KernelNode, Lowering
+from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlanner
+from cotenant.execute.contents import HeldFolder
+from cotenant.execute.onnx.segment_session import normal_threads
+from cotenant.execute.onnx.segment_store import Stored
+from cotenant.execute.onnx.segments import SegmentedModel, as_ort_value
+from cotenant.execute.threads.names import Threads
+from cotenant.graph.dfg import Dfg, build_dfg
+
+_MOST_PLANS = 16
+"""Input shapes whose plans are kept at a time."""
+_RUNS = 5
+
+
+class CompiledModel(SegmentedModel):
+    """Runs any range of units of one ONNX model; see `execute.runner.Runner`.
+
+    Until `use` was called every unit runs on onnxruntime. Versions of a unit's kernels are chosen by number at each
+    run: 0 is the fastest on the cores of the run. Tensors that stay between two parts of a run stay where they are.
+    """
+
+    is_plain = True
+
+    def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
+        graph = stored.skeleton.graph
+        self._initialisers = {each.name: each for each in graph.initializer}
+        constants = {
+            each.name: numpy_helper.to_array(each) if not each.external_data else _Shape(tuple(each.dims))
+            for each in graph.initializer
+        }
+        self._lowering = Lowering({name: node for node in graph.node for name in node.output}, constants)
+        self._kernels: Kernels = {}
+        self._runtime: Runtime | None = None
+        self._lanes = 1
+        self._left_out: frozenset[int] = frozenset()
+        self._by_engine: frozenset[int] = frozenset()
+        self._prepared: dict[tuple[tuple[int, ...], ...], PreparedPlan] = {}
+        self._packed: dict[tuple[str, str, bool, Problem], tuple[Array, Array]] = {}
+        self._groups: list[list[int]] = []
+        self._planning = threading.Lock()
+        super().__init__(path, held, stored, name, owned)
+
+    def use(
+        self,
+        kernels: Kernels,
+        runtime: Runtime,
+        lanes: int,
+        left_out: Collection[int] = (),
+        by_engine: Collection[int] = (),
+    ) -> None:
+        """Run on these kernels, the versions of each problem, for vectors of so many lanes.
+
+        Units left out stay with onnxruntime; with these numbers of threads it runs the whole of the model.
+        """
+        with self._planning:
+            self._kernels, self._runtime, self._lanes = kernels, runtime, lanes
+            self._left_out, self._by_engine = frozenset(left_out), frozenset(by_engine)
+            self._prepared = {}
+
+    def planner(self, shapes: Mapping[str, Sequence[int]], lanes: int) -> UnitPlanner:
+        """What kernels could run at these shapes of all inputs."""
+        dfg = self.dfg_at(shapes)
+        lookup = _shapes_of(dfg)
+        units = [self._lowering.unit(dfg, unit.index, lookup) for unit in dfg.units]
+        return UnitPlanner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
+
+    def run(
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+    ) -> dict[str, Any]:
+        """See Runner. `version` is that of the units' kernels; units that have fewer take their last one."""
+        if self._runtime is None or not self._plain:
+            return super().run(start, end, _arrays(tensors), threads)
+        self._check_range(start, end)
+        count = threads if isinstance(threads, int) else len(threads)
+        if count in self._by_engine and (start, end) == (0, self.unit_count):
+            return super().run(start, end, tensors, threads)
+        lease, token = self._leased(start, tensors)
+        if lease is None:
+            return super().run(start, end, _arrays(tensors), threads)
+        try:
+            return self._run_leased(lease, token, start, end, tensors, threads, version)
+        finally:
+            lease.busy.release()
+
+    def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+        """See Runner: CPU time of the kernels of a unit, and what onnxruntime says of the others."""
+        by_engine = super().unit_ns(inputs)
+        if self._runtime is None or not self._plain:
+            return by_engine
+        lease, token = self._leased(0, inputs)
+        assert lease is not None
+        try:
+            self._run_leased(lease, token, 0, self.unit_count, inputs, 1, 0)
+            plan = lease.prepared.plan
+            samples = [self._runtime.cpu_ns(lease.steps) for _ in range(_RUNS)]
+        finally:
+            lease.busy.release()
+        times = np.median(np.array(samples), axis=0)
+        return tuple(
+            max(1, int(sum(times[plan.starts[unit] : plan.starts[unit + 1]]))) if ours else by_engine[unit]
+            for unit, ours in enumerate(plan.ours)
+        )
+
+    def stretch_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
+        """CPU time in ns of each stretch of units on kernels, with the layouts changed for it, and on onnxruntime."""
+        lease, token = self._leased(0, inputs)
+        assert lease is not None
+        assert self._runtime is not None
+        try:
+            self._run_leased(lease, token, 0, self.unit_count, inputs, 1, 0)
+            plan, shapes = lease.prepared.plan, lease.prepared.shapes
+            steps = np.median(np.array([self._runtime.cpu_ns(lease.steps) for _ in range(_RUNS)]), axis=0)
+        finally:
+            lease.busy.release()
+        edges = [
+            at for at in range(self.unit_count + 1) if at in (0, self.unit_count) or plan.ours[at] != plan.ours[at - 1]
+        ]
+        stretches = [(start, end) for start, end in itertools.pairwise(edges) if plan.ours[start]]
+        found: dict[tuple[int, int], tuple[float, float]] = {}
+        for start, end in stretches:
+            ours = float(sum(steps[plan.starts[start] : plan.starts[end]]))
+            for at in range(plan.starts[end], len(plan.steps)):  # what others read of it
+                source = plan.steps[at].pointers[0]
+                if (
+                    plan.steps[at].run == "blocks_out"
+                    and isinstance(source, BufferPlace)
+                    and start <= source.first < end
+                ):
+                    ours += float(steps[at])
+            names = self.dfg.segment_io(start, end)[0]
+            given = {name: as_ort_value(np.zeros(shapes[name], np.float32)) for name in names}
+            samples = []
+            for _ in range(_RUNS):
+                values = dict(given)
+                began = time.thread_time_ns()
+                for segment in self._segments_of(1, start, end):
+                    if segment.session is not None:
+                        self._run_segment(segment, values)
+                samples.append(time.thread_time_ns() - began)
+            found[start, end] = ours, float(np.median(samples[1:]))
+        return found
+
+    def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
+        """See Runner: sessions are loaded for what onnxruntime runs of these ranges."""
+        count = threads if isinstance(threads, int) else len(threads)
+        wanted = []
+        for start, end in ranges:
+            self._check_range(start, end)
+            is_whole = (start, end) == (0, self.unit_count)
+            if self._runtime is None or (is_whole and count in self._by_engine):
+                wanted.append((start, end))
+        super().prepare(wanted, threads)
+
+    def prepared(self, shapes: Mapping[str, Sequence[int]]) -> PreparedPlan:
+        """The plan for these shapes of the inputs."""
+        return self._prepare(tuple(tuple(shapes[tensor.name]) for tensor in self.inputs))
+
+    def _dfg(self, types: Mapping[str, TypeProto], shapes: Mapping[str, Sequence[int]]) -> Dfg:
+        dfg = super()._dfg(types, shapes)
+        if self.uncut_reason:
+            return dfg
+        if not self._groups:  # units are the same at all shapes
+            self._groups = self._lowering.groups(dfg, _shapes_of(dfg, is_open=True))
+        return build_dfg(dfg.model, dfg.operators, self._groups, dfg.inputs, dfg.outputs, dfg.tensors, dfg.assumed)
+
+    def _prepare(self, key: tuple[tuple[int, ...], ...]) -> PreparedPlan:
+        """The plan for inputs of these shapes, in their order."""
+        found = self._prepared.get(key)
+        if found is not None:
+            return found
+        with self._planning:
+            found = self._prepared.get(key)
+            if found is None:
+                if len(self._prepared) >= _MOST_PLANS:
+                    self._prepared = {}
+                shapes = {tensor.name: dims for tensor, dims in zip(self.inputs, key, strict=True)}
+                found = self._planned(self.planner(shapes, self._lanes))
+                self._prepared = {**self._prepared, key: found}
+        return found
+
+    def _planned(self, planner: UnitPlanner) -> PreparedPlan:
+        assert self._runtime is not None
+        plan = planner.plan(lambda problem: bool(self._kernels.get(problem)), self._left_out)
+        nodes = [n for unit, ours in enumerate(plan.ours) if ours for n in planner.nodes(unit) if n.kind in HEAVY]
+        problems = {node: planner.problem(node) for node in nodes}
+        lacking = [node for node in nodes if self._pack_key(node, problems[node]) not in self._packed]
+        arrays: list[Array] = []
+        for node in lacking:
+            arrays += self._pack(node, problems[node])
+        made = packed(arrays) if arrays else []
+        for at, node in enumerate(lacking):
+            self._packed[self._pack_key(node, problems[node])] = made[2 * at], made[2 * at + 1]
+        weights = {node: self._packed[self._pack_key(node, problems[node])] for node in nodes}
+        return PreparedPlan(plan, planner.shapes, self._kernels, weights, self._runtime, self._lanes)
+
+    def _pack_key(self, node: KernelNode, problem: Problem) -> tuple[str, str, bool, Problem]:
+        bare = Problem(problem.channels, problem.filters, *problem.kernel, problem.kernel, groups=problem.groups)
+        return node.weights, node.bias, problem.pixels, bare
+
+    def _pack(self, node: KernelNode, problem: Problem) -> tuple[Array, Array]:
+        weights = self._constant(node.weights)
+        if node.kind == "product":
+            weights = (weights if node.turned else weights.T)[:, :, None, None]
+        bias = self._constant(node.bias) if node.bias else None
+        return pack_weights(problem, weights, self._lanes), pack_bias(problem, bias, self._lanes)
+
+    def _constant(self, name: str) -> Array:
+        found: Array = numpy_helper.to_array(self._initialisers[name], str(self._folder))
+        return found
+
+    def _leased(self, start: int, tensors: Mapping[str, Any]) -> tuple[Lease | None, object]:
+        """Memory to go on in, its `busy` held: that of the tensors where they are where they were left, else other."""
+        if start == 0:
+            self._check_inputs(tensors)
+            lease = self._prepare(tuple(_shape_of(tensors[tensor.name]) for tensor in self.inputs)).lease()
+            lease.busy.acquire()
+            return lease, self._token(lease)
+        kept = [each for each in tensors.values() if isinstance(each, Kept)]
+        for each in kept:
+            if each.lease.busy.acquire(blocking=False):
+                if each.lease.position == start:
+                    return each.lease, each.token
+                each.lease.busy.release()
+        if not kept:
+            return None, None
+        lease = kept[0].lease.prepared.lease()
+        lease.busy.acquire()
+        return lease, self._token(lease)
+
+    def _token(self, lease: Lease) -> object:
+        """What the tensors of a run hold: when the last of them goes, its memory is given back."""
+        token = _Token()
+        weakref.finalize(token, lease.prepared.give_back, lease).atexit = False
+        return token
+
+    def _run_leased(
+        self,
+        lease: Lease,
+        token: object,
+        start: int,
+        end: int,
+        tensors: Mapping[str, Any],
+        threads: Threads,
+        version: int,
+    ) -> dict[str, Any]:
+        plan = lease.prepared.plan
+        names = set(tensors)
+        for name, value in tensors.items():
+            if isinstance(value, Kept) and value.lease is lease:
+                continue
+            if start == 0:
+                lease.set_plain(name, value)
+            elif lease.plain.get(name) is not value:
+                lease.take_in(name, value, lease.prepared.shapes[name], start)
+        others = _others(threads)
+        at = start
+        while at < end:
+            stop = at + 1
+            while stop < end and plan.ours[stop] == plan.ours[at]:
+                stop += 1
+            lease.run_steps(at, stop, others, version)
+            if plan.ours[at]:
+                names.update(name for unit in self.dfg.units[at:stop] for name in unit.outputs)
+            else:
+                self._by_sessions(lease, names, at, stop, threads)
+            at = stop
+        lease.position = end
+        if end == self.unit_count:
+            lease.run_steps(end, end + 1, others, version)
+            return {
+                t.name: lease.plain[t.name] if t.name in lease.plain else self._constants[t.name] for t in self.outputs
+            }
+        found: dict[str, Any] = {}
+        for name in self.dfg.live(end):
+            if name in names:
+                plain = lease.plain.get(name)
+                found[name] = plain if plain is not None else Kept(lease, token, name, lease.prepared.shapes[name])
+        return found
+
+    def _by_sessions(self, lease: Lease, names: set[str], start: int, end: int, threads: Threads) -> None:
+        """Units [start, end) on onnxruntime; adds to `names` what they make."""
+        key = threads if threads == 1 else normal_threads(threads)
+        inputs, made = self.dfg.segment_io(start, end)
+        values = {name: as_ort_value(lease.plain[name]) for name in inputs if name in names}
+        for segment in self._segments_of(key, start, end):
+            if segment.session is not None:
+                self._run_segment(segment, values)
+        for name in made:
+            lease.set_plain(name, values[name])
+        names.update(made)
+
+
+class _Token:
+    """See `CompiledModel._token`."""
+
+
+class _Shape:
+    """A constant of which only the shape is known here."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.size = 0
+
+
+def _others(threads: Threads) -> Sequence[int]:
+    if isinstance(threads, int):
+        return sorted(os.sched_getaffinity(0))[1:threads] if threads > 1 else ()
+    return threads[1:]
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: each.numpy() if isinstance(each, Kept) else each for name, each in tensors.items()}
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape() if callable(getattr(value, "shape", None)) else np.shape(value))
+
+
+def _shapes_of(dfg: Dfg, *, is_open: bool = False) -> Any:
+    """Shapes of tensors of FP32 in a graph; where open dimensions are allowed, they count as 1."""
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        tensor = dfg.tensors.get(name)
+        if tensor is None or tensor.dtype != "tensor(float)" or tensor.shape is None:
+            return None
+        if not is_open and any(not isinstance(each, int) for each in tensor.shape):
+            return None
+        return tuple(each if isinstance(each, int) else 1 for each in tensor.shape)
+
+    return shape

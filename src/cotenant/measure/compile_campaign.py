@@ -1,0 +1,253 @@
+"""The campaign that compiles the models of a repository: kernels found, versions chosen, judged by onnxruntime."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from cotenant.compile.knobs import tasks_of
+from cotenant.compile.problem import Problem
+from cotenant.compile.search import CANDIDATES, SearchEffort, search
+from cotenant.compile.selection import KernelVersion, Reading, single_pass, with_fastest
+from cotenant.compile.store import KernelCandidate, Store
+from cotenant.compile.target import Target
+from cotenant.compile.toolchain import Compiler, find_compiler
+from cotenant.errors import ConfigError
+from cotenant.execute.compiled.choice import (
+    FORMAT,
+    ChosenKernels,
+    KernelChoice,
+    apply,
+    choice_path,
+    runtime_of,
+    save_choice,
+    store_of,
+)
+from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.threads.lanes import pin
+from cotenant.measure.campaign import OnStep, leaving_out
+from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names
+from cotenant.work import Share
+
+_ROUNDS = 15
+_SLACK_NS = 15_000_000_000
+"""Fewer rounds where they would take longer than this."""
+_NO_SLOWER = 1.0
+"""Of onnxruntime's time: what takes longer than this part of it stays with onnxruntime."""
+_TOLERANCE = 1e-3
+
+
+class CompiledResult(Struct, frozen=True):
+    """What became of a model: units on kernels, of all; layers, and versions of them; time over onnxruntime's by the
+    number of cores (CPU time on one core, wall time on more); largest relative error of an output."""
+
+    units: int
+    of_units: int
+    layers: int
+    versions: int
+    ratios: dict[int, float]
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class CompileEffort:
+    """Candidates a layer, and seconds in all: after them nothing is built that is not needed."""
+
+    candidates: int = CANDIDATES
+    budget_s: float = float("inf")
+
+
+@dataclass(slots=True)
+class _Opened:
+    found: ModelVersion
+    compiled: CompiledModel
+    plain: SegmentedModel
+    shapes: tuple[DeclaredShape, ...]
+    problems: list[Problem]
+
+
+def compile_repository(
+    root: Path, lanes: Sequence[Share], effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
+) -> tuple[dict[str, CompiledResult], dict[str, str]]:
+    """Compile every ONNX model of a repository for the shapes that it declares; gives results, and errors, by model.
+
+    It may be interrupted and goes on where it stopped. Raises CompileError where there is no compiler, ConfigError
+    where there is no model of ONNX.
+    """
+    compiler, store = find_compiler(), store_of(root / STATE_FOLDER / "graphs")
+    results: dict[str, CompiledResult] = {}
+    errors: dict[str, str] = {}
+    before = os.sched_getaffinity(0)
+    with ExitStack() as stack:
+        opened = _opened(root, store, errors, stack)
+        if not opened and not errors:
+            raise ConfigError(f"{root}: holds no model of ONNX, and others are not compiled")
+        weights: dict[Problem, int] = {}
+        for each in opened:
+            for problem in each.problems:
+                weights[problem] = weights.get(problem, 0) + problem.macs
+        order = sorted(weights, key=lambda problem: -weights[problem])
+        try:
+            pin(lanes[0].cores[:1])
+            found = _searched(order, store, compiler, effort, len(before), on_step, len(opened))
+            for at, each in enumerate(opened):
+                name = each.found.tenant
+                on_step(len(order) + at, len(order) + len(opened), f"{name} against onnxruntime")
+                with leaving_out(errors, name):
+                    results[name] = _judged(root, each, found, store, lanes)
+        finally:
+            os.sched_setaffinity(0, before)
+        on_step(len(order) + len(opened), len(order) + len(opened), "")
+    return results, errors
+
+
+def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) -> list[_Opened]:
+    made = []
+    for model in model_names(root):
+        with leaving_out(errors, model):
+            for found in find_versions(root, model):
+                if found.path.suffix != ".onnx":
+                    continue
+                cache = root / STATE_FOLDER / "graphs"
+                compiled = stack.enter_context(CompiledModel.open(found.path, cache_dir=cache, name=found.tenant))
+                plain = stack.enter_context(SegmentedModel.open(found.path, cache_dir=cache, name=found.tenant))
+                shapes = check_shapes(found.tenant, compiled.inputs, found.config.model.shapes)
+                problems: dict[Problem, None] = {}
+                for shape in shapes if not compiled.uncut_reason else ():
+                    by_unit = compiled.planner(shape, store.target.lanes).problems()
+                    problems |= dict.fromkeys(each for unit in by_unit.values() for each in unit)
+                made.append(_Opened(found, compiled, plain, shapes, list(problems)))
+    return made
+
+
+def _searched(
+    order: Sequence[Problem],
+    store: Store,
+    compiler: Compiler,
+    effort: CompileEffort,
+    workers: int,
+    on_step: OnStep,
+    more: int,
+) -> dict[Problem, list[KernelCandidate]]:
+    """Candidates of each problem. Where the budget ends, those that have none yet get one."""
+    runtime = runtime_of(store)
+    deadline = time.monotonic() + effort.budget_s
+    each = SearchEffort(effort.candidates, deadline, workers)
+    found = {}
+    for at, problem in enumerate(order):
+        size = f"{problem.channels} to {problem.filters} channels, {problem.height} x {problem.width}"
+        on_step(at, len(order) + more, size)
+        found[problem] = search(problem, store, runtime, compiler, each)
+    return found
+
+
+def _judged(
+    root: Path, each: _Opened, found: Mapping[Problem, Sequence[KernelCandidate]], store: Store, lanes: Sequence[Share]
+) -> CompiledResult:
+    """Choose versions, leave to onnxruntime what it does faster, and keep the choice."""
+    model = each.compiled
+    sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
+    kernels = tuple(
+        ChosenKernels(problem, tuple(versions_of(found[problem], list(sizes), store.target)))
+        for problem in each.problems
+    )
+    left_out = _slower(model, KernelChoice(FORMAT, model.unit_count, kernels), store, each.shapes)
+    choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
+    apply(model, choice, store)
+    ratios: dict[int, float] = {}
+    error = 0.0
+    for cores in sizes.values():
+        threads = cores if len(cores) > 1 else 1
+        calls = _calls(each, threads)
+        for compiled, plain in calls:
+            error = max(error, _error(compiled(), plain()))
+        ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
+    planned = model.prepared(each.shapes[0])
+    if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _NO_SLOWER:
+        choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]).unlink(missing_ok=True)
+    else:
+        slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
+        kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow)
+        save_choice(choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]), kept)
+    ours = sum(planned.plan.ours)
+    return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
+
+
+def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int], target: Target) -> list[str]:
+    """The libraries of a layer's versions: the fastest alone, the fastest on each of these numbers of cores, then the
+    choice of Algorithm 1 among those within twice the fastest."""
+    readings = [Reading(c.library.key, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
+    chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
+    loaded = {c.library.key: KernelVersion(0, tasks_of(c.problem, c.knobs, target), c.cpu_ns) for c in candidates}
+    wide = [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
+    return list(dict.fromkeys([chosen[0], *wide, *chosen]))
+
+
+def _slower(
+    model: CompiledModel, choice: KernelChoice, store: Store, shapes: Sequence[DeclaredShape]
+) -> tuple[int, ...]:
+    """Units of stretches that onnxruntime runs in less time, layouts changed at their edges included."""
+    apply(model, choice, store)
+    slow: dict[int, None] = {}
+    for shape in shapes:
+        times = model.stretch_ns(make_inputs(model.inputs, shape, 1, False))
+        for (start, end), (ours, theirs) in times.items():
+            if ours > theirs * _NO_SLOWER:
+                slow |= dict.fromkeys(range(start, end))
+    return tuple(slow)
+
+
+Call = Callable[[], Mapping[str, Any]]
+
+
+def _calls(each: _Opened, threads: int | tuple[int, ...]) -> list[tuple[Call, Call]]:
+    """For each shape, a run of the whole on kernels and one on onnxruntime."""
+    made = []
+    for shape in each.shapes:
+        inputs = make_inputs(each.plain.inputs, shape, 1, False)
+
+        def on(model: SegmentedModel, inputs: Mapping[str, Any] = inputs) -> Call:
+            model.prepare([(0, model.unit_count)], threads)
+            return lambda: model.run(0, model.unit_count, inputs, threads)
+
+        made.append((on(each.compiled), on(each.plain)))
+    return made
+
+
+def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
+    found = 0.0
+    for name, expected in theirs.items():
+        right = np.asarray(expected.numpy() if hasattr(expected, "numpy") else expected)
+        given = ours[name]
+        got = np.asarray(given.numpy() if hasattr(given, "numpy") else given)
+        if right.dtype.kind == "f" and right.size:
+            found = max(found, float(np.max(np.abs(got - right)) / max(1e-30, float(np.max(np.abs(right))))))
+        elif not np.array_equal(got, right):
+            return float("inf")
+    return found
+
+
+def _ratio(ours: Call, theirs: Call, *, is_wall: bool) -> float:
+    """Lower quartiles of interleaved runs, one over the other."""
+    clock = time.perf_counter_ns if is_wall else time.thread_time_ns
+    samples: tuple[list[int], list[int]] = ([], [])
+    began = time.perf_counter_ns()
+    for _ in range(_ROUNDS):
+        for call, into in zip((ours, theirs), samples, strict=True):
+            start = clock()
+            call()
+            into.append(clock() - start)
+        if time.perf_counter_ns() - began > _SLACK_NS:
+            break
+    first, second = (float(np.quantile(each, 0.25, method="lower")) for each in samples)
+    return first / max(1.0, second)
