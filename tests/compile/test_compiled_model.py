@@ -203,6 +203,42 @@ def test_more_cores_compute_the_same_and_join_at_a_stop(folder: Path, model: Com
     executor.close()
 
 
+def test_a_launch_takes_in_a_core_without_a_stop(folder: Path, model: CompiledModel) -> None:
+    """While its steps run: it is one block from its first unit to its last, whatever stops it has."""
+    executor = ThreadExecutor()
+    executor.add_model("t", model)
+    right = expected(folder, inputs())
+    runtime, took, most, sizes = model._runtime, [], [], []
+    assert runtime is not None
+
+    class Growing:
+        """Has the launch grow when its block is open, and waits for who was called."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(runtime, name)
+
+        def run(self, block: int, steps: Any, first: int, last: int, others: Any = ()) -> int:
+            took.append(executor.grow(1, Share((0, 903)), lambda _: took.append(False)))
+            most.append(runtime.run(block, steps, first, last, others, wait=True))
+            sizes.append(last - first)
+            return most[-1]
+
+    prepared = model.prepared({"x": [1, 3, SIZE, SIZE]})
+    prepared.runtime = Growing()  # type: ignore[assignment]
+    executor.put(1, inputs())
+    ended, end = threading.Event(), model.unit_count
+    launch = Launch(1, 1, (1,), Work("t", 0, 1, 0, end), True, Share((0,)), 0, 0, stops=tuple(range(1, end)))
+    executor.start(launch, lambda *_: ended.set())
+    assert ended.wait(20)
+    prepared.runtime = runtime
+    assert all(took)
+    assert max(most) == 2
+    assert max(sizes) > 3, "steps of many units, without a stop"
+    same(dict(executor.take(1)), right)
+    assert not executor.grow(1, Share((0, 903)), took.append), "it has ended"
+    executor.close()
+
+
 def test_products_run_on_kernels_at_the_shapes_they_were_made_for(folder: Path) -> None:
     with open_onnx(folder / "products.onnx", cache_dir=folder / "cache") as model:
         assert isinstance(model, CompiledModel)

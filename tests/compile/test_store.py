@@ -196,6 +196,19 @@ def test_a_block_under_way_takes_in_another_core(tmp_path: Path) -> None:
     assert y[0] == count
 
 
+def test_cores_may_be_called_before_an_open_block_runs(tmp_path: Path) -> None:
+    store, compiler = a_store(tmp_path), a_compiler()
+    runtime = store.runtime(lambda: compiler)
+    (_, y), steps = steps_that_add_one(runtime, 50, 64)  # type: ignore[misc]
+    block = runtime.block()
+    assert not runtime.call(block, [904])
+    runtime.open(block)
+    assert runtime.call(block, [904])
+    assert runtime.run(block, steps, 0, 50, wait=True) == 2
+    assert runtime.run(block, steps, 0, 50, wait=True) == 1, "it was called for one run"
+    assert y[0] == 100
+
+
 def test_two_blocks_share_the_threads_of_cores(tmp_path: Path) -> None:
     """Each runs to its end whoever the threads are with, and every part is done once."""
     store, compiler = a_store(tmp_path), a_compiler()

@@ -263,7 +263,8 @@ class Slowed:
 
     _model: Any
 
-    def __init__(self) -> None:
+    def __init__(self, *, joins: bool = False) -> None:
+        self.joins = joins
         self.may_run = threading.Semaphore(0)
         self.threads: list[object] = []
 
@@ -282,6 +283,8 @@ class Slowed:
 
     def run(self, start: int, end: int, tensors: Any, threads: Any = 1) -> Any:
         assert self.may_run.acquire(timeout=WAIT_S)
+        if self.joins:
+            threads = threads.cores
         self.threads.append((start, end, threads))
         return self._model.run(start, end, tensors, threads)
 
@@ -305,6 +308,22 @@ def test_a_launch_takes_in_a_core_that_comes_free_at_its_next_cut(executors: Exe
     assert (grow.launch, grow.share.cores) == (launch.id, (0, 1))
     assert [event for event in served.events if isinstance(event, LaunchGrew)] == [LaunchGrew(launch.id)]
     assert slowed.threads == [(0, 4, 1), (4, 8, (0, 1)), (8, model.unit_count, (0, 1))]
+    served.close()
+
+
+def test_a_launch_takes_in_a_core_at_once_where_cores_may_join(executors: Executors, model: SegmentedModel) -> None:
+    slowed = Slowed(joins=True)
+    served = Served(executors, model, Growing(TWO_LANES), (0, 4, 8, model.unit_count), change=slowed)
+    x = rows(2)
+    answer = served.send(x)
+    served.driver.post(QueryCancelled(99))  # whatever happens: the policy is asked again, and nobody waits
+    while not any(isinstance(event, LaunchGrew) for event in served.events):  # a worker says it from its own thread
+        time.sleep(0.001)
+    slowed.may_run.release()
+    [(respond, y)] = answer()
+    assert respond.outcome is Outcome.ANSWERED
+    assert same(y, whole(model, x))
+    assert slowed.threads == [(0, model.unit_count, (0, 1))], "one run, without a stop, on both cores"
     served.close()
 
 

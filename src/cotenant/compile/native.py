@@ -66,6 +66,8 @@ class Runtime:
         pointer, long = ctypes.c_void_p, ctypes.c_long
         library.run_block.argtypes = (pointer, pointer, long, pointer, long, long)
         library.run_block.restype = long
+        library.open_block.argtypes = (pointer,)
+        library.open_block.restype = None
         library.call_cores.argtypes = (pointer, pointer, long)
         library.call_cores.restype = long
         library.time_steps.argtypes = (pointer, long, long, pointer)
@@ -83,15 +85,20 @@ class Runtime:
     ) -> int:
         """Run steps [first, last) on this thread and those of other cores; gives the most that ran one.
 
-        They join when they are awake; with `wait` the first step begins when all are there.
+        They join when they are awake; with `wait` the first step begins when all are there. A block runs once at a
+        time.
         """
         cores = (ctypes.c_int * len(others))(*others)
         at = ctypes.addressof(steps) + first * ctypes.sizeof(KernelStep)
         most: int = self._library.run_block(block, at, last - first, cores, len(others), wait)
         return most
 
+    def open(self, block: int) -> None:
+        """Let cores be called to a block before it runs; the thread that will run it does that."""
+        self._library.open_block(block)
+
     def call(self, block: int, cores: Sequence[int]) -> bool:
-        """Let threads of these cores join a block that runs; from any thread. False when it has ended."""
+        """Let threads of these cores join a block that is open or runs; from any thread. False when it has ended."""
         held = (ctypes.c_int * len(cores))(*cores)
         return bool(self._library.call_cores(block, held, len(cores)))
 

@@ -41,8 +41,9 @@ class BaseExecutor:
     def enqueue(self, launch: Launch) -> None:
         """See Executor: a launch is begun when it starts."""
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
         """See Executor: a launch goes on as it was."""
+        return False
 
     def release(self, batch: int) -> None:
         """See Executor."""

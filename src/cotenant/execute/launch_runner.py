@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from cotenant.core.actions import Launch
 from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_client, for_engine, reason_of
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
+from cotenant.execute.threads.team import Team
 from cotenant.work import Share
 
 if TYPE_CHECKING:
@@ -20,18 +22,30 @@ _MOST_GROWN = 64
 
 
 class LaunchRunner:
-    """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe."""
+    """Runs launches on the threads that call `run`. Tensors of paused batches stay in `batches`. Thread-safe.
+
+    A launch that can grow stops at each of its stops, unless cores can join the model while it runs.
+    """
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._grown: dict[int, tuple[Share, OnGrew]] = {}
         """What launches under way are to take in at their next stop."""
+        self._teams: dict[int, Team] = {}
+        """Launches under way that take cores in at once."""
+        self._lock = threading.Lock()
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
         """See Executor."""
-        if len(self._grown) >= _MOST_GROWN:  # from a worker's server it may come when the launch has just ended
-            del self._grown[next(iter(self._grown))]
-        self._grown[launch] = share, on_grew
+        with self._lock:
+            team = self._teams.get(launch)
+            if team is None:
+                if len(self._grown) >= _MOST_GROWN:  # from a worker's server it may come when the launch has just ended
+                    del self._grown[next(iter(self._grown))]
+                self._grown[launch] = share, on_grew
+                return False
+        team.grow(share.cores)
+        return True
 
     def run(
         self,
@@ -63,8 +77,9 @@ class LaunchRunner:
                 tensors = batch.kept
             version = {"version": launch.work.version} if launch.work.version else {}
             gathered = ran = time.perf_counter_ns()
-            for end in (*launch.stops, launch.work.end):
-                threads = share.cores if share.size > 1 else 1
+            team = self._team(launch, share) if launch.stops and model.joins else None
+            for end in (launch.work.end,) if team else (*launch.stops, launch.work.end):
+                threads = team or (share.cores if share.size > 1 else 1)
                 tensors = model.run(start, end, tensors, threads, **version)
                 if end != launch.work.end and (more := self._grown.pop(launch.id, None)) is not None:
                     share, on_grew = more
@@ -80,4 +95,17 @@ class LaunchRunner:
             error = reason_of(caught)
         on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
         if launch.stops:  # only now nobody asks for more
-            self._grown.pop(launch.id, None)
+            with self._lock:
+                self._grown.pop(launch.id, None)
+                self._teams.pop(launch.id, None)
+
+    def _team(self, launch: Launch | Run, share: Share) -> Team:
+        """The cores of a launch, with those that have come already."""
+        team = Team(share.cores)
+        with self._lock:
+            self._teams[launch.id] = team
+            early = self._grown.pop(launch.id, None)
+        if early is not None:
+            team.grow(early[0].cores)
+            early[1](launch.id)
+        return team

@@ -92,10 +92,11 @@ class Executor(Protocol):
         May be ignored; never blocks.
         """
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
-        """Let a launch under way go on in this share from its next stop on, and say so there; never blocks.
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+        """Let a launch under way go on in this share; never blocks. Says whether it does so already.
 
-        One that has no stop left, has just ended, or runs where shares cannot grow, goes on as it was.
+        Else it does from its next stop on, and calls `on_grew` there. One that has no stop left, has just ended, or
+        runs where shares cannot grow, goes on as it was.
         """
 
     def release(self, batch: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from cotenant.execute.errors import ModelError
 from cotenant.execute.threads.names import Threads
+from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.repository.formats import Arithmetic, Format, formats
 from cotenant.work import CPU
@@ -30,6 +31,8 @@ class Runner(Protocol):
     """See `batches.names_rows`."""
     kernels: str
     """What was compiled for it and is used, by a digest; empty where nothing was."""
+    joins: bool
+    """Whether cores may join a run under way."""
 
     @property
     def unit_count(self) -> int:
@@ -56,9 +59,9 @@ class Runner(Protocol):
         """Let go of what was made ready for other threads than these; runs under way end normally."""
 
     def run(
-        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
-        """Run units [start, end); the tensors are the engine's own, or numpy arrays.
+        """Run units [start, end); the tensors are the engine's own, or numpy arrays. A team only where it `joins`.
 
         `version` is that of the units' compiled kernels; units that have fewer of them, or none, run as they can.
 

@@ -151,13 +151,14 @@ class SimulatedExecutor:
     def enqueue(self, launch: Launch) -> None:
         """See Executor: a launch is begun when it starts."""
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
         """See Executor."""
         with self._lock:
             at = self._world.grow(launch, share, self._clock.now_ns())
             if at is not None:
                 self._clock.call_at(at, 0, partial(on_grew, launch))
                 self._wait_for_next()
+        return False
 
     def release(self, batch: int) -> None:
         """See Executor."""

@@ -152,16 +152,21 @@ block *new_block(void) {
   return made;
 }
 
-/* Run steps in turn on the calling thread and on those of other cores, each of which joins when it is there. With
-   `wait` the first step begins when all have come. Gives the most that shared a step. */
-long run_block(block *b, const step *steps, long count, const int *cores, long others, long wait) {
-  long most = 1;
-  for (long n = 0; atomic_load(&b->left) < b->came; n++) wait_a_bit(n);  /* those of the last time */
+/* From here on cores can be called to a block. Those of the last time have to be gone. */
+void open_block(block *b) {
+  for (long n = 0; atomic_load(&b->left) < b->came; n++) wait_a_bit(n);
   atomic_store(&b->joined, 0);
   atomic_store(&b->left, 0);
   atomic_store(&b->turn, 0);
   b->called = b->came = 0;
   atomic_store(&b->open, 1);
+}
+
+/* Run steps in turn on the calling thread and on those of other cores, each of which joins when it is there. With
+   `wait` the first step begins when all have come. Gives the most that shared a step. */
+long run_block(block *b, const step *steps, long count, const int *cores, long others, long wait) {
+  long most = 1;
+  if (!atomic_load(&b->open)) open_block(b);
   if (others) call_cores(b, cores, others);
   for (long n = 0; wait && atomic_load(&b->joined) < b->called; n++) wait_a_bit(n);
   for (long i = 0; i < count; i++) {

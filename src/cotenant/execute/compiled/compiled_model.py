@@ -26,6 +26,7 @@ from cotenant.execute.onnx.segment_session import normal_threads
 from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segments import SegmentedModel, as_ort_value
 from cotenant.execute.threads.names import Threads
+from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, build_dfg
 
 _MOST_PLANS = 16
@@ -41,6 +42,7 @@ class CompiledModel(SegmentedModel):
     """
 
     is_plain = True
+    joins = True
 
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         graph = stored.skeleton.graph
@@ -86,20 +88,25 @@ class CompiledModel(SegmentedModel):
         return UnitPlanner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
 
     def run(
-        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads = 1, version: int = 0
+        self, start: int, end: int, tensors: Mapping[str, Any], threads: Threads | Team = 1, version: int = 0
     ) -> dict[str, Any]:
-        """See Runner. `version` is that of the units' kernels; units that have fewer take their last one."""
+        """See Runner. `version` is that of the units' kernels; units that have fewer take their last one.
+
+        Cores that join a team take part from the next step on; onnxruntime's from its next stretch of units on.
+        """
+        can_grow = isinstance(threads, Team)
+        team, fixed = (threads, _of_team(threads)) if isinstance(threads, Team) else (Team(_cores(threads)), threads)
         if self._runtime is None or not self._plain:
-            return super().run(start, end, _arrays(tensors), threads)
+            return super().run(start, end, _arrays(tensors), fixed)
         self._check_range(start, end)
-        count = threads if isinstance(threads, int) else len(threads)
-        if count in self._by_engine and (start, end) == (0, self.unit_count):
-            return super().run(start, end, tensors, threads)
+        count = fixed if isinstance(fixed, int) else len(fixed)
+        if count in self._by_engine and not can_grow and (start, end) == (0, self.unit_count):
+            return super().run(start, end, tensors, fixed)
         lease, token = self._leased(start, tensors)
         if lease is None:
-            return super().run(start, end, _arrays(tensors), threads)
+            return super().run(start, end, _arrays(tensors), fixed)
         try:
-            return self._run_leased(lease, token, start, end, tensors, threads, version)
+            return self._run_leased(lease, token, start, end, tensors, team, version, None if can_grow else fixed)
         finally:
             lease.busy.release()
 
@@ -111,7 +118,7 @@ class CompiledModel(SegmentedModel):
         lease, token = self._leased(0, inputs)
         assert lease is not None
         try:
-            self._run_leased(lease, token, 0, self.unit_count, inputs, 1, 0)
+            self._run_leased(lease, token, 0, self.unit_count, inputs, Team((0,)), 0, 1)
             plan = lease.prepared.plan
             samples = [self._runtime.cpu_ns(lease.steps) for _ in range(_RUNS)]
         finally:
@@ -128,7 +135,7 @@ class CompiledModel(SegmentedModel):
         assert lease is not None
         assert self._runtime is not None
         try:
-            self._run_leased(lease, token, 0, self.unit_count, inputs, 1, 0)
+            self._run_leased(lease, token, 0, self.unit_count, inputs, Team((0,)), 0, 1)
             plan, shapes = lease.prepared.plan, lease.prepared.shapes
             steps = np.median(np.array([self._runtime.cpu_ns(lease.steps) for _ in range(_RUNS)]), axis=0)
         finally:
@@ -261,9 +268,11 @@ class CompiledModel(SegmentedModel):
         start: int,
         end: int,
         tensors: Mapping[str, Any],
-        threads: Threads,
+        team: Team,
         version: int,
+        threads: Threads | None,
     ) -> dict[str, Any]:
+        """Units [start, end) by a team; onnxruntime's with these threads, by default as many as the team has then."""
         plan = lease.prepared.plan
         names = set(tensors)
         for name, value in tensors.items():
@@ -273,21 +282,20 @@ class CompiledModel(SegmentedModel):
                 lease.set_plain(name, value)
             elif lease.plain.get(name) is not value:
                 lease.take_in(name, value, lease.prepared.shapes[name], start)
-        others = _others(threads)
         at = start
         while at < end:
             stop = at + 1
             while stop < end and plan.ours[stop] == plan.ours[at]:
                 stop += 1
-            lease.run_steps(at, stop, others, version)
+            lease.run_steps(at, stop, team, version)
             if plan.ours[at]:
                 names.update(name for unit in self.dfg.units[at:stop] for name in unit.outputs)
             else:
-                self._by_sessions(lease, names, at, stop, threads)
+                self._by_sessions(lease, names, at, stop, threads or _of_team(team))
             at = stop
         lease.position = end
         if end == self.unit_count:
-            lease.run_steps(end, end + 1, others, version)
+            lease.run_steps(end, end + 1, team, version)
             return {
                 t.name: lease.plain[t.name] if t.name in lease.plain else self._constants[t.name] for t in self.outputs
             }
@@ -323,10 +331,16 @@ class _Shape:
         self.size = 0
 
 
-def _others(threads: Threads) -> Sequence[int]:
+def _cores(threads: Threads) -> tuple[int, ...]:
+    """The cores of so many threads; on how few a machine there are, the first is the caller's."""
     if isinstance(threads, int):
-        return sorted(os.sched_getaffinity(0))[1:threads] if threads > 1 else ()
-    return threads[1:]
+        return tuple(sorted(os.sched_getaffinity(0))[:threads]) if threads > 1 else (0,)
+    return threads
+
+
+def _of_team(team: Team) -> Threads:
+    """What onnxruntime is asked for: it has no pool for one core."""
+    return team.cores if len(team.cores) > 1 else 1
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from cotenant.execute.compiled.memory import floats
 from cotenant.execute.compiled.nodes import KernelNode
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlan
 from cotenant.execute.errors import TensorError
+from cotenant.execute.threads.team import Team
 
 Kernels = Mapping[Problem, Sequence[KernelVersion]]
 """The versions of each problem: the first is the fastest alone."""
@@ -98,7 +100,7 @@ class Lease:
         for step, pointer in readers or ():
             self.steps[step].p[pointer] = where
 
-    def run_steps(self, start: int, end: int, others: Sequence[int], version: int) -> None:
+    def run_steps(self, start: int, end: int, team: Team, version: int) -> None:
         """The steps of units [start, end)."""
         plan = self.prepared.plan
         for unit in range(start, end):
@@ -107,10 +109,13 @@ class Lease:
         first, last = plan.starts[start], plan.starts[end]
         if first == last:
             return
-        chosen = version, 1 + len(others)
-        if any(each != chosen for each in self._chosen[first:last]):
-            self._choose(first, last, chosen)
-        self.prepared.runtime.run(self.block, self.steps, first, last, others)
+        runtime = self.prepared.runtime
+        runtime.open(self.block)
+        with team.at_work(partial(runtime.call, self.block)) as cores:
+            chosen = version, len(cores)
+            if any(each != chosen for each in self._chosen[first:last]):
+                self._choose(first, last, chosen)
+            runtime.run(self.block, self.steps, first, last, cores[1:])
 
     def _choose(self, first: int, last: int, chosen: tuple[int, int]) -> None:
         for at in range(first, last):

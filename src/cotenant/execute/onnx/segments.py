@@ -71,6 +71,7 @@ class SegmentedModel:
     """Whether the graph keeps tensors in the layout of ONNX: each segment then makes its own of them."""
 
     kernels = ""
+    joins = False
     """See `execute.runner.Runner`."""
 
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:

@@ -69,9 +69,9 @@ class ThreadExecutor(BaseExecutor):
         batch = self._batches.try_begin(launch)
         lane.put(partial(self._launches.run, launch, launch.share, model, batch, self._batches.finish, on_end))
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
         """See Executor."""
-        self._launches.grow(launch, share, on_grew)
+        return self._launches.grow(launch, share, on_grew)
 
     def close(self) -> None:
         """See Executor."""

@@ -104,6 +104,7 @@ class TorchModel:
         self.inputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.inputs))
         self.outputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.outputs))
         self.kernels = ""
+        self.joins = False
         self.names_rows = names_rows([node.meta["val"].shape for node in (*lowered.inputs, *lowered.outputs)])
         modules = dict(archive.program.graph_module.named_children())
         self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)

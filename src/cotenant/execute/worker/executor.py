@@ -123,10 +123,11 @@ class ProcessExecutor(BaseExecutor):
         if isinstance(supervisor, WorkerSupervisor):
             supervisor.release(batch)
 
-    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
-        """See Executor."""
+    def grow(self, launch: int, share: Share, on_grew: OnGrew) -> bool:
+        """See Executor. The worker answers later."""
         for supervisor in list(self._supervisors.values()):
             supervisor.grow(launch, share, on_grew)
+        return False
 
     def close(self) -> None:
         """See Executor."""

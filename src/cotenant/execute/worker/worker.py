@@ -81,13 +81,17 @@ class Worker:
                     self._batches.release(message.batch)
                 elif isinstance(message, Grow):
                     share = Share(message.cores)
-                    self._launches.grow(message.launch, share, lambda each: self._channel.send(Grow(each), waits=True))
+                    if self._launches.grow(message.launch, share, self._grew):
+                        self._grew(message.launch)
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
                     threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
                 thread.join()
+
+    def _grew(self, launch: int) -> None:
+        self._channel.send(Grow(launch), waits=True)
 
     def _prepare(self, model: Runner, wanted: Prepare) -> None:
         """Load sessions and run each once, gently; a pool of threads is as nice as the thread that makes it."""

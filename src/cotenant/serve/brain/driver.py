@@ -122,6 +122,7 @@ class Driver:
     ) -> list[tuple[Done, Respond, Tensors | None]]:
         actions = self._engine.handle(event, now)
         answers: list[tuple[Done, Respond, Tensors | None]] = []
+        follow_ups: list[Event] = []
         is_look_ahead_due = False
         for action in actions:
             match action:
@@ -130,7 +131,8 @@ class Driver:
                 case Enqueue():
                     self._executor.enqueue(action.launch)
                 case Grow():
-                    self._executor.grow(action.launch, action.share, self._launch_grew)
+                    if self._executor.grow(action.launch, action.share, self._launch_grew):
+                        follow_ups.append(LaunchGrew(action.launch))
                 case Respond():
                     answers.append(self._end(action))
                 case Release():
@@ -140,7 +142,6 @@ class Driver:
                     self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
                 case LookAhead():
                     is_look_ahead_due = True
-        follow_ups: list[Event] = []
         for observer in self._observers:
             try:
                 follow_up = observer(now, event, actions, timing)
