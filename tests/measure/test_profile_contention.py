@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,7 +23,17 @@ from cotenant.cli.profile import contention_table
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import CotenantError
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.measure.antagonist import Streamed, antagonists, measure_bandwidth, streaming
+from cotenant.measure import cache_counters, contention_profile
+from cotenant.measure.antagonist import (
+    Antagonist,
+    Canary,
+    CopiedMemory,
+    Streamed,
+    antagonists,
+    measure_bandwidth,
+    streaming,
+)
+from cotenant.measure.cache_counters import CacheCounters
 from cotenant.measure.contention_profile import (
     FORMAT,
     ContentionProfile,
@@ -29,12 +43,14 @@ from cotenant.measure.contention_profile import (
     fit_bandwidth,
     fit_contention,
     load_contention,
+    measure_pressure,
     predicted_slowdown,
     save_contention,
     traffic_of,
 )
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
+from cotenant.predict.pressure import CacheReading, SlowdownScale
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -193,6 +209,106 @@ def test_an_antagonist_that_died_is_named() -> None:
             one.start()
 
 
+class MadeUpCounters:
+    """Counters of a machine that misses as much as is copied."""
+
+    def __init__(self, antagonists: Sequence[Antagonist], cores: Sequence[int]) -> None:
+        self.cores, self.antagonists, self.reads = cores, antagonists, 0
+
+    def read(self) -> CacheReading:
+        self.reads += 1
+        under_way = sum(each.is_under_way for each in self.antagonists)
+        return CacheReading(1e9 + 1e8 * (self.reads % 5), 0.25 * under_way)
+
+    def close(self) -> None:
+        self.cores = ()
+
+
+class MadeUpAntagonist:
+    """Draws 3 GB/s, and nothing happens."""
+
+    def __init__(self, core: int) -> None:
+        self.core, self.is_under_way = core, False
+
+    def start(self) -> None:
+        self.is_under_way = True
+
+    def stop(self) -> Streamed:
+        self.is_under_way = False
+        return Streamed(3 * GB, 1000 * MS)
+
+
+def test_pressure_is_calibrated_against_antagonists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A canary whose time rises by half with each of them, and counters that miss a quarter more."""
+    others: list[Any] = [MadeUpAntagonist(1), MadeUpAntagonist(2)]
+    counters: list[MadeUpCounters] = []
+
+    class MadeUpCanary:
+        def ns(self) -> int:
+            return 1000 + 500 * sum(each.is_under_way for each in others)
+
+    def opened(cores: Sequence[int]) -> Any:
+        counters.append(MadeUpCounters(others, cores))
+        return counters[0]
+
+    monkeypatch.setattr(contention_profile, "Canary", MadeUpCanary)
+    affinity = os.sched_getaffinity(0)
+    found = measure_pressure(0, others, 12 * GB, window_s=0.0, rounds=3, open_counters=opened)
+    assert os.sched_getaffinity(0) == affinity
+    assert found.canary_ns == 1000
+    assert found.slowdowns == SlowdownScale(((1.0, 0.0), (1.5, 0.25), (2.0, 0.5)))
+    assert found.counters is not None
+    assert found.counters.pressure(CacheReading(1.1e9, 0.375)) == pytest.approx(0.375)
+    assert not counters[0].cores, "they are closed"
+
+    def refused(cores: Sequence[int]) -> Any:
+        raise CotenantError("not here")
+
+    without = measure_pressure(0, others, 12 * GB, window_s=0.0, rounds=1, open_counters=refused)
+    assert (without.counters, without.no_counters) == (None, "not here")
+    assert without.slowdowns == found.slowdowns
+
+
+def test_counters_count_or_say_why_not() -> None:
+    """Real ones, where this machine has them: copying memory is seen."""
+    try:
+        counters = CacheCounters(CORES[:1])
+    except CotenantError as error:
+        reason = str(error)
+    else:
+        reason = ""
+    if reason:
+        assert reason.startswith("counters of the cache cannot be read: ")
+        return
+    memory = CopiedMemory(64 << 20)
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, CORES[:1])
+    counters.read()
+    for _ in range(32):
+        memory.copy()
+    reading = counters.read()
+    os.sched_setaffinity(0, before)
+    counters.close()
+    assert reading.accesses_per_s > 0
+    assert 0.0 <= reading.miss_rate <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errno.EACCES, "perf_event_paranoid is .*CAP_PERFMON"),
+        (errno.ENOENT, "virtual machines"),
+        (errno.EMFILE, "open"),
+    ],
+)
+def test_the_reason_why_counters_cannot_be_read_is_told(error: int, said: str) -> None:
+    assert re.search(said, cache_counters._reason(error))
+
+
+def test_a_canary_takes_time() -> None:
+    assert Canary(SMALL).ns() > 0
+
+
 @two_cores
 def test_a_repository_is_calibrated(tmp_path: Path) -> None:
     root = write_good(tmp_path / "models", "encoder", "two")
@@ -214,6 +330,9 @@ def test_a_repository_is_calibrated(tmp_path: Path) -> None:
         assert len(model.sensitivity.antagonist_bytes_per_s) == len(CORES) - 1
         assert len(model.traffic.weight_bytes) == len(profile.models[name].unit_ns)
     assert len(found.models["encoder"].traffic.row_bytes) == 2  # it has two declared shapes
+    assert found.pressure is not None
+    assert found.pressure.canary_ns > 0
+    assert (found.pressure.counters is None) == bool(found.pressure.no_counters)
     ContentionWorld(TablePredictor(profile.tables()), found.contention())  # fits the profile
 
 

@@ -185,7 +185,17 @@ def contention_table(found: ContentionProfile) -> Table:
 
     drawn = ", ".join(f"{each / 1e9:.1f}" for each in found.drawn_bytes_per_s)
     told = "saturated" if found.bandwidth_bytes_per_s else "not saturated: nobody waits for it in simulations"
-    table = Table(title=f"Beside copies of memory (GB/s drawn by 1, 2, ... cores: {drawn}; {told})")
+    scales = found.pressure
+    by = [
+        name
+        for name, scale in (
+            ("a canary", scales and scales.slowdowns),
+            ("counters of the cache", scales and scales.counters),
+        )
+        if scale
+    ]
+    pressure = f"pressure is told by {' and '.join(by)}" if by else "nothing tells the pressure"
+    table = Table(title=f"Beside copies of memory (GB/s drawn by 1, 2, ... cores: {drawn}; {told}; {pressure})")
     table.add_column("model")
     table.add_column("times as long", justify="right")
     table.add_column("bytes from memory, times counted", justify="right")

@@ -21,6 +21,8 @@ from cotenant.execute.threads.lanes import pin
 
 ARRAY_BYTES = 256 << 20
 """Far larger than the last-level cache that a core can fill alone."""
+CANARY_BYTES = 48 << 20
+"""A canary stays in a server: it is as large as to be out of the cache when it comes round again."""
 CHUNK_BYTES = 4 << 20
 """Copied between two looks at the orders: less than a millisecond on the machines of today."""
 WINDOW_S = 0.5
@@ -141,6 +143,19 @@ class CopiedMemory:
         np.copyto(self._target[start:end], self._source[start:end])
         self._at = end % len(self._source)
         return 2 * (end - start)
+
+
+class Canary:
+    """A short piece of work that waits for the memory: it takes longer the more others use it."""
+
+    def __init__(self, array_bytes: int = CANARY_BYTES) -> None:
+        self._memory = CopiedMemory(array_bytes)
+
+    def ns(self) -> int:
+        """Processor time of the calling thread for one chunk, about a quarter of a millisecond."""
+        began = time.thread_time_ns()
+        self._memory.copy()
+        return time.thread_time_ns() - began
 
 
 def _copy(pipe: Connection, core: int, array_bytes: int) -> None:

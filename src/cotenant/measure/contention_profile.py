@@ -1,6 +1,7 @@
 """What models lose beside each other: measured beside antagonists, fitted to the contention world, kept in a file.
 
     measure_bandwidth   what one core, two, ... draw from the memory
+    measure_pressure    what tells how much of that is in use
     measure_sensitivity a model alone and beside antagonists, in turns
     fit_contention      the parameters of `world.contention` that explain both
     calibrate           all of it for a repository, saved beside its profile
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,10 +32,13 @@ from cotenant.measure.antagonist import (
     ROUNDS,
     WINDOW_S,
     Antagonist,
+    Canary,
     antagonists,
     measure_bandwidth,
     streaming,
 )
+from cotenant.measure.cache_counters import CacheCounters
+from cotenant.predict.pressure import CacheReading, CounterModel, SlowdownScale, fit_counters, fit_slowdowns
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import Profile, ProfileError, load_profile
 from cotenant.repository import contention_path, find_versions, model_names, profile_path
@@ -79,6 +83,19 @@ class ModelContention:
 
 
 @dataclass(frozen=True, slots=True)
+class PressureScales:
+    """How pressure is told on one device: by a canary that takes `canary_ns` alone, and by counters of the cache.
+
+    `slowdowns` is None where nothing slows the canary down, `counters` where they cannot be read, for `no_counters`.
+    """
+
+    canary_ns: int
+    slowdowns: SlowdownScale | None
+    counters: CounterModel | None
+    no_counters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ContentionProfile:
     """Contention of the models of one repository on one device.
 
@@ -91,6 +108,7 @@ class ContentionProfile:
     drawn_bytes_per_s: tuple[int, ...]
     bandwidth_bytes_per_s: int | None
     models: dict[str, ModelContention]
+    pressure: PressureScales | None = None
     format: str = FORMAT
 
     def contention(self) -> Contention:
@@ -116,6 +134,58 @@ def traffic_of(dfgs: Sequence[Dfg]) -> Traffic:
         tuple(unit.weight_bytes for unit in dfgs[0].units),
         tuple(tuple(unit.read_bytes + unit.write_bytes for unit in dfg.units) for dfg in dfgs),
     )
+
+
+def measure_pressure(
+    core: int,
+    others: Sequence[Antagonist],
+    most_bytes_per_s: int,
+    *,
+    window_s: float = WINDOW_S,
+    rounds: int = ROUNDS,
+    open_counters: Callable[[Sequence[int]], CacheCounters] = CacheCounters,
+) -> PressureScales:
+    """Calibrate what tells the pressure on a core beside none, one, ... all of the antagonists, who take turns.
+
+    Pressure is what they draw of `most_bytes_per_s`. Medians over rounds; pins the thread while it measures.
+    """
+    affinity = os.sched_getaffinity(0)
+    cores = [core, *(each.core for each in others)]
+    counters, no_counters = None, ""
+    try:
+        counters = open_counters(cores)
+    except CotenantError as error:
+        no_counters = str(error)
+    found: list[list[tuple[float, float, CacheReading]]] = [[] for _ in range(len(others) + 1)]
+    silent = CacheReading(0.0, 0.0)
+    try:
+        pin((core,))
+        canary = Canary()
+        canary.ns()
+        for _ in range(rounds):
+            for count in range(len(others) + 1):
+                with streaming(others[:count]) as moved:
+                    if counters is not None:
+                        counters.read()
+                    began = time.perf_counter()
+                    took: list[int] = []
+                    while not took or time.perf_counter() - began < window_s:
+                        took.append(canary.ns())
+                    reading = silent if counters is None else counters.read()
+                drawn = sum(each.bytes_per_s for each in moved)
+                found[count].append((median(took), min(1.0, drawn / most_bytes_per_s), reading))
+    finally:
+        os.sched_setaffinity(0, affinity)
+        if counters is not None:
+            counters.close()
+    canaries = [median(ns for ns, _, _ in level) for level in found]
+    pressures = [median(pressure for _, pressure, _ in level) for level in found]
+    every = [each for level in found for each in level]
+    fitted = None
+    if counters is not None:
+        fitted = fit_counters([reading for _, _, reading in every], [pressure for _, pressure, _ in every])
+    slowdowns = fit_slowdowns([ns / canaries[0] for ns in canaries], pressures)
+    return PressureScales(round(canaries[0]), slowdowns, fitted, no_counters)
 
 
 def measure_sensitivity(
@@ -237,6 +307,7 @@ def calibrate(
     drawn = measure_bandwidth(cores, window_s=window_s, rounds=rounds, array_bytes=array_bytes)
     models: dict[str, ModelContention] = {}
     with antagonists(cores[1:], array_bytes) as others:
+        pressure = measure_pressure(cores[0], others, max(drawn), window_s=window_s, rounds=rounds)
         for name in model_names(root):
             found = find_versions(root, name)[-1]
             measured = profile.models.get(found.tenant)
@@ -253,6 +324,6 @@ def calibrate(
                 traffic, is_identified = fit_contention(drawn, counted, weights, sensitivity, shape)
                 models[found.tenant] = ModelContention(traffic, is_identified, sensitivity)
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    made = ContentionProfile(this_device(), created, drawn, fit_bandwidth(drawn), models)
+    made = ContentionProfile(this_device(), created, drawn, fit_bandwidth(drawn), models, pressure)
     save_contention(contention_path(root), made)
     return made

@@ -1,0 +1,81 @@
+"""Counters of the last-level cache of some cores, by perf_event_open(2) of Linux."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from cotenant.errors import CotenantError
+from cotenant.predict.pressure import CacheReading
+
+_CALLS = {"x86_64": 298, "aarch64": 241}
+"""The number of the system call; libc has no name for it."""
+_HW_CACHE, _LAST_LEVEL = 3, 2
+_ACCESS, _MISS = 0, 1
+_ATTRIBUTES = struct.Struct("IIQQQQQIIQ")
+"""The first version of perf_event_attr, whose size says which it is."""
+_CLOSE_ON_EXEC = 8
+_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+
+
+class CacheCounters:
+    """Counts what all threads do on these cores, until it is closed.
+
+    Raises CotenantError, with the reason and what would help, where that is not possible or not allowed.
+    """
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        self._files: list[int] = []
+        try:
+            for core in cores:
+                for result in (_ACCESS, _MISS):
+                    self._files.append(_opened(core, result))
+        except CotenantError:
+            self.close()
+            raise
+        self._last = self._counted()
+
+    def read(self) -> CacheReading:
+        """What happened since the last call."""
+        before, self._last = self._last, self._counted()
+        accesses, misses, ns = (now - then for now, then in zip(self._last, before, strict=True))
+        return CacheReading(accesses * 1e9 / max(1, ns), min(1.0, misses / max(1, accesses)))
+
+    def close(self) -> None:
+        """Count no more."""
+        for file in self._files:
+            os.close(file)
+        self._files = []
+
+    def _counted(self) -> tuple[int, int, int]:
+        counts = [int.from_bytes(os.read(file, 8), "little") for file in self._files]
+        return sum(counts[::2]), sum(counts[1::2]), time.perf_counter_ns()
+
+
+def _opened(core: int, result: int) -> int:
+    """A counter of reads of the last-level cache on one core: all of them, or those that missed."""
+    number = _CALLS.get(platform.machine())
+    if number is None or os.uname().sysname != "Linux":
+        raise CotenantError(f"counters of the cache cannot be read on {platform.system()} {platform.machine()}")
+    kind = _LAST_LEVEL | result << 16
+    attributes = _ATTRIBUTES.pack(_HW_CACHE, _ATTRIBUTES.size, kind, 0, 0, 0, 0, 0, 0, 0)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    file = int(call(number, ctypes.c_char_p(attributes), -1, core, -1, ctypes.c_ulong(_CLOSE_ON_EXEC)))
+    if file >= 0:
+        return file
+    raise CotenantError(f"counters of the cache cannot be read: {_reason(ctypes.get_errno())}")
+
+
+def _reason(error: int) -> str:
+    if error in (errno.EACCES, errno.EPERM):
+        paranoid = _PARANOID.read_text(encoding="ascii").strip() if _PARANOID.exists() else "unknown"
+        return f"not allowed (perf_event_paranoid is {paranoid}): set it to 0 or less, or give the process CAP_PERFMON"
+    if error in (errno.ENOENT, errno.EOPNOTSUPP, errno.ENODEV):
+        return "this processor does not offer them here, as in most virtual machines"
+    return os.strerror(error)
