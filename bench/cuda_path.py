@@ -13,7 +13,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from bench._registry import BenchError
 from bench.dispatch import TENANT, Chain
 from cotenant.core.actions import Launch
 from cotenant.execute.gpu.streams import CpuStreams, Named, Replay, StreamLane
+from cotenant.execute.place import IdentityModel
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
-from cotenant.graph.dfg import Tensor
 from cotenant.work import Share, Work
 
 NAME = "cuda-path"
@@ -58,35 +58,12 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     return {"summary": summary, "rows": rows}
 
 
-class Nothing:
-    """A torch model, as the executor sees it, that gives its input back."""
-
-    path = Path("nothing.pt2")
-    name = TENANT
-    device = "cpu"
-    inputs = (Tensor("x", "tensor(float)", (None, 8)),)
-
-    def prepare(self, ranges: Iterable[tuple[int, int]], threads: Any = 1) -> None:
-        """Nothing to build."""
-
-    def why_eager(self, start: int, end: int) -> str:
-        """Nothing is against it."""
-        return ""
-
-    def run(self, start: int, end: int, tensors: Mapping[str, Any], threads: Any = 1) -> dict[str, Any]:
-        """The input."""
-        return dict(tensors)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
 def _executor_window() -> dict[str, dict[str, float]]:
     core = sorted(os.sched_getaffinity(0))[-1]
     executor = TorchExecutor(CpuStreams())
-    model: Any = Nothing()
+    model: Any = IdentityModel()
     try:
-        executor.add_model(TENANT, executor.load(TENANT, model, LoadSpec((Share((core,)),), (0, 1), max_batch=8)))
+        executor.add_model(TENANT, executor.lend(model, LoadSpec((Share((core,)),), (0, 1), max_batch=8)))
         chain = Chain(executor, core, {"x": np.ones((1, 8), np.float32)})  # type: ignore[arg-type]
         chain.run(WARM_UP)
         found = {"chained": chain.run(LAUNCHES), "idle": [chain.run(1)[0] for _ in range(LAUNCHES)]}

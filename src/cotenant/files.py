@@ -236,6 +236,16 @@ def append_entry(path: Path, entry: Any) -> None:
         os.fsync(file.fileno())
 
 
+def processor_facts() -> dict[str, str]:
+    """What Linux says of the first processor, by field ("model name", "flags", ...); empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    lines = [line.partition(":") for line in text.partition("\n\n")[0].splitlines()]
+    return {field.strip(): value.strip() for field, _, value in lines}
+
+
 def read_entries(path: Path) -> Iterator[Any]:
     """The lines of such a file, those left out that are no JSON; none when there is no file. Raises OSError."""
     if not path.exists():

@@ -18,7 +18,7 @@ import torch
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.execute.errors import ModelError
-from cotenant.execute.gpu.chains import Chain, Chains, capture_chain, form_of
+from cotenant.execute.gpu.chains import Chains, SegmentChain, capture_chain, form_of
 from cotenant.execute.gpu.streams import CpuStreams, Named, Replay
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
@@ -295,7 +295,7 @@ def test_all_is_captured_and_run_twice_at_loading_and_nothing_later(world: World
 
 def test_rows_that_nobody_asked_for_have_values() -> None:
     held = torch.full((4, 3), 1 << 40)
-    chain = Chain(4, (0, 1), [{"ids": held}, {}], [lambda: None])
+    chain = SegmentChain(4, (0, 1), [{"ids": held}, {}], [lambda: None])
     chain.fill(0, {"ids": torch.ones((3, 3), dtype=torch.int64)})
     assert held.tolist() == [[1] * 3] * 3 + [[0] * 3]
 
@@ -321,7 +321,7 @@ def test_a_chain_holds_no_memory(device: FakeStreams) -> None:
 def test_graphs_of_a_share_go_with_the_last_chain_there() -> None:
     chains, form = Chains(), form_of({"x": torch.ones(1, 3)}, 1, 4)
     for model, share in ((1, LEFT), (2, LEFT), (1, RIGHT)):
-        chains.add(model, share, form, Chain(1, (0, 1), [{}, {}], [lambda: None]))
+        chains.add(model, share, form, SegmentChain(1, (0, 1), [{}, {}], [lambda: None]))
     of_another_type = form_of({"x": torch.ones(1, 3, dtype=torch.float64)}, 1, 4)
     assert chains.find(1, LEFT, of_another_type, 0, 1) is None
     left, right = (weakref.ref(chains.find(1, share, form, 0, 1)) for share in (LEFT, RIGHT))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from cotenant.files import processor_facts
+
 
 class Target(Struct, frozen=True):
     """`lanes` are FP32 numbers in a vector, `registers` those that hold vectors. `flags` are for gcc and clang.
@@ -36,7 +38,7 @@ def this_target() -> Target:
     """What the processor of this machine reports."""
     if platform.machine() in ("aarch64", "arm64"):
         return NEON
-    flags = set(_line("flags").split())
+    flags = set(processor_facts().get("flags", "").split())
     if {"avx512f", "avx512vl", "avx512dq", "avx512bw", "fma"} <= flags:
         return AVX512
     return AVX2 if {"avx2", "fma"} <= flags else PORTABLE
@@ -48,14 +50,7 @@ def this_maker() -> str:
         number = Path("/etc/machine-id").read_text(encoding="utf-8").strip()
     except OSError:
         number = ""
-    text = "\0".join((platform.machine(), platform.processor(), _line("model name"), _line("flags"), number))
+    facts = processor_facts()
+    told = facts.get("model name", ""), facts.get("flags", "")
+    text = "\0".join((platform.machine(), platform.processor(), *told, number))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _line(field: str) -> str:
-    """What the system says of the first processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cotenant.execute.errors import ModelError
-from cotenant.files import write_whole
+from cotenant.files import processor_facts, write_whole
 
 PATHS = "paths"
 """In a cache: which folder the newest content of each file is in, one small file each."""
@@ -122,13 +122,9 @@ def file_digest(path: Path) -> str:
 
 def processor() -> str:
     """Fingerprint of the processor, whose vector instructions some prepared forms depend on."""
-    text = f"{platform.machine()} {platform.processor()}"
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    for field in ("model name", "flags", "Features"):
-        text += next((line for line in lines if line.startswith(field)), "")
+    facts = processor_facts()
+    told = [facts.get(field, "") for field in ("model name", "flags", "Features")]
+    text = "\0".join((platform.machine(), platform.processor(), *told))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -22,6 +22,7 @@ from cotenant.execute.gpu.cuda_driver import (
 )
 from cotenant.execute.gpu.sm_groups import split_groups
 from cotenant.execute.gpu.sm_ladder import device_name
+from cotenant.files import processor_facts
 
 _SIMD = (
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -105,21 +106,14 @@ def survey(
 
 def this_cpu() -> Cpu:
     """The processor that this process runs on; what the system does not tell is left empty."""
-    model, flags = platform.processor() or platform.machine(), ""
-    for line in _read("/proc/cpuinfo").splitlines():
-        key, _, value = (part.strip() for part in line.partition(":"))
-        if key == "model name":
-            model = value
-        elif key in ("flags", "Features"):
-            flags = value
-            break
-    words = set(flags.split())
+    facts = processor_facts()
+    words = set((facts.get("flags") or facts.get("Features", "")).split())
     caches: dict[str, int] = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = (_read(folder / name).strip() for name in ("level", "type", "size"))
         caches["L" + level + {"Data": "d", "Instruction": "i"}.get(kind, "")] = _bytes(size)
     return Cpu(
-        model=model,
+        model=facts.get("model name") or platform.processor() or platform.machine(),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         installed=os.cpu_count() or 1,
         caches=caches,

@@ -101,8 +101,8 @@ class CorePlace:
         return 0
 
 
-class _Nothing:
-    """A model for streams that gives its input back."""
+class IdentityModel:
+    """A model for streams that gives its input back: what it takes is the executor's own time."""
 
     path = Path("nothing")
     name = "nothing"
@@ -113,9 +113,11 @@ class _Nothing:
         """There is nothing to build."""
 
     def why_eager(self, start: int, end: int) -> str:
+        """It is never captured."""
         return "there is nothing to capture"
 
     def run(self, start: int, end: int, tensors: Inputs, threads: object) -> Inputs:
+        """What it is given."""
         return tensors
 
 
@@ -154,7 +156,7 @@ class StreamPlace:
         """See Place: a number goes to the device and comes back."""
         inputs = {"x": np.zeros(1, np.float32)}
         samples = []
-        with self.ready(cast(Runner, _Nothing()), LoadSpec((share,), (0, 1))) as run:
+        with self.ready(cast(Runner, IdentityModel()), LoadSpec((share,), (0, 1))) as run:
             for _ in range(_FLOOR_RUNS):
                 began = time.perf_counter_ns()
                 run(share, inputs, [(0, 1)])

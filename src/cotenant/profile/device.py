@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
+from cotenant.files import processor_facts
 from cotenant.work import CPU
 
 _PACKAGES = ("cotenant", "onnxruntime", "numpy", "onnx")
@@ -50,7 +50,8 @@ def _this_gpu(device: str) -> Device:
 
 
 def _this_cpu() -> Device:
-    model, flags = _cpuinfo()
+    facts = processor_facts()
+    model = facts.get("model name") or platform.processor() or platform.machine()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
@@ -61,7 +62,7 @@ def _this_cpu() -> Device:
     for package in _OPTIONAL:
         with suppress(PackageNotFoundError):
             versions[package] = version(package)
-    identity = "|".join((model, flags, str(cores), versions["onnxruntime"]))
+    identity = "|".join((model, facts.get("flags", ""), str(cores), versions["onnxruntime"]))
     return Device(
         processor=model,
         cores=cores,
@@ -70,18 +71,3 @@ def _this_cpu() -> Device:
         versions=versions,
         fingerprint=sha256(identity.encode()).hexdigest()[:12],
     )
-
-
-def _cpuinfo() -> tuple[str, str]:
-    """Name and feature flags of the processor, where the system tells."""
-    model, flags = platform.processor() or platform.machine(), ""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                model = value.strip()
-            elif key.strip() == "flags":
-                flags = value.strip()
-                break
-    return model, flags

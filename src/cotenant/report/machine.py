@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
+
+from cotenant.files import processor_facts
 
 _PACKAGES = ("cotenant", "onnxruntime", "onnx", "numpy", "grpcio", "uvloop")
 
 
 def machine_facts() -> dict[str, str]:
     """Read processor, cores usable by this process, memory, system and versions; what cannot be read is left out."""
-    facts = {"processor": _cpu_model() or platform.processor() or platform.machine()}
+    facts = {"processor": processor_facts().get("model name") or platform.processor() or platform.machine()}
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts["cores"] = f"{usable} of {os.cpu_count()}"
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -25,11 +26,3 @@ def machine_facts() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return facts
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -24,7 +24,7 @@ Run = Callable[[int, int, Named], Named]
 """Submits units [start, end) on these tensors."""
 
 
-class Form(NamedTuple):
+class BatchForm(NamedTuple):
     """What decides which chain a batch runs by. `shapes` are those of a row of each input, and its type; of the whole
     input, and `rows` is 0, where a model takes no batches. `held` is how many rows its tensors have, with padding.
     """
@@ -33,9 +33,9 @@ class Form(NamedTuple):
     rows: int
     held: int
 
-    def padded(self, rows: int) -> Form:
+    def padded(self, rows: int) -> BatchForm:
         """The same batch in tensors of so many rows."""
-        return Form(self.shapes, self.rows, rows)
+        return BatchForm(self.shapes, self.rows, rows)
 
     def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of an output that somebody asked for."""
@@ -43,14 +43,16 @@ class Form(NamedTuple):
         return tensor[: self.rows] if is_longer else tensor
 
 
-def form_of(inputs: Named, rows: int, max_batch: int) -> Form:
+def form_of(inputs: Named, rows: int, max_batch: int) -> BatchForm:
     """The form of a batch that begins."""
     if max_batch > 1:
-        return Form(tuple([(name, each.dtype, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows)
-    return Form(tuple([(name, each.dtype, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
+        return BatchForm(
+            tuple([(name, each.dtype, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows
+        )
+    return BatchForm(tuple([(name, each.dtype, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
 
 
-class Chain:
+class SegmentChain:
     """One model at `rows` rows on one lane: the tensors at each cut, and the graphs between them. 0: not a batch."""
 
     def __init__(self, rows: int, cuts: Sequence[int], tensors: Sequence[Named], replays: Sequence[Replay]) -> None:
@@ -82,7 +84,7 @@ class Chain:
         return self._tensors[self._at[end]]
 
 
-def warm_up(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named) -> None:
+def warm_segments(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named) -> None:
     """Submit a model's segments twice, on the calling thread, the lane's own. Raises what the model does."""
     for _ in range(WARM_RUNS):
         values: Named = {name: lane.upload(value) for name, value in inputs.items()}
@@ -90,7 +92,7 @@ def warm_up(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named) -> N
             values = run(start, end, values)
 
 
-def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named, rows: int) -> Chain:
+def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named, rows: int) -> SegmentChain:
     """Capture a model that is warm, and submit what was captured twice, on the lane's own thread.
 
     `inputs` lie on the host. Raises what `StreamLane.capture` raises, and what the model does.
@@ -108,7 +110,7 @@ def capture_chain(lane: StreamLane, run: Run, cuts: Sequence[int], inputs: Named
         replay, outputs = lane.capture(partial(run, start, end, tensors[-1]) if tensors else begin)
         replays.append(replay)
         tensors.append(outputs)
-    chain = Chain(rows, cuts, [lane.lend(each) for each in tensors], replays)
+    chain = SegmentChain(rows, cuts, [lane.lend(each) for each in tensors], replays)
     for _ in range(WARM_RUNS):
         chain.fill(cuts[0], there)
         for at, (start, end) in enumerate(pairwise(cuts), 1):  # a cut that cannot be filled shows
@@ -122,7 +124,7 @@ class Chains:
     """What was captured for launches, by model, share and shape of a row. Not thread-safe for writers."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Share], dict[Any, list[Chain]]] = {}
+        self._known: dict[tuple[int, Share], dict[Any, list[SegmentChain]]] = {}
         self._dropped: dict[Share, list[object]] = {}
         self.replayed = self.eager = 0
         """Launches so far, with and without a chain."""
@@ -130,17 +132,17 @@ class Chains:
     def __len__(self) -> int:
         return sum(len(chains) for shapes in self._known.values() for chains in shapes.values())
 
-    def add(self, model: int, share: Share, form: Form, chain: Chain) -> None:
+    def add(self, model: int, share: Share, form: BatchForm, chain: SegmentChain) -> None:
         """Keep a chain of the model of that number."""
         known = dict(self._known.get((model, share), {}))
         known[form.shapes] = sorted([*known.get(form.shapes, []), chain], key=lambda each: each.rows)
         self._known[model, share] = known
 
-    def has(self, model: int, share: Share, form: Form, rows: int) -> bool:
+    def has(self, model: int, share: Share, form: BatchForm, rows: int) -> bool:
         """Whether there is one of exactly so many rows."""
         return rows in [chain.rows for chain in self._known.get((model, share), {}).get(form.shapes, [])]
 
-    def find(self, model: int, share: Share, form: Form | None, start: int, end: int) -> Chain | None:
+    def find(self, model: int, share: Share, form: BatchForm | None, start: int, end: int) -> SegmentChain | None:
         """The smallest chain with room for a batch that has these cuts; None to run unit by unit.
 
         A batch that has begun stays in tensors of the rows that it has.

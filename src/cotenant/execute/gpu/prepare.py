@@ -8,16 +8,15 @@ from collections.abc import Callable
 from itertools import pairwise, product
 
 from cotenant.execute.batches import reason_of, row_buckets
-from cotenant.execute.gpu.chains import Chains, capture_chain, form_of, warm_up
+from cotenant.execute.gpu.chains import Chains, capture_chain, form_of, warm_segments
 from cotenant.execute.gpu.resident import MIB, Resident
-from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane
+from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane, wait_for
 from cotenant.execute.protocol import LoadSpec, Shapes
 from cotenant.execute.warm import zeros
 from cotenant.work import Share
 
 _FREE_SHARE = 8
 """Nothing is captured where less than this part of the memory would be left: launches without a chain need some."""
-_LOOK_S = 1e-4
 _log = logging.getLogger("cotenant.torch")
 
 
@@ -78,25 +77,18 @@ class Preparation:
         if self._chains.has(self._resident.number, share, form, rows):
             return
         try:
-            warm_up(lane, run, self._spec.cuts, inputs)
-            _wait(lane)
+            warm_segments(lane, run, self._spec.cuts, inputs)
+            wait_for(lane.record())
             free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
             self._free = self._free or free
             if free < total // _FREE_SHARE:
                 self.why_eager = f"{free / MIB:.0f} of {total / MIB:.0f} MiB are free on {self._device.name}"
                 return
             chain = capture_chain(lane, run, self._spec.cuts, inputs, rows)
-            _wait(lane)
+            wait_for(lane.record())
         except Exception as error:
             if self._device.is_lost(error):
                 raise
             self.why_eager = f"{rows or 1} rows: {reason_of(error)}"
         else:
             self._chains.add(self._resident.number, share, form, chain)
-
-
-def _wait(lane: StreamLane) -> None:
-    """Wait until the current stream has done what was submitted. Raises what the device says of it."""
-    end = lane.record()
-    while not end.is_reached():
-        time.sleep(_LOOK_S)

@@ -20,6 +20,7 @@ from cotenant.execute.threads.lanes import settle
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.work import Share
 
+_LOOK_S = 1e-4
 Named = Mapping[str, torch.Tensor]
 Replay = Callable[[], None]
 """Submits work that was captured as a whole to the calling thread's stream, over the same tensors. It holds none."""
@@ -33,6 +34,12 @@ class Event(Protocol):
 
     def ns_since(self, earlier: Any) -> int:
         """Nanoseconds between an earlier event of the same stream and this one: both reached, and both timed."""
+
+
+def wait_for(event: Event) -> None:
+    """Wait until a stream has come to an event. Raises what the device says of the work before."""
+    while not event.is_reached():
+        time.sleep(_LOOK_S)
 
 
 class StreamLane(Protocol):

@@ -26,6 +26,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.execute.batches import names_rows
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.gpu.streams import wait_for
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
@@ -52,7 +53,6 @@ _RUNS = 6
 _WARM_UP = 2
 _SUBMIT_NS = 100_000
 """Longer than it takes to submit a unit."""
-_LOOK_S = 1e-4
 
 # Arrays of queries are often read-only; nothing here writes into its inputs.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writ", category=UserWarning)
@@ -251,8 +251,8 @@ class TorchModel:
                         marks.append(lane.record(True))
                     values.update(zip(segment.outputs, results, strict=True))
                     values = {name: values[name] for name in self.dfg.live(unit + 1)}
-                while marks and not marks[-1].is_reached():
-                    time.sleep(_LOOK_S)
+                if marks:
+                    wait_for(marks[-1])
                 for unit, (before, after) in enumerate(pairwise(marks)):
                     samples[unit][-1] = after.ns_since(before)
         return tuple(max(1, round(median(each[_WARM_UP:]))) for each in samples)
