@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from cotenant.compile.knobs import Knobs
 from cotenant.compile.problem import Problem
 from cotenant.compile.selection import KernelVersion, pick
 from cotenant.compile.store import Built, KernelCandidate
+from cotenant.errors import ConfigError
 from cotenant.execute.compiled.choice import choice_path
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.runner import open_model, to_numpy
-from cotenant.measure import compile_campaign
+from cotenant.measure import compile_campaign, version_pressure
 from cotenant.measure.compile_campaign import CompileEffort, compile_repository, explore_repository, versions_of
 from cotenant.measure.opening import open_version
 from cotenant.repository import STATE_FOLDER, find_versions
@@ -134,6 +136,43 @@ def test_kernels_that_give_another_answer_are_not_kept(root: Path, monkeypatch: 
     results, _ = compile_repository(root, ONE, CompileEffort(1))
     assert results["net"].error == 0.01
     assert not choice_of(root).exists()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="pressure needs another core")
+def test_versions_for_levels_are_kept_and_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times(_: object, problem: Problem, candidates: list[KernelCandidate], *__: object) -> dict[str, list[float]]:
+        """The slowest alone is the one that bears pressure."""
+        robust = candidates[-1].name
+        return {
+            each.name: [each.cpu_ns * (1.0 if each.name == robust else 1.0 + at) for at in range(5)]
+            for each in candidates
+        }
+
+    monkeypatch.setattr(compile_campaign, "_NO_SLOWER", 1e9)
+    monkeypatch.setattr(version_pressure.PressureBench, "times", times)
+    monkeypatch.setattr(version_pressure, "ARRAY_BYTES", 1 << 20)
+    steps: list[tuple[int, int, str]] = []
+    effort = CompileEffort(2, under_pressure=True)
+    results, errors = compile_repository(root, (Share((0,)), Share((1,))), effort, lambda *step: steps.append(step))
+    assert errors == {}
+    assert [done for done, _, _ in steps] == list(range(steps[-1][1] + 1))
+    assert any("beside others" in text for _, _, text in steps)
+    assert results["net"].versions == 2
+    kept = json.loads(choice_of(root).read_text(encoding="utf-8"))
+    assert all(len(each["libraries"]) >= 5 for each in kept["kernels"])
+    for each in kept["kernels"]:
+        assert len(each["level_ns"]) == len(each["libraries"])
+        best = [min(some[level] for some in each["level_ns"]) for level in range(5)]
+        assert [some[level] for level, some in enumerate(each["level_ns"][:5])] == best
+    with model_of(root) as model:
+        given = {"x": np.random.default_rng(0).standard_normal((1, 3, SIZE, SIZE), np.float32)}
+        right = to_numpy(model.run(0, model.unit_count, given))
+        for level in range(1, 5):
+            for name, array in to_numpy(model.run(0, model.unit_count, given, version=level)).items():
+                np.testing.assert_allclose(array, right[name], rtol=1e-3, atol=1e-4)
+    with pytest.raises(ConfigError, match="two cores at least"):
+        compile_repository(root, ONE, effort)
+    choice_of(root).unlink()
 
 
 def test_versions_begin_with_the_fastest() -> None:

@@ -34,6 +34,12 @@ def compile_(
             "and select from, which no model runs."
         ),
     ] = "ckernel",
+    pressure: Annotated[
+        bool,
+        typer.Option(
+            "--pressure", help="Also measure kernels beside others who use the memory, and keep versions for that."
+        ),
+    ] = False,
     lanes: Lanes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -44,7 +50,7 @@ def compile_(
 
     settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
     cores = cores_alone(settings.device, "models are compiled")
-    effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s)
+    effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)
     maker = backend_of(backend)
     results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]
     with progress_bar(quiet=as_json, what="compiling") as on_step:

@@ -79,10 +79,9 @@ class KernelVersion:
 
 
 def pick(versions: Sequence[KernelVersion], version: int, cores: int) -> KernelVersion:
-    """The version of this number, or the last one; version 0 is whatever is fastest on so many cores."""
-    if version:
-        return versions[min(version, len(versions) - 1)]
-    return min(versions, key=lambda each: each.ns_on(cores))
+    """The version of this number, or the last one; for the first of them, whatever is fastest on so many cores."""
+    chosen = versions[min(version, len(versions) - 1)]
+    return chosen if chosen != versions[0] else min(versions, key=lambda each: each.ns_on(cores))
 
 
 Times = Mapping[str, Sequence[float]]

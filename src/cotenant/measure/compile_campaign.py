@@ -29,6 +29,7 @@ from cotenant.execute.compiled.choice import (
     KernelChoice,
     apply,
     choice_path,
+    runtime_of,
     save_choice,
     store_of,
 )
@@ -37,6 +38,7 @@ from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.measure.version_pressure import pressure_bench, versions_by_level
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names
 from cotenant.work import Share
 
@@ -67,6 +69,8 @@ class CompileEffort:
 
     candidates: int = CANDIDATES
     budget_s: float = float("inf")
+    under_pressure: bool = False
+    """Also measure candidates beside others who use the memory, and keep versions for that."""
 
 
 @dataclass(slots=True)
@@ -149,16 +153,19 @@ def compile_repository(
         opened = _opened(root, store, errors, stack)
         order = _by_weight(opened, errors, root)
         try:
-            pin(lanes[0].cores[:1])
-            found = _searched(order, store, backend, effort, len(before), on_step, len(opened))
+            cores = (*lanes[0].cores[:1], *(core for lane in lanes for core in lane.cores if core != lanes[0].cores[0]))
+            pin(cores[:1])
+            more = len(opened) + len(order) * effort.under_pressure
+            found = _searched(order, store, backend, effort, len(before), on_step, more)
+            pressed = _pressed(found, store, cores, on_step, len(opened)) if effort.under_pressure else {}
             for at, each in enumerate(opened):
                 name = each.found.tenant
-                on_step(len(order) + at, len(order) + len(opened), f"{name} against onnxruntime")
+                on_step(len(order) + more - len(opened) + at, len(order) + more, f"{name} against onnxruntime")
                 with leaving_out(errors, name):
-                    results[name] = _judged(root, each, found, store, lanes)
+                    results[name] = _judged(root, each, found, pressed, store, lanes)
         finally:
             os.sched_setaffinity(0, before)
-        on_step(len(order) + len(opened), len(order) + len(opened), "")
+        on_step(len(order) + more, len(order) + more, "")
     return results, errors
 
 
@@ -217,14 +224,37 @@ def _searched(
     return found
 
 
+def _pressed(
+    found: Mapping[Problem, Sequence[KernelCandidate]],
+    store: Store,
+    cores: Sequence[int],
+    on_step: OnStep,
+    more: int,
+) -> dict[Problem, Mapping[str, Sequence[float]]]:
+    """Times of all candidates under pressure. Raises ConfigError where there is nobody to make it."""
+    if len(cores) < 2:
+        raise ConfigError("kernels are measured under pressure beside others: it needs two cores at least")
+    times: dict[Problem, Mapping[str, Sequence[float]]] = {}
+    with pressure_bench(cores) as bench:
+        for problem, each in found.items():
+            on_step(len(found) + len(times), 2 * len(found) + more, f"{_words(problem)}, beside others")
+            times[problem] = bench.times(problem, each, store, runtime_of(store))
+    return times
+
+
 def _judged(
-    root: Path, each: _Opened, found: Mapping[Problem, Sequence[KernelCandidate]], store: Store, lanes: Sequence[Share]
+    root: Path,
+    each: _Opened,
+    found: Mapping[Problem, Sequence[KernelCandidate]],
+    pressed: Mapping[Problem, Mapping[str, Sequence[float]]],
+    store: Store,
+    lanes: Sequence[Share],
 ) -> CompiledResult:
     """Choose versions, leave to onnxruntime what it does faster, and keep the choice."""
     model = each.compiled
     sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
     kernels = tuple(
-        ChosenKernels(problem, tuple(versions_of(found[problem], list(sizes)))) for problem in each.problems
+        _chosen(problem, found[problem], pressed.get(problem, {}), list(sizes)) for problem in each.problems
     )
     left_out = _slower(model, KernelChoice(FORMAT, model.unit_count, kernels), store, each.shapes)
     choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
@@ -248,14 +278,31 @@ def _judged(
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
 
 
+def _chosen(
+    problem: Problem,
+    candidates: Sequence[KernelCandidate],
+    times: Mapping[str, Sequence[float]],
+    sizes: Sequence[int],
+) -> ChosenKernels:
+    if not times:
+        return ChosenKernels(problem, tuple(versions_of(candidates, sizes)))
+    by_level = versions_by_level(times)
+    names = (*by_level, *(name for name in _wide(candidates, sizes) if name not in by_level))
+    return ChosenKernels(problem, names, tuple(tuple(max(1, round(ns)) for ns in times[name]) for name in names))
+
+
+def _wide(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
+    """The fastest on each of these numbers of cores."""
+    loaded = {c.name: KernelVersion(0, c.tasks, c.cpu_ns) for c in candidates}
+    return [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
+
+
 def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
     """The libraries of a layer's versions: the fastest alone, the fastest on each of these numbers of cores, then the
     choice of Algorithm 1 among those within twice the fastest."""
     readings = [Reading(c.name, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
     chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
-    loaded = {c.name: KernelVersion(0, c.tasks, c.cpu_ns) for c in candidates}
-    wide = [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
-    return list(dict.fromkeys([chosen[0], *wide, *chosen]))
+    return list(dict.fromkeys([chosen[0], *_wide(candidates, sizes), *chosen]))
 
 
 def _slower(

@@ -34,10 +34,15 @@ _log = logging.getLogger(__name__)
 
 
 class ChosenKernels(Struct, frozen=True, forbid_unknown_fields=True):
-    """The versions of a problem, by the keys of their libraries: first the fastest alone, then from small blocks on."""
+    """The versions of a problem, by the keys of their libraries: first the fastest alone.
+
+    Where it was measured beside others who use the memory, version q is the one for level q of the pressure (one may
+    stand at several), and `level_ns` has the time of each at each level. Others follow, or stand from small blocks on.
+    """
 
     problem: Problem
     libraries: tuple[str, ...]
+    level_ns: tuple[tuple[int, ...], ...] = ()
 
 
 class KernelChoice(Struct, frozen=True, forbid_unknown_fields=True):

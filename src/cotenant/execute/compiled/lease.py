@@ -39,7 +39,7 @@ class PreparedPlan:
     ) -> None:
         self.plan, self.shapes, self.kernels, self.weights = plan, shapes, kernels, weights
         self.runtime, self.lanes = runtime, lanes
-        self.versions = max((len(kernels[problem]) for problem in plan.problems), default=1)
+        self.versions = max((len(set(kernels[problem])) for problem in plan.problems), default=1)
         self._idle: list[Lease] = []
         self._lock = threading.Lock()
 
