@@ -77,3 +77,18 @@ class Spans(NamedTuple):
         """What units [start, end) move."""
         at = (version * self.cores + cores - 1) * (self.units + 1)
         return self.moved[at + end] - self.moved[at + start]
+
+
+class BlockPredictor(Predictor, Protocol):
+    """Believes, too, what blocks of units take in several versions, on any number of cores and under pressure."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> int:
+        """Bandwidth of the memory; 0 where it is not known: then the pressure is what `beside` says."""
+
+    @property
+    def beside(self) -> float:
+        """The pressure that is measured from outside, from 0 to 1."""
+
+    def spans(self, tenant: str, shape: int, items: int) -> Spans:
+        """What is believed of a tenant's model: the same object for equal arguments, so that it can be known again."""
