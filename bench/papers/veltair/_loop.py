@@ -52,6 +52,25 @@ STATS = 32
 _LOWEST = 1 << 16
 
 
+def ones(bits: int) -> int:
+    """How many of 32 bits are set."""
+    bits -= (bits >> 1) & 0x55555555
+    bits = (bits & 0x33333333) + ((bits >> 2) & 0x33333333)
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F
+    return ((bits * 0x01010101) & 0xFFFFFFFF) >> 24
+
+
+def lowest(bits: int, count: int) -> int:
+    """The lowest `count` of the bits that are set; all of them where there are fewer."""
+    made = 0
+    while count > 0 and bits != 0:
+        bit = bits & -bits
+        made |= bit
+        bits ^= bit
+        count -= 1
+    return made
+
+
 def play(
     times: Any, who: Any, slo: Any, drop: int, admit: Any, most_misses: Any,
     w_units: Any, w_versions: Any, w_at: Any, w_ns: Any, w_moved: Any, w_threads: Any, w_bandwidth: float, conflicts: Any,
@@ -72,6 +91,8 @@ def play(
     jobs = np.zeros(FIELDS * (n + 1), np.int64)
     out = np.zeros(ACTS * (n + total + 8), np.int64)
     query_of = np.zeros(n + 1, np.int64)
+    had_low, had_high = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)  # cores as bits: 32 low, 32 high ones
+    free_low, free_high = (1 << min(total, 32)) - 1, (1 << max(total - 32, 0)) - 1
     rows, gone, waiting = 0, 0, 0
     free, running, pending = total, 0, 0
     x_row, x_unit, x_cores = np.zeros(total, np.int64), np.zeros(total, np.int64), np.zeros(total, np.int64)
@@ -143,6 +164,8 @@ def play(
                 job = FIELDS * row
                 t, query = jobs[job + MODEL], query_of[row]
                 free += jobs[job + CORES]
+                free_low |= had_low[row]
+                free_high |= had_high[row]
                 if jobs[job + END] == w_units[t]:
                     jobs[job + STATE] = GONE
                     gone += 1
@@ -176,7 +199,7 @@ def play(
                     jobs[job + i] = 0
                 jobs[job + MODEL], jobs[job + STATE], jobs[job + RANK] = t, WAITS, _LOWEST
                 jobs[job + ARRIVAL], jobs[job + DEADLINE] = now, now + slo[t]
-                query_of[rows] = query
+                query_of[rows], had_low[rows], had_high[rows] = query, 0, 0
                 rows += 1
                 waiting += 1
         if drop != NONE and waiting > 0:
@@ -196,6 +219,9 @@ def play(
         if free > 0 and (waiting > 0 or growable > 0):
             stats[DECISIONS] += 1
             drops = drop == HOPELESS
+            for row in range(rows):
+                if jobs[FIELDS * row + STATE] == PAUSED:
+                    jobs[FIELDS * row + CORES] = ones(had_low[row] & free_low) + ones(had_high[row] & free_high)
             if family == BLOCKS:
                 made = decide_blocks(
                     ints[0], ints[1], ints[2] > 0, floats[0], ints[3] > 0, ints[4] > 0, drops, now, free, total,
@@ -222,6 +248,13 @@ def play(
                 elif out[act + 1] == START:
                     i, unit, end, version, cores = running, jobs[job + UNIT], out[act + 2], out[act + 3], out[act + 4]
                     free -= cores
+                    own_low, own_high = had_low[row] & free_low, had_high[row] & free_high
+                    low = lowest(own_low, cores)
+                    high = lowest(own_high, cores - ones(low))
+                    low |= lowest(free_low & ~low, cores - ones(low) - ones(high))
+                    high |= lowest(free_high & ~high, cores - ones(low) - ones(high))
+                    had_low[row], had_high[row] = low, high
+                    free_low, free_high = free_low & ~low, free_high & ~high
                     waiting -= 1
                     running += 1
                     x_row[i], x_unit[i], x_cores[i], x_wider[i] = row, unit, cores, 0
@@ -241,9 +274,14 @@ def play(
                     is_stale = True
                 else:
                     stats[GROWTHS] += 1
+                    more = out[act + 4] - ones(had_low[row]) - ones(had_high[row])
+                    low = lowest(free_low, more)
+                    high = lowest(free_high, more - ones(low))
+                    had_low[row], had_high[row] = had_low[row] | low, had_high[row] | high
+                    free_low, free_high = free_low & ~low, free_high & ~high
+                    free -= more
                     for i in range(running):
                         if x_row[i] == row:
-                            free -= out[act + 4] - max(x_cores[i], x_wider[i])
                             if x_unit[i] + 1 < jobs[job + END]:
                                 x_wider[i] = out[act + 4]
             if free < 0:
@@ -255,7 +293,6 @@ def play(
             job = FIELDS * row
             if 0 <= jobs[job + STATE] <= PAUSED:
                 left -= 1
-                jobs[job + CORES] = 0  # others may have taken them since
                 if drop != NONE:
                     timer = min(timer, jobs[job + DEADLINE])
         for t in range(tenants):
@@ -269,6 +306,7 @@ def play(
                         for i in range(FIELDS):
                             jobs[FIELDS * kept + i] = jobs[FIELDS * row + i]
                         query_of[kept] = query_of[row]
+                        had_low[kept], had_high[kept] = had_low[row], had_high[row]
                         if jobs[FIELDS * kept + STATE] > PAUSED:
                             for i in range(running):
                                 if x_row[i] == row:
