@@ -16,7 +16,15 @@ from bench.papers.veltair._jit import loaded
 from bench.papers.veltair._worlds import CORES, Drawn, Truth
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.layer_block import rules_blocks
-from cotenant.policies.layer_block.published import BlockPolicy, FixedBlocks, LayerBlock, LayerWise, ModelWise, Prema, Variant
+from cotenant.policies.layer_block.published import (
+    BlockPolicy,
+    FixedBlocks,
+    LayerBlock,
+    LayerWise,
+    ModelWise,
+    Prema,
+    Variant,
+)
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.layer_block.tables import PRICES, SWITCH_NS, choices_of
 from cotenant.work import Share

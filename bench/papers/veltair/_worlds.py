@@ -1,14 +1,15 @@
-"""Worlds drawn from seeds: what of the paper's machine and of its compiled versions is not public, over plausible ranges.
+"""Worlds drawn from seeds: what of the paper's machine and compiled versions is not public, over plausible ranges.
 
-| parameter | range | where it comes from |
-|---|---|---|
-| bandwidth | 72 to 102 GB/s | four channels of DDR4-3200 give 102.4 GB/s, of which streams sustain 70 to 95 % |
-| traffic | 0.6 to 1.0 | the part of what the partition axes give (`many_core_rules.moved_bytes`) that reaches the memory; caches serve the rest. At 0.8 four ResNet-50 on 16 cores draw 150 GB/s with the worse axis in each layer and 65 with the better |
-| robust | 5 to 40 % | how much slower the version of least traffic is alone; half to one and a half of it by layer (figure 6: 2 to 3 times for one layer chosen to show it, figure 7a: a few per cent to keep one version) |
-| conflict | 100 to 400 us | mean cost of a conflict; 220 us in the paper, whose ratio of mean to median is kept |
-| belief | 0 to 10 % | spread of the logarithm of believed over true times, by unit |
-| depthwise | 2 to 6 | how many times slower an operation of a depthwise layer is (our own kernels: 2.2 to 5.5) |
-| cold | 1 to 4 | units at the start of a query that wait for their weights before they begin; later ones are prefetched |
+* bandwidth, 72 to 102 GB/s: four channels of DDR4-3200 give 102.4 GB/s, of which streams sustain 70 to 95 %.
+* traffic, 0.6 to 1.0: the part of what the partition axes give (`many_core_rules.moved_bytes`) that reaches the memory;
+  caches serve the rest. At 0.8 four ResNet-50 on 16 cores draw 150 GB/s with the worse axis in each layer, 65 with the
+  better.
+* robust, 5 to 40 %: how much slower the version of least traffic is alone, half to one and a half of it by layer.
+  Figure 6 has a factor of 2 to 3 for one layer that was chosen to show it; figure 7a has a few per cent.
+* conflict, 100 to 400 us: mean cost of a conflict. 220 us in the paper, whose ratio of mean to median is kept.
+* belief, 0 to 10 %: spread of the logarithm of believed over true times, by unit.
+* depthwise, 2 to 6: how many times slower an operation of a depthwise layer is than one of other layers.
+* cold, 1 to 4: units at the start of a query that wait for their weights before they begin; later ones are prefetched.
 
 Of the drawn worlds those are kept in which four ResNet-50 on 16 cores each, all in their fastest versions, take 1.4 to
 1.8 times as long as alone: the range of figure 1b.
@@ -23,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from math import exp
 
 import numpy as np
 
@@ -120,18 +120,19 @@ def tables_of(drawn: Drawn, model: Model, made: Efficiency) -> Truth:
     return Truth(model, tables[0], tables[1])
 
 
-def _unit(
-    drawn: Drawn, layer: Layer, profile: Profile, robust: float, error: float, stall_ns: float
-) -> UnitVersions:
+def _unit(drawn: Drawn, layer: Layer, profile: Profile, robust: float, error: float, stall_ns: float) -> UnitVersions:
     """The implementations of a layer. `error` multiplies their times, `stall_ns` is added to them."""
     cores = tuple(profile)
-    axes = [sorted(moved_bytes(layer.weights, layer.inputs, layer.outputs, slices_of(c), by) for by in (0, 1)) for c in cores]
+    axes = [
+        sorted(moved_bytes(layer.weights, layer.inputs, layer.outputs, slices_of(c), by) for by in (0, 1))
+        for c in cores
+    ]
     known = []
     for k in range(VERSIONS):
         part = k / (VERSIONS - 1)
         slower = (1 + robust * part**1.5) * error * 1000
         ns = tuple(max(1, round(profile[c] * slower + stall_ns)) for c in cores)
-        moved = tuple(round(drawn.traffic * exp((1 - part) * np.log(most) + part * np.log(least))) for least, most in axes)
+        moved = tuple(round(drawn.traffic * most ** (1 - part) * least**part) for least, most in axes)
         known.append(Implementation(cores, ns, moved))
     by_level = tuple(_fastest(drawn.bandwidth, known, level / (LEVELS - 1)) for level in range(LEVELS))
     return UnitVersions(tuple(known), by_level)
