@@ -150,7 +150,7 @@ def test_versions_for_levels_are_kept_and_run(root: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(compile_campaign, "_NO_SLOWER", 1e9)
     monkeypatch.setattr(version_pressure.PressureBench, "times", times)
-    monkeypatch.setattr(version_pressure, "ARRAY_BYTES", 1 << 20)
+    monkeypatch.setattr(version_pressure, "measure_bandwidth", lambda *_, **__: (10**9, 10**9))
     steps: list[tuple[int, int, str]] = []
     effort = CompileEffort(2, under_pressure=True)
     results, errors = compile_repository(root, (Share((0,)), Share((1,))), effort, lambda *step: steps.append(step))

@@ -40,7 +40,7 @@ class Held(Watched):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
-        self.shares, self.preempt, self.cautious = policy.shares, policy.preempt, policy.cautious
+        self.preempt, self.cautious = policy.preempt, policy.cautious
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         key = super().queue_key(query, tenant, predictor)

@@ -354,6 +354,7 @@ class Scripted:
     name: str = "scripted"
     drop: DropRule = DropRule.NONE
     lanes: tuple[Share, ...] = TWO_LANES
+    shares: tuple[Share, ...] = TWO_LANES
     grouped: bool = False
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: object) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def frozen(snapshot: Snapshot) -> tuple[object, ...]:
     return (
         snapshot.now_ns,
         [(name, queue.tenant, tuple(queue.queries), tuple(queue.keys)) for name, queue in snapshot.queues.items()],
-        [(b.id, b.tenant, tuple(b.queries), b.items, b.shape, b.next_unit) for b in snapshot.paused],
+        [(b.id, b.tenant, tuple(b.queries), b.items, b.shape, b.next_unit, b.share) for b in snapshot.paused],
         [(n, run.launch, tuple(run.batch.queries), run.started_ns) for n, run in snapshot.running.items()],
         dict(snapshot.waiting),
         snapshot.free_mask,
@@ -76,7 +76,7 @@ class Watched:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.name, self.drop, self.lanes = policy.name, policy.drop, policy.lanes
-        self.grouped = policy.grouped
+        self.grouped, self.shares = policy.grouped, policy.shares
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         return self._policy.queue_key(query, tenant, predictor)

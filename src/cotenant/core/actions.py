@@ -18,7 +18,8 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     Launches of one `group` are decided together. `ahead` says that it was chosen while the group before it was running.
     `part` says that it is one of several launches of its batch that are decided together, each of which runs a part of
     its rows or of its units; when all have ended it goes on with all its rows. `after` are launches that had to end
-    before this one could start. At the units in `stops`, in between, it can take in slots of a Grow.
+    before this one could start. At the units in `stops`, in between, it can take in slots of a Grow. `wanted` is the
+    size of the share that it was to have where fewer slots were free; 0 where it has what it was to have.
     """
 
     id: int
@@ -34,6 +35,7 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     part: bool = False
     after: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
+    wanted: int = 0
 
 
 class Enqueue(Struct, frozen=True, gc=False):

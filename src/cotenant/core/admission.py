@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import DropRule, Policy, QueueView
 from cotenant.types import Query, StageQuery
@@ -10,13 +12,25 @@ _HOPELESS = DropRule.HOPELESS
 
 
 def most_cores(policy: Policy) -> int:
-    """The cores that a query can get at best: all of them as the only member of a group, else the largest lane."""
+    """The cores that a query can get at best: all of them as the only member of a group, else the largest share."""
     if not policy.grouped:
-        return max([lane.size for lane in policy.lanes])
+        return max([share.size for share in policy.shares])
     mask = 0
     for lane in policy.lanes:
         mask |= lane.mask
     return mask.bit_count()
+
+
+def sizes_to_try(policy: Policy) -> tuple[int, ...]:
+    """The numbers of cores that a query can get alone, the most first: admission tries them in this order.
+
+    A policy that launches in unions of its lanes may take any number of them, and with many cores the most are seldom
+    the fastest: each unit has a number beyond which further threads cost it more than they do.
+    """
+    most, widest = most_cores(policy), max([lane.size for lane in policy.lanes])
+    if policy.grouped or most == widest:
+        return (most,)
+    return tuple(range(most, min([lane.size for lane in policy.lanes]) - 1, -1))
 
 
 def refusal(
@@ -25,13 +39,13 @@ def refusal(
     *,
     drop: DropRule,
     predictor: Predictor,
-    widest: int,
+    sizes: Sequence[int],
     draining: bool,
     now_ns: int,
 ) -> str | None:
     """Say why the query is refused, or None when it is admitted.
 
-    `widest` is what `most_cores` gives.
+    `sizes` are what `sizes_to_try` gives.
     """
     if draining and not isinstance(query, StageQuery):  # a stage belongs to a query that is inside already
         return "the server is shutting down"
@@ -43,7 +57,10 @@ def refusal(
     if query.expiry_ns is not None and query.expiry_ns <= now_ns:
         return "its time-out has passed"
     if drop is _HOPELESS:
-        best = predictor.latency_ns(tenant.work(query.shape, query.items), widest)
-        if now_ns + best > query.deadline_ns:
-            return f"{best / 1e6:.1f} ms of work do not fit into {(query.deadline_ns - now_ns) / 1e6:.1f} ms"
+        work, left_ns = tenant.work(query.shape, query.items), query.deadline_ns - now_ns
+        best = predictor.latency_ns(work, sizes[0])
+        if best > left_ns and len(sizes) > 1:
+            best = min([predictor.latency_ns(work, size) for size in sizes])
+        if best > left_ns:
+            return f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms"
     return None

@@ -148,6 +148,7 @@ class Books:
             is_part,
             start.after,
             tuple([cut for cut in cuts if work.start < cut < work.end]) if start.grows else (),
+            start.wanted,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cotenant.core.actions import Action, Grow, LookAhead, Respond
-from cotenant.core.admission import most_cores, refusal
+from cotenant.core.admission import refusal, sizes_to_try
 from cotenant.core.books import Books
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
@@ -158,7 +158,7 @@ class Engine(Books):
         queue = self._queues.known.get(query.tenant)
         drop, predictor = self.policy.drop, self.predictor
         reason = refusal(
-            query, queue, drop=drop, predictor=predictor, widest=self._widest, draining=self._draining, now_ns=now_ns
+            query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=self._draining, now_ns=now_ns
         )
         if reason is not None:
             next_query_state(_NEW, QueryStep.REJECT, query.id)
@@ -199,7 +199,7 @@ class Engine(Books):
             elif batch.until == batch.tenant.cuts[-1] or batch.state is _DOOMED:
                 self._forget(batch, actions, batch.until < batch.tenant.cuts[-1])
             else:
-                batch.next_unit = batch.until
+                batch.next_unit, batch.share = batch.until, launch.share
                 self._step_batch(batch, _PAUSE_BATCH)
                 self._paused.append(batch)
                 for query in batch.queries:
@@ -290,7 +290,7 @@ class Engine(Books):
         self._grouped = policy.grouped
         self._memory: object = None
         self._again_ns = _NEVER
-        self._widest = most_cores(policy)
+        self._sizes = sizes_to_try(policy)
         self._lane_masks = tuple(lane.mask for lane in policy.lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------

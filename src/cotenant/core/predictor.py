@@ -47,3 +47,48 @@ class GroupPredictor(Predictor, Protocol):
         They never fall, and end before the first batch that would take longer than the one before it and one more query
         in turn; the latency of one query is always there.
         """
+
+
+class Spans(NamedTuple):
+    """What is believed of a model at one shape and number of rows, unit by unit, on 1 to `cores` cores.
+
+    There are `levels` levels of pressure, evenly spaced from nobody beside (0) to a saturated memory (the last), and
+    `versions` versions: in version q every unit runs its implementation made for level q. Both tables are flat sums
+    over the units before a unit u from 0 to `units`, so that a block [a, b) takes the difference of two entries.
+
+    `ns` has the time of units [0, u) of version q at level p on c cores at
+    `(((q * levels + p) * cores + c - 1) * (units + 1)) + u`; more cores are never believed to be slower.
+    `moved` has the bytes that they move to and from the memory at `((q * cores + c - 1) * (units + 1)) + u`.
+    """
+
+    units: int
+    versions: int
+    levels: int
+    cores: int
+    ns: Sequence[int]
+    moved: Sequence[int]
+
+    def block_ns(self, start: int, end: int, version: int, level: int, cores: int) -> int:
+        """Time of units [start, end)."""
+        at = ((version * self.levels + level) * self.cores + cores - 1) * (self.units + 1)
+        return self.ns[at + end] - self.ns[at + start]
+
+    def block_bytes(self, start: int, end: int, version: int, cores: int) -> int:
+        """What units [start, end) move."""
+        at = (version * self.cores + cores - 1) * (self.units + 1)
+        return self.moved[at + end] - self.moved[at + start]
+
+
+class BlockPredictor(Predictor, Protocol):
+    """Believes, too, what blocks of units take in several versions, on any number of cores and under pressure."""
+
+    @property
+    def bandwidth_bytes_per_s(self) -> int:
+        """Bandwidth of the memory; 0 where it is not known: then the pressure is what `beside` says."""
+
+    @property
+    def beside(self) -> float:
+        """The pressure that is measured from outside, from 0 to 1."""
+
+    def spans(self, tenant: str, shape: int, items: int) -> Spans:
+        """What is believed of a tenant's model: the same object for equal arguments, so that it can be known again."""

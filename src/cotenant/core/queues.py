@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from cotenant.core.lifecycle import BatchState, QueryState
 from cotenant.core.predictor import Predictor
 from cotenant.types import Query, Tenant
+from cotenant.work import Share
 
 _NEW = BatchState.NEW
 
@@ -142,7 +143,8 @@ class Batch:
 
     `queries` shrinks when one of them ends early; its rows stay in `items`, since they stay in the tensors.
     `query_ids` and `deadline_ns` (the earliest) follow `queries`: every segment's launch needs them.
-    `open` counts its launches that run or wait; they run it from `next_unit` on `until` there.
+    `open` counts its launches that run or wait; they run it from `next_unit` on `until` there. `share` is that of the
+    launch of it that ended last.
     """
 
     __slots__ = (
@@ -155,6 +157,7 @@ class Batch:
         "queries",
         "query_ids",
         "shape",
+        "share",
         "state",
         "tenant",
         "until",
@@ -175,6 +178,7 @@ class Batch:
         self.shape = head.shape
         self.next_unit = self.until = 0
         self.open = 0
+        self.share: Share | None = None
         self.state = _NEW
 
     def remove(self, query: Query) -> None:

@@ -66,6 +66,10 @@ class BatchView(Protocol):
     def next_unit(self) -> int:
         """First unit that has not run."""
 
+    @property
+    def share(self) -> Share | None:
+        """Where its launch ran that ended last: what of it is free may still hold its data. None before that."""
+
 
 class DropRule(StrEnum):
     """When a waiting query is given up. A client's own time-out holds under every rule."""
@@ -114,7 +118,8 @@ class Start(Struct, frozen=True, gc=False):
     units or of both, and together they run each unit up to some cut, for each row, once. There the batch stops, when
     the last of them has ended. Which of them needs the tensors of another one, the policy has to know.
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
-    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes.
+    It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
+    is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
     """
 
     work: Work
@@ -124,6 +129,7 @@ class Start(Struct, frozen=True, gc=False):
     batch: int | None = None
     after: tuple[int, ...] = ()
     grows: bool = False
+    wanted: int = 0
 
 
 class Growth(Struct, frozen=True, gc=False):
@@ -178,7 +184,10 @@ class Policy(Protocol):
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """All shares that launches may get: the lanes, and unions of them where it makes some."""
+        """All shares that launches may get: the lanes, and unions of them where it makes some.
+
+        One that launches in any union of many lanes names the lanes and the union of all, and may use those between.
+        """
 
     @property
     def preempt(self) -> bool:

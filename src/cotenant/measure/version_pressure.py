@@ -24,6 +24,8 @@ LEVELS = 5
 _ROUNDS, _LEAST_NS = 5, 200_000
 """Measurements of each candidate beside each number of antagonists, and how long each lasts at least."""
 
+_WINDOW_S = 0.1
+
 
 class PressureBench:
     """A core to measure on, and antagonists on others, who together draw up to `most_bytes_per_s`."""
@@ -60,7 +62,7 @@ class PressureBench:
 @contextmanager
 def pressure_bench(cores: Sequence[int], array_bytes: int = ARRAY_BYTES) -> Iterator[PressureBench]:
     """Antagonists on all cores but the first, until the block ends."""
-    most = max(measure_bandwidth(cores, array_bytes=array_bytes))
+    most = max(measure_bandwidth(cores, window_s=_WINDOW_S, rounds=_ROUNDS, array_bytes=array_bytes))
     with antagonists(cores[1:], array_bytes) as others:
         yield PressureBench(others, most)
 

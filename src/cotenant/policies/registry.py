@@ -16,6 +16,8 @@ import msgspec
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.policies.facts import LayoutFacts
+from cotenant.policies.layer_block.published import FixedBlocks, LayerBlock, LayerWise, ModelWise, Prema
+from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
@@ -29,7 +31,8 @@ GROUP = "cotenant.policies"
 _GIVEN = ("lanes", "rounds")
 """Fields that come from the device and the plan."""
 
-POLICIES: dict[str, type[Any]] = {kind.name: kind for kind in (Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle)}
+_BLOCKS = (ModelWise, LayerWise, FixedBlocks, Prema, LayerBlock, SlackBlocks)
+POLICIES: dict[str, type[Any]] = {kind.name: kind for kind in (Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle, *_BLOCKS)}
 """Policies by the name that configuration and the command line use."""
 
 

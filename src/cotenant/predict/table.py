@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from typing import Self
 
-from cotenant.core.predictor import Group
+from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.work import CPU, Work
 
 _SCALE = 1 << 24
+_MOST_SPANS = 256
 _MEMORY = 1 << 17
 """Answers kept at most; some 30 MB."""
 
@@ -38,6 +39,7 @@ class TablePredictor:
         self._known: dict[tuple[Work, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
         self._merged: dict[tuple[str, int, int, int, int], tuple[int, ...]] = {}
+        self._spans: dict[tuple[str, int, int], Spans] = {}
 
     def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
         """See Predictor; whatever the device. Raises CotenantError for a tenant without a table."""
@@ -65,6 +67,41 @@ class TablePredictor:
         """See GroupPredictor. Raises CotenantError for a tenant without a table."""
         made = self._merged.get((tenant, shape, items, most, cores))
         return self._merge(tenant, shape, items, most, cores) if made is None else made
+
+    @property
+    def bandwidth_bytes_per_s(self) -> int:
+        """See BlockPredictor: it is not known."""
+        return 0
+
+    @property
+    def beside(self) -> float:
+        """See BlockPredictor: nobody measures it."""
+        return 0.0
+
+    def spans(self, tenant: str, shape: int, items: int) -> Spans:
+        """See BlockPredictor: one version, no pressure; each unit has its weight's part of the latency of the whole.
+
+        Raises CotenantError for a tenant without a table.
+        """
+        made = self._spans.get((tenant, shape, items))
+        if made is None:
+            if len(self._spans) >= _MOST_SPANS:
+                self._spans.clear()
+            made = self._spans[tenant, shape, items] = self._table_spans(tenant, shape, items)
+        return made
+
+    def _table_spans(self, tenant: str, shape: int, items: int) -> Spans:
+        table, work = self._table(tenant), self._whole(tenant, shape, items)
+        prefix = self._prefix[tenant]
+        ratio = table.segment_ratio if len(prefix) > 2 else 1.0
+        cores = max([row.cores for row in table.rows])
+        ns: list[int] = []
+        least = 0
+        for count in range(1, cores + 1):
+            whole = self.latency_ns(work, count)
+            least = whole if count == 1 else min(least, whole)
+            ns += [int(least * ratio * each) // _SCALE for each in prefix]
+        return Spans(len(prefix) - 1, 1, 1, cores, ns, [0] * len(ns))
 
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""

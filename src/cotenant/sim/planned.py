@@ -30,6 +30,7 @@ from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import CPU, Machine, Round, Share, Slot, Work
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
+from cotenant.world.simulated import WorldEvent
 
 _UNBOUNDED = 1 << 30
 """The plan says what is served, not a queue's length."""
@@ -249,11 +250,11 @@ class _PlanWorld:
         """See World."""
         return self._ends[0][0] if self._ends else None
 
-    def pop(self) -> tuple[int, str | None]:
+    def pop(self) -> WorldEvent:
         """See World."""
         _, number = heappop(self._ends)
         del self._running[number]
-        return number, None
+        return WorldEvent(number)
 
 
 def _name(plan: Plan, number: int) -> str:

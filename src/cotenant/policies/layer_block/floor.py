@@ -1,0 +1,197 @@
+"""From a snapshot to the rows that the rules decide on, and from what they have decided to a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cotenant.core.lifecycle import StrandState
+from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Snapshot, Start
+from cotenant.policies.desk import Desk, hopeless
+from cotenant.policies.layer_block.rules import (
+    ACTS,
+    DEADLINE,
+    DROP,
+    FIELDS,
+    FIXED,
+    PAUSED,
+    RUNS,
+    START,
+    WAITS,
+    base_of,
+)
+from cotenant.policies.layer_block.tables import ModelTables, bandwidth_of
+from cotenant.types import Query, Tenant
+from cotenant.work import Share, Work
+
+_RUNNING = StrandState.RUNNING
+_MOST_WAITING = 32
+"""Queries of one queue that one decision looks at; those behind them hardly go before these."""
+
+
+class Floor:
+    """Local state of one call of `decide`. Never outlives the call.
+
+    `jobs` are the rows for the rules, `rows` how many they are, `out` where the rules say what they do, and `free` is
+    the number of free lanes, of which there are `total`.
+    """
+
+    __slots__ = ("_free_mask", "_lanes", "_snapshot", "_who", "free", "jobs", "out", "rows", "tables", "total")
+
+    def __init__(self, snapshot: Snapshot, lanes: Sequence[Share], tables: ModelTables, drop: DropRule) -> None:
+        self._snapshot = snapshot
+        self._lanes = lanes
+        self.tables = tables
+        self.total = len(lanes)
+        tables.use(snapshot.predictor)
+        free, size = snapshot.free_mask, lanes[0].size
+        self.free = 0
+        self._free_mask = 0
+        for lane in lanes:
+            if lane.mask & free == lane.mask:
+                self.free += 1
+                self._free_mask |= lane.mask
+        jobs: list[int] = []
+        who: list[tuple[Tenant, int, int, int, BatchView | None, tuple[Query, ...]]] = []
+        number_of, places = tables.number_of, tables.places
+        for number, run in snapshot.running.items():
+            launch, batch, tenant = run.launch, run.batch, run.batch.tenant
+            work = launch.work
+            model, wanted = number_of(tenant, batch.shape, batch.items), launch.wanted
+            place = places[model]
+            can_grow = wanted and launch.stops and run.state is _RUNNING
+            since = run.started_ns
+            jobs += (
+                model,
+                RUNS if can_grow else FIXED,
+                since,
+                since + launch.headroom_ns + launch.predicted_ns,
+                place[work.start],
+                place[work.end],
+                launch.share.size // size,
+                wanted // size,
+                work.version,
+                since,
+                since + launch.predicted_ns,
+                0,
+            )
+            who.append((tenant, batch.shape, batch.items, number, batch, ()))
+        for batch in snapshot.paused:
+            tenant = batch.tenant
+            model = number_of(tenant, batch.shape, batch.items)
+            queries = batch.queries
+            first, unit = queries[0], places[model][batch.next_unit]
+            own = 0 if batch.share is None else (batch.share.mask & self._free_mask).bit_count() // size
+            deadline = first.deadline_ns
+            if len(queries) > 1:
+                deadline = self._within_reach(model, unit, [query.deadline_ns for query in queries])
+            rank = min([query.rank for query in queries])
+            jobs += (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, rank)
+            who.append((tenant, batch.shape, batch.items, batch.id, batch, ()))
+        desk: Desk | None = None
+        for queue in snapshot.queues.values():
+            if not queue.queries:
+                continue
+            tenant = queue.tenant
+            merged: Iterable[tuple[Query, ...]]
+            if tenant.max_batch > 1 and len(queue.queries) > 1:
+                desk = Desk(snapshot, drop) if desk is None else desk
+                merged = self._merged(desk, queue)
+            else:
+                merged = [(query,) for query in queue.queries[:_MOST_WAITING]]
+            for queries in merged:
+                first = queries[0]
+                items = first.items if len(queries) == 1 else sum([query.items for query in queries])
+                model, deadline = number_of(tenant, first.shape, items), first.deadline_ns
+                if len(queries) > 1:
+                    deadline = self._within_reach(model, 0, [query.deadline_ns for query in queries])
+                jobs += (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, first.rank)
+                who.append((tenant, first.shape, items, -1, None, queries))
+        self.jobs = jobs
+        self._who = who
+        self.rows = len(who)
+        self.out = [0] * (ACTS * len(who))
+
+    @property
+    def beside(self) -> tuple[float, float]:
+        """Bandwidth of the memory in bytes per ns, 0 where it is not known, and the pressure measured from outside."""
+        return bandwidth_of(self._snapshot.predictor)
+
+    def decision(self, count: int) -> Decision:
+        """The decision of the first `count` changes in `out`."""
+        out, who, now = self.out, self._who, self._snapshot.now_ns
+        starts: list[Start] = []
+        drops: list[Drop] = []
+        grows: list[Growth] = []
+        size = self._lanes[0].size
+        for at in range(0, ACTS * count, ACTS):
+            row, act, end, version, cores, wanted, takes = out[at : at + ACTS]
+            tenant, shape, items, number, batch, queries = who[row]
+            if act == START:
+                held = 0 if batch is None or batch.share is None else batch.share.mask
+                mask = self._take(cores, held)
+                start = 0 if batch is None else batch.next_unit
+                work = Work(tenant.name, shape, items, start, tenant.cuts[end], version)
+                share = self._share_of(mask)
+                starts.append(
+                    Start(
+                        work,
+                        queries,
+                        share,
+                        max(takes, 1),
+                        None if batch is None else number,
+                        grows=wanted > 0,
+                        wanted=wanted * size,
+                    )
+                )
+            elif act == DROP:
+                members = queries if batch is None else batch.queries
+                reason = hopeless(takes, self.jobs[FIELDS * row + DEADLINE] - now)
+                drops += [Drop(query.id, reason) for query in members]
+            else:
+                had = self._snapshot.running[number].launch.share
+                more = self._share_of(self._take(cores - had.size // size, 0))
+                grows.append(Growth(number, Share((*had.cores, *more.cores), had.device, had.first), takes))
+        return Decision(tuple(starts), tuple(drops), self.tables, grows=tuple(grows))
+
+    def _take(self, count: int, held: int) -> int:
+        """Take free lanes: those that it held first, then the first ones. Gives their mask."""
+        taken = 0
+        for those in (held, -1) if held else (-1,):
+            for lane in self._lanes:
+                if count and lane.mask & self._free_mask & those == lane.mask:
+                    taken |= lane.mask
+                    self._free_mask &= ~lane.mask
+                    count -= 1
+        return taken
+
+    def _share_of(self, mask: int) -> Share:
+        shares = self.tables.shares
+        found = shares.get(mask)
+        if found is None:
+            lane = self._lanes[0]
+            cores = mask >> lane.first
+            found = Share(tuple([at for at in range(cores.bit_length()) if cores >> at & 1]), lane.device, lane.first)
+            if len(shares) < 1 << 12:
+                shares[mask] = found
+        return found
+
+    def _within_reach(self, model: int, unit: int, deadlines: list[int]) -> int:
+        """The earliest of the deadlines of a batch that it can still meet; the last one if it can meet none."""
+        dims, spans = self.tables.dims, self.tables.spans[model]
+        base = base_of(dims, model, 0, 0, self.total)
+        over = self._snapshot.now_ns + spans[base + dims[4 * model]] - spans[base + unit]
+        met = [deadline for deadline in deadlines if deadline >= over]
+        return min(met) if met else max(deadlines)
+
+    def _merged(self, desk: Desk, queue: QueueView) -> Iterable[tuple[Query, ...]]:
+        """The waiting queries of a queue as batches, as every policy merges them."""
+        size = self.total * self._lanes[0].size
+        for _ in range(_MOST_WAITING):
+            at = desk.head_at(queue)
+            if at >= len(queue.queries):
+                return
+            head = queue.queries[at]
+            alone = desk.latency_ns(queue.tenant.work(head.shape, head.items), size)
+            queries, _ = desk.form_batch(queue, at, size, alone)
+            desk.taken.update([query.id for query in queries])
+            yield queries

@@ -1,0 +1,322 @@
+"""Pure rules of slack_blocks: a price of time, plans by dynamic programming, cores from slack, deadlines first.
+
+How they are written, and what `jobs` and `out` hold, is in `rules`. A *plan* of a model at a level and a price says for
+each unit on how many cores a block that begins there runs, and up to which unit these are held. Prices are in cores:
+a unit that takes t on c cores costs (c + price) * t, so at a price of 0 the least core time wins, and the higher the
+price the sooner it is over. `prices` rise; with g for one of them and u for a unit,
+
+    ends[(level * G + g) * units + u], widths[...] of the block that begins at u,
+    lefts[(level * G + g) * (units + 1) + u], works[...] the time and the core time from u to the end of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence, Sequence
+
+from cotenant.policies.layer_block.rules import (
+    DEADLINE,
+    FIELDS,
+    GONE,
+    MODEL,
+    PAUSED,
+    RANK,
+    STATE,
+    UNIT,
+    WAITS,
+    base_of,
+    draw_of,
+    drawn_now,
+    drop_hopeless,
+    level_of,
+    moved_base_of,
+    pressure_of,
+    version_at,
+    write_drop,
+    write_start,
+)
+
+KNOBS = 4
+RESERVE, QUANTUM_NS, NARROW, DEAR = range(KNOBS)
+"""The options of slack_blocks as the rules take them."""
+
+
+def fill_plan(
+    dims: Sequence[int],
+    spans: Sequence[int],
+    model: int,
+    level: int,
+    price: float,
+    switch_ns: float,
+    choices: Sequence[int],
+    now_cost: MutableSequence[float],
+    now_end: MutableSequence[int],
+    now_left: MutableSequence[int],
+    now_work: MutableSequence[int],
+    ends: MutableSequence[int],
+    widths: MutableSequence[int],
+    lefts: MutableSequence[int],
+    works: MutableSequence[int],
+    index: int,
+) -> None:
+    """Fill the plan number `index` of a model: where its blocks are cut and on how many cores of `choices` each runs.
+
+    Dynamic programming from the last unit back over the number of cores that a unit runs on: the next unit keeps them,
+    or takes the best number for `switch_ns` more. Exact for the predicted times; O(units x choices). The `now_*` are
+    scratch, as long as `choices`.
+    """
+    units, count = dims[4 * model], len(choices)
+    version = version_at(dims, model, level)
+    at, into = index * units, index * (units + 1)
+    best_cost, best_left, best_work = 0.0, 0, 0
+    for number in range(count):
+        now_cost[number] = 0.0
+        now_end[number] = units
+        now_left[number] = now_work[number] = 0
+    lefts[into + units] = works[into + units] = 0
+    for unit in range(units - 1, -1, -1):
+        least, chosen = 0.0, -1
+        next_cost, next_left, next_work = best_cost, best_left, best_work
+        for number in range(count):
+            cores = choices[number]
+            base = base_of(dims, model, version, level, cores)
+            takes = spans[base + unit + 1] - spans[base + unit]
+            cut = next_cost + switch_ns * (cores + price)
+            if unit + 1 < units and cut < now_cost[number]:
+                now_cost[number], now_end[number] = cut, unit + 1
+                now_left[number], now_work[number] = next_left, next_work
+            now_cost[number] += (cores + price) * takes
+            now_left[number] += takes
+            now_work[number] += cores * takes
+            if chosen < 0 or now_cost[number] < least:
+                least, chosen = now_cost[number], number
+        best_cost, best_left, best_work = least, now_left[chosen], now_work[chosen]
+        ends[at + unit], widths[at + unit] = now_end[chosen], choices[chosen]
+        lefts[into + unit], works[into + unit] = best_left, best_work
+
+
+def fill_plans(
+    dims: Sequence[int],
+    spans: Sequence[int],
+    model: int,
+    prices: Sequence[float],
+    switch_ns: float,
+    choices: Sequence[int],
+    target_ns: float,
+    now_cost: MutableSequence[float],
+    now_end: MutableSequence[int],
+    now_left: MutableSequence[int],
+    now_work: MutableSequence[int],
+    ends: MutableSequence[int],
+    widths: MutableSequence[int],
+    lefts: MutableSequence[int],
+    works: MutableSequence[int],
+    preferred: MutableSequence[int],
+) -> None:
+    """Fill all plans of a model, and by level the price at which a whole query takes `target_ns` at most."""
+    count, units = len(prices), dims[4 * model]
+    for level in range(dims[4 * model + 2]):
+        for number in range(count):
+            fill_plan(
+                dims,
+                spans,
+                model,
+                level,
+                prices[number],
+                switch_ns,
+                choices,
+                now_cost,
+                now_end,
+                now_left,
+                now_work,
+                ends,
+                widths,
+                lefts,
+                works,
+                level * count + number,
+            )
+        preferred[level] = cheapest_in_time(lefts, level * count * (units + 1), units + 1, count, 0, target_ns)
+
+
+def cheapest_in_time(lefts: Sequence[int], base: int, step: int, count: int, unit: int, left_ns: float) -> int:
+    """The lowest price at which what begins at a unit ends in the time left; the highest where it does at none."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high) // 2
+        if lefts[base + middle * step + unit] <= left_ns:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def dearest_within(widths: Sequence[int], base: int, step: int, count: int, unit: int, most: int) -> int:
+    """The highest price at which the block that begins at a unit takes no more than these cores; 0 where none does."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if widths[base + middle * step + unit] <= most:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def end_within(spans: Sequence[int], base: int, start: int, end: int, quantum_ns: float) -> int:
+    """Where a block that begins at `start` ends, at `end` at most: behind the last unit that is over within the
+    quantum, and behind one at least."""
+    low, high = start + 1, end
+    while low < high:
+        middle = (low + high + 1) // 2
+        if spans[base + middle] - spans[base + start] <= quantum_ns:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def version_for(
+    dims: Sequence[int],
+    spans: Sequence[int],
+    moved: Sequence[int],
+    model: int,
+    level: int,
+    pressure: float,
+    bandwidth: float,
+    total: int,
+    start: int,
+    end: int,
+    cores: int,
+) -> int:
+    """The version of a block that costs least: its core time, and its traffic at the price of the pressure.
+
+    A saturated memory is what the whole machine waits for: then a byte costs all cores for the time that it takes at
+    full bandwidth. At lower pressures it costs the square of the pressure of that, and nothing beside nobody.
+    """
+    best = version_at(dims, model, level)
+    if bandwidth <= 0 or dims[4 * model + 1] < 2:
+        return best
+    byte_cost = pressure * pressure * total / bandwidth
+    least = -1.0
+    first = best
+    for version in range(first, dims[4 * model + 1]):
+        at = base_of(dims, model, version, level, cores)
+        bytes_at = moved_base_of(dims, model, version, cores)
+        cost = cores * (spans[at + end] - spans[at + start]) + byte_cost * (
+            moved[bytes_at + end] - moved[bytes_at + start]
+        )
+        if least < 0 or cost < least:
+            best, least = version, cost
+    return best
+
+
+def most_urgent(jobs: Sequence[int], rows: int) -> int:
+    """The job that goes next: by priority, then the earliest deadline, then who has begun. -1 where there is none."""
+    best, best_rank, best_deadline, best_state = -1, 0, 0, 0
+    for row in range(rows):
+        at = FIELDS * row
+        state = jobs[at + STATE]
+        if WAITS <= state <= PAUSED:
+            rank, deadline = jobs[at + RANK], jobs[at + DEADLINE]
+            if (
+                best < 0
+                or rank < best_rank
+                or (
+                    rank == best_rank
+                    and (deadline < best_deadline or (deadline == best_deadline and state > best_state))
+                )
+            ):
+                best, best_rank, best_deadline, best_state = row, rank, deadline, state
+    return best
+
+
+def decide_slack(
+    knobs: Sequence[float],
+    drops: bool,
+    now: int,
+    free: int,
+    total: int,
+    bandwidth: float,
+    beside: float,
+    prices: int,
+    dims: Sequence[int],
+    spans: Sequence[Sequence[int]],
+    moved: Sequence[Sequence[int]],
+    ends: Sequence[Sequence[int]],
+    widths: Sequence[Sequence[int]],
+    lefts: Sequence[Sequence[int]],
+    works: Sequence[Sequence[int]],
+    preferred: Sequence[Sequence[int]],
+    jobs: MutableSequence[int],
+    rows: int,
+    out: MutableSequence[int],
+) -> int:
+    """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by RESERVE and on.
+
+    Deadlines first. The price of a job's time is the highest of three: the least at which it is in time with `reserve`
+    of its slack to spare; its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`); and
+    the highest at which it takes no more than an equal part of the cores. So a query that is alone takes what makes it
+    faster, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all is looked at
+    again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody
+    passes it. A waiting job that now needs more than `dear` times the core time of its class, while others wait, is
+    given up: the time is theirs.
+    """
+    reserve, quantum_ns, narrow, dear = knobs[RESERVE], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
+    count = 0
+    if drops:
+        count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
+    active, waiting, running = 0, 0, 0
+    for row in range(rows):
+        state = jobs[FIELDS * row + STATE]
+        if state != GONE:
+            active += 1
+        if state == WAITS:
+            waiting += 1
+        elif state > PAUSED:
+            running += 1
+    drawn = drawn_now(dims, moved, jobs, rows, now, -1)
+    while free > 0:
+        row = most_urgent(jobs, rows)
+        if row < 0:
+            break
+        at = FIELDS * row
+        model, unit = jobs[at + MODEL], jobs[at + UNIT]
+        units, levels = dims[4 * model], dims[4 * model + 2]
+        pressure = pressure_of(drawn, bandwidth, beside)
+        level = level_of(pressure, levels)
+        plan, left_at = level * prices * units, level * prices * (units + 1)
+        left_ns = (jobs[at + DEADLINE] - now) * (1.0 - reserve)
+        own = preferred[model][level]
+        price = cheapest_in_time(lefts[model], left_at, units + 1, prices, unit, left_ns)
+        if drops and jobs[at + STATE] == WAITS and waiting > 1 and price > own:
+            needs = works[model][left_at + price * (units + 1)]
+            if needs > dear * works[model][left_at + own * (units + 1)]:
+                count = write_drop(jobs, row, lefts[model][left_at + price * (units + 1)], out, count)
+                waiting -= 1
+                active -= 1
+                continue
+        if own > price:
+            price = own
+        share = total // active
+        fair = dearest_within(widths[model], plan, units, prices, unit, share)
+        if fair > price:
+            price = fair
+        wanted = widths[model][plan + price * units + unit]
+        end = ends[model][plan + price * units + unit]
+        cores = wanted
+        if cores > free:
+            if free < narrow * wanted and running > 0:
+                break
+            cores = free
+        version = version_for(
+            dims, spans[model], moved[model], model, level, pressure, bandwidth, total, unit, end, cores
+        )
+        base = base_of(dims, model, version, level, cores)
+        end = end_within(spans[model], base, unit, end, quantum_ns)
+        takes = spans[model][base + end] - spans[model][base + unit]
+        if jobs[at + STATE] == WAITS:
+            waiting -= 1
+        count = write_start(jobs, row, now, end, version, cores, 0, takes, out, count)
+        running += 1
+        free -= cores
+        drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
+    return count

@@ -1,0 +1,82 @@
+"""Ours: deadlines first, cores by a price of time, blocks planned over the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import Decision, DropRule, Snapshot
+from cotenant.policies.desk import Key
+from cotenant.policies.layer_block.published import BlockPolicy, Target
+from cotenant.policies.layer_block.rules_slack import decide_slack
+from cotenant.policies.layer_block.tables import PRICES
+from cotenant.types import Query, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class SlackBlocks(BlockPolicy):
+    """Deadlines first; each block gets the cores that its query's slack, its class and the others leave it.
+
+    Where its blocks are cut and how many cores each holds is planned over the rest of the model by dynamic programming,
+    at a price of time: see `rules_slack`.
+    `target`: the share of its SLO that a query takes at its class's own price. `reserve`: the part of its slack that a
+    query keeps. `quantum_ms`: how long a block lasts at most, as far as cuts allow it. `narrow`: with fewer free cores
+    than this part of those that it should have, a block waits for others to end. `dear`: a waiting query that by now
+    needs so many times the core time of its class is given up where others wait.
+    """
+
+    target: Target = 0.5
+    reserve: Annotated[float, Meta(ge=0, lt=1)] = 0.1
+    quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.5
+    narrow: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    dear: Annotated[float, Meta(ge=1)] = 1.3
+
+    name: ClassVar[str] = "slack_blocks"
+    adapts: ClassVar[bool] = True
+    plans: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        BlockPolicy.__post_init__(self)
+        self.check("reserve", 0 <= self.reserve < 1, "a share below 1")
+        self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
+        self.check("narrow", 0 <= self.narrow <= 1, "a share")
+        self.check("dear", self.dear >= 1, "at least 1")
+
+    @property
+    def knobs(self) -> tuple[float, ...]:
+        """The options as the rules take them."""
+        return self.reserve, self.quantum_ms * 1e6, self.narrow, self.dear
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
+        """(priority, deadline, arrival)."""
+        return (query.rank, query.deadline_ns, query.id)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """See Policy."""
+        floor = self.floor(snapshot, memory)
+        tables, (bandwidth, beside) = floor.tables, floor.beside
+        count = decide_slack(
+            self.knobs,
+            self.drop is DropRule.HOPELESS,
+            snapshot.now_ns,
+            floor.free,
+            floor.total,
+            bandwidth,
+            beside,
+            len(PRICES),
+            tables.dims,
+            tables.spans,
+            tables.moved,
+            tables.ends,
+            tables.widths,
+            tables.lefts,
+            tables.works,
+            tables.preferred,
+            floor.jobs,
+            floor.rows,
+            floor.out,
+        )
+        return floor.decision(count)

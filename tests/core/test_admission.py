@@ -1,0 +1,60 @@
+"""Admission tries the numbers of cores that a query can get: where the most are not the fastest, it is still let in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from cotenant.core.admission import refusal, sizes_to_try
+from cotenant.core.queues import TenantQueue
+from cotenant.core.snapshot import DropRule
+from cotenant.policies.ordered.edf import Edf
+from cotenant.types import Query, Tenant
+from cotenant.work import Share, Work
+
+LANES = tuple(Share((core,)) for core in range(4))
+TENANT = Tenant("a", slo_ns=100)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining(Edf):
+    """One that launches in unions of its lanes."""
+
+    name: ClassVar[str] = "joining"
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        return (*self.lanes, Share((0, 1, 2, 3)))
+
+
+class Stepped:
+    """Fastest on three cores; remembers how often it was asked."""
+
+    asked = 0
+
+    def latency_ns(self, work: Work, size: int, device: str = "cpu") -> int:
+        self.asked += 1
+        return {1: 160, 2: 110, 3: 90, 4: 120}[size]
+
+    def sure_ns(self, tenant: str, latency_ns: int) -> int:
+        return latency_ns
+
+
+def test_a_policy_of_unions_gets_any_number_of_cores() -> None:
+    assert sizes_to_try(Joining(LANES)) == (4, 3, 2, 1)
+    assert sizes_to_try(Edf(LANES)) == (1,)
+    assert sizes_to_try(Edf((Share((0, 1)), Share((2,))))) == (2,)
+
+
+@pytest.mark.parametrize(("deadline", "is_in", "asked"), [(120, True, 1), (90, True, 5), (89, False, 5)])
+def test_fewer_cores_than_the_most_are_tried(deadline: int, is_in: bool, asked: int) -> None:
+    stepped, queue = Stepped(), TenantQueue(TENANT)
+    query = Query(0, "a", 0, deadline)
+    sizes = sizes_to_try(Joining(LANES))
+    text = refusal(query, queue, drop=DropRule.HOPELESS, predictor=stepped, sizes=sizes, draining=False, now_ns=0)
+    assert (text is None) is is_in
+    assert stepped.asked == asked
+    if text is not None:
+        assert text == "0.0 ms of work do not fit into 0.0 ms"
