@@ -17,6 +17,7 @@ from cotenant.compile.knobs import Knobs
 from cotenant.compile.problem import Problem
 from cotenant.compile.selection import KernelVersion, pick
 from cotenant.compile.store import Built, KernelCandidate
+from cotenant.config import ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.compiled.choice import choice_path
 from cotenant.execute.compiled.compiled_model import CompiledModel
@@ -25,7 +26,10 @@ from cotenant.execute.runner import open_model, to_numpy
 from cotenant.measure import compile_campaign, version_pressure
 from cotenant.measure.compile_campaign import CompileEffort, compile_repository, explore_repository, versions_of
 from cotenant.measure.opening import open_version
-from cotenant.repository import STATE_FOLDER, find_versions
+from cotenant.measure.solo import QUICK
+from cotenant.measure.sweep import profile_repository
+from cotenant.profile.profile_file import load_profile
+from cotenant.repository import STATE_FOLDER, find_versions, profile_path
 from cotenant.work import Share
 from kernel_graphs import SIZE, network
 from kernels import a_compiler
@@ -170,6 +174,13 @@ def test_versions_for_levels_are_kept_and_run(root: Path, monkeypatch: pytest.Mo
         for level in range(1, 5):
             for name, array in to_numpy(model.run(0, model.unit_count, given, version=level)).items():
                 np.testing.assert_allclose(array, right[name], rtol=1e-3, atol=1e-4)
+    profile, errors = profile_repository(root, ServerConfig(), QUICK, fresh=True, on_step=lambda *_: None)
+    assert errors == {}
+    table = profile.models["net"].versions
+    assert table is not None
+    assert (table.levels, table.bandwidth_bytes_per_s) == (5, 10**9)
+    assert any(len(unit.implementations) == 2 for unit in table.units)
+    assert load_profile(profile_path(root)).tables()["net"].versions == table
     with pytest.raises(ConfigError, match="two cores at least"):
         compile_repository(root, ONE, effort)
     choice_of(root).unlink()

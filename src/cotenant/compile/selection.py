@@ -67,11 +67,13 @@ def uniform(readings: Sequence[Reading], count: int = VERSIONS) -> list[Reading]
 
 @dataclass(frozen=True, slots=True)
 class KernelVersion:
-    """A loaded kernel: where it is, the tasks that cores divide, and its time alone on one core."""
+    """A loaded kernel: where it is, the tasks that cores divide, and its time on one core, alone and by level of
+    pressure where that was measured."""
 
     address: int
     tasks: int
     cpu_ns: int
+    level_ns: tuple[int, ...] = ()
 
     def ns_on(self, cores: int) -> float:
         """Its time where every core does as many whole tasks as the busiest."""

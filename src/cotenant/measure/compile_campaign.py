@@ -157,12 +157,12 @@ def compile_repository(
             pin(cores[:1])
             more = len(opened) + len(order) * effort.under_pressure
             found = _searched(order, store, backend, effort, len(before), on_step, more)
-            pressed = _pressed(found, store, cores, on_step, len(opened)) if effort.under_pressure else {}
+            pressed, most = _pressed(found, store, cores, on_step, len(opened)) if effort.under_pressure else ({}, 0)
             for at, each in enumerate(opened):
                 name = each.found.tenant
                 on_step(len(order) + more - len(opened) + at, len(order) + more, f"{name} against onnxruntime")
                 with leaving_out(errors, name):
-                    results[name] = _judged(root, each, found, pressed, store, lanes)
+                    results[name] = _judged(root, each, found, pressed, most, store, lanes)
         finally:
             os.sched_setaffinity(0, before)
         on_step(len(order) + more, len(order) + more, "")
@@ -230,8 +230,11 @@ def _pressed(
     cores: Sequence[int],
     on_step: OnStep,
     more: int,
-) -> dict[Problem, Mapping[str, Sequence[float]]]:
-    """Times of all candidates under pressure. Raises ConfigError where there is nobody to make it."""
+) -> tuple[dict[Problem, Mapping[str, Sequence[float]]], int]:
+    """Times of all candidates under pressure, and what all cores drew from the memory in bytes a second.
+
+    Raises ConfigError where there is nobody to make it.
+    """
     if len(cores) < 2:
         raise ConfigError("kernels are measured under pressure beside others: it needs two cores at least")
     times: dict[Problem, Mapping[str, Sequence[float]]] = {}
@@ -239,7 +242,7 @@ def _pressed(
         for problem, each in found.items():
             on_step(len(found) + len(times), 2 * len(found) + more, f"{_words(problem)}, beside others")
             times[problem] = bench.times(problem, each, store, runtime_of(store))
-    return times
+    return times, bench.most_bytes_per_s
 
 
 def _judged(
@@ -247,6 +250,7 @@ def _judged(
     each: _Opened,
     found: Mapping[Problem, Sequence[KernelCandidate]],
     pressed: Mapping[Problem, Mapping[str, Sequence[float]]],
+    most: int,
     store: Store,
     lanes: Sequence[Share],
 ) -> CompiledResult:
@@ -272,7 +276,7 @@ def _judged(
         choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]).unlink(missing_ok=True)
     else:
         slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
-        kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow)
+        kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow, most)
         save_choice(choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]), kept)
     ours = sum(planned.plan.ours)
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from cotenant.execute.batches import row_buckets
+from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.place import CorePlace, Place, Run
 from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
+from cotenant.measure.version_costs import version_costs
 from cotenant.profile.profile_file import ModelProfile, Point
 from cotenant.work import Share
 
@@ -106,7 +108,11 @@ def measure_model(
             lambda: _segment_ratio(run, place, sweep.shares[0], cuts, inputs, sweep.effort),
         )
         progress(f"{model.name}: {len(cuts) - 1} segments")
-    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), place.is_padded)
+    versions = None
+    if isinstance(model, CompiledModel):
+        whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
+        versions = version_costs(model, sweep.shapes[0], units, whole)
+    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), place.is_padded, versions)
 
 
 def _segment_ratio(

@@ -31,7 +31,7 @@ class PressureBench:
     """A core to measure on, and antagonists on others, who together draw up to `most_bytes_per_s`."""
 
     def __init__(self, others: Sequence[Antagonist], most_bytes_per_s: int) -> None:
-        self._others, self._most = others, most_bytes_per_s
+        self._others, self.most_bytes_per_s = others, most_bytes_per_s
 
     def times(
         self, problem: Problem, candidates: Sequence[KernelCandidate], store: Store, runtime: Runtime
@@ -55,7 +55,7 @@ class PressureBench:
                     level.append(runtime.cpu_ns(row, repeats))
                 drawn[at].append(sum(each.bytes_per_s for each in moved))
         taken = np.array([np.quantile(np.array(level), 0.25, axis=0) for level in samples])
-        pressures = [min(1.0, median(each) / self._most) for each in drawn]
+        pressures = [min(1.0, median(each) / self.most_bytes_per_s) for each in drawn]
         return {each.name: at_levels(pressures, taken[:, at].tolist()) for at, each in enumerate(candidates)}
 
 

@@ -9,6 +9,7 @@ from cotenant.errors import CotenantError
 from cotenant.files import load, save
 from cotenant.profile.device import Device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import VersionTable
 
 FORMAT = "cotenant-profile/1"
 QUANTILES = ("p50", "p90", "p95", "p99")
@@ -39,7 +40,8 @@ class ModelProfile:
     `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
     median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
-    runs as the next larger one that was measured, as it does where models are captured.
+    runs as the next larger one that was measured, as it does where models are captured. `versions` is there for a model
+    that was compiled under pressure.
     """
 
     digest: str
@@ -48,6 +50,7 @@ class ModelProfile:
     cuts: tuple[int, ...]
     segment_ratio: float
     padded: bool = False
+    versions: VersionTable | None = None
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""
@@ -58,7 +61,7 @@ class ModelProfile:
             for point in self.points
             for items in range(before.get(point.items, point.items - 1) + 1, point.items + 1)
         )
-        return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio)
+        return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio, self.versions)
 
 
 @dataclass(frozen=True, slots=True)

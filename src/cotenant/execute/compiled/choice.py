@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from itertools import repeat
 from pathlib import Path
 
 import msgspec
@@ -46,13 +47,17 @@ class ChosenKernels(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KernelChoice(Struct, frozen=True, forbid_unknown_fields=True):
-    """What was chosen for a model: kernels, units left to onnxruntime, numbers of threads at which it runs it whole."""
+    """What was chosen for a model: kernels, units left to onnxruntime, numbers of threads at which it runs it whole.
+
+    `most_bytes_per_s` is what all cores drew from the memory, where kernels were measured beside others who do.
+    """
 
     format: str
     units: int
     kernels: tuple[ChosenKernels, ...]
     left_out: tuple[int, ...] = ()
     by_engine: tuple[int, ...] = ()
+    most_bytes_per_s: int = 0
 
 
 def store_of(cache_dir: Path) -> Store:
@@ -105,16 +110,24 @@ def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
     """Run a model on what was chosen. Raises CompileError when it is of another graph, or cannot be loaded."""
     if choice.units != model.unit_count:
         raise CompileError(f"they were chosen for {choice.units} units, and there are {model.unit_count}; {_MEND}")
-    kernels = {each.problem: [version_of(store, store.find(key)) for key in each.libraries] for each in choice.kernels}
+    kernels = {
+        each.problem: [
+            version_of(store, store.find(key), level_ns)
+            for key, level_ns in zip(each.libraries, each.level_ns or repeat(()), strict=False)
+        ]
+        for each in choice.kernels
+    }
     model.use(kernels, runtime_of(store), store.target.lanes, choice.left_out, choice.by_engine)
+    model.most_bytes_per_s = choice.most_bytes_per_s
     model.kernels = hashlib.sha256(msgspec.json.encode(choice)).hexdigest()[:16]
 
 
-def version_of(store: Store, candidate: KernelCandidate) -> KernelVersion:
+def version_of(store: Store, candidate: KernelCandidate, level_ns: tuple[int, ...] = ()) -> KernelVersion:
     """A candidate, loaded. Raises CompileError when it cannot be, or is not for compiled models."""
     if not isinstance(candidate.knobs, Knobs):
         raise CompileError(f"{candidate.name} was made by {candidate.backend}, whose kernels no model runs; {_MEND}")
-    return KernelVersion(address(store.load(candidate.library), candidate.function), candidate.tasks, candidate.cpu_ns)
+    where = address(store.load(candidate.library), candidate.function)
+    return KernelVersion(where, candidate.tasks, candidate.cpu_ns, level_ns)
 
 
 _runtimes: dict[str, Runtime] = {}

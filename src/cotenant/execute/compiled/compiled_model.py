@@ -17,6 +17,7 @@ from onnx import TypeProto, numpy_helper
 from cotenant.compile.native import Runtime
 from cotenant.compile.packing import Array, pack_bias, pack_weights
 from cotenant.compile.problem import Problem
+from cotenant.compile.selection import KernelVersion
 from cotenant.execute.compiled.lease import Kept, Kernels, Lease, PreparedPlan
 from cotenant.execute.compiled.memory import packed
 from cotenant.execute.compiled.nodes import HEAVY, KernelNode, Lowering
@@ -55,6 +56,8 @@ class CompiledModel(SegmentedModel):
         self._kernels: Kernels = {}
         self._runtime: Runtime | None = None
         self._lanes = 1
+        self.most_bytes_per_s = 0
+        """What all cores drew from the memory when kernels were measured beside others; 0 where they were not."""
         self._left_out: frozenset[int] = frozenset()
         self._by_engine: frozenset[int] = frozenset()
         self._prepared: dict[tuple[tuple[int, ...], ...], PreparedPlan] = {}
@@ -128,6 +131,19 @@ class CompiledModel(SegmentedModel):
             max(1, int(sum(times[plan.starts[unit] : plan.starts[unit + 1]]))) if ours else by_engine[unit]
             for unit, ours in enumerate(plan.ours)
         )
+
+    def unit_kernels(self, shapes: Mapping[str, Sequence[int]]) -> list[list[Sequence[KernelVersion]]]:
+        """By unit the versions of each kernel that it runs at these shapes; none of a unit that onnxruntime runs."""
+        prepared = self.prepared(shapes)
+        plan = prepared.plan
+        return [
+            [
+                prepared.kernels[step.run]
+                for step in plan.steps[plan.starts[unit] : plan.starts[unit + 1]]
+                if ours and isinstance(step.run, Problem)
+            ]
+            for unit, ours in enumerate(plan.ours)
+        ]
 
     def stretch_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
         """CPU time in ns of each stretch of units on kernels, with the layouts changed for it, and on onnxruntime."""
