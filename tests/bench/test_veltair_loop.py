@@ -35,7 +35,7 @@ from cotenant.work import CPU, Machine, Work
 from cotenant.world.many_core import ManyCoreWorld
 
 MODELS, MADE = read_models(DATA)
-DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 2)
+DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
 OUTCOMES = {
     Outcome.ANSWERED: _loop.ANSWERED,
     Outcome.LATE: _loop.LATE,
@@ -149,7 +149,7 @@ def test_made_times_are_close_to_those_that_were_measured() -> None:
     model = MODELS[0]
     for cores in (8, 16, 32, 56):
         measured = sum(profile[cores] for profile in model.profiles)
-        assert sum(MADE.profile(layer, 1.0)[cores] for layer in model.layers) == pytest.approx(measured, rel=0.1)
+        assert sum(MADE.profile(layer, 1.0, 1.0)[cores] for layer in model.layers) == pytest.approx(measured, rel=0.1)
 
 
 def test_a_line_over_operations_is_found_again() -> None:
