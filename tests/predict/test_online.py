@@ -43,3 +43,22 @@ def test_what_is_not_to_adapt_stays_as_it_is() -> None:
         assert model(2 * number + 1, LaunchEnded(number), []) is None
     assert model.doubt(["a"]) is None
     assert model.alone_ns("a") == 10 * MS
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_pressure_from_outside_stays_whatever_else_changes(grouped: bool) -> None:
+    model = OnlineModel(1, grouped=grouped)
+    model.add("a", TABLE)
+    assert model.pressed(0.05) is None, "it is next to nothing"
+    changed = model.pressed(0.4)
+    assert isinstance(changed, PredictorChanged)
+    assert changed.predictor is model.predictor
+    model.add("b", TABLE)
+    assert model.predictor.beside == 0.4
+    for number in range(40):
+        model(2 * number * MS, QueryArrived(Query(number, "a", 0, MS)), [launch(number, 10 * MS)])
+        model((2 * number + 1) * 20 * MS, LaunchEnded(number), [])
+    assert model.predictor.scales["a"] > 1 or grouped
+    assert model.predictor.beside == 0.4
+    assert model.pressed(0.45) is None
+    assert isinstance(model.pressed(0.0), PredictorChanged)

@@ -24,7 +24,10 @@ from cotenant.core.events import (
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.trace import Header, Record, TraceError, TraceWriter
+from cotenant.trace.trace_log import TraceTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from scenario import CORES, MS, ONE_LANE, tables
@@ -87,11 +90,30 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
         },
         {"cpu": CORES},
         (A, B),
-        PREDICTOR.tables,
+        {name: TraceTable.of(table) for name, table in PREDICTOR.tables.items()},
         {},
         {"device": "a test"},
     )
     assert rebuild_policy(head.policy, head.policy_options) == Edf(ONE_LANE)
+
+
+def test_versions_and_pressure_from_outside_come_back(tmp_path: Path) -> None:
+    unit = UnitVersions((Implementation((1, 2), (9, 5), (7, 7)), Implementation((1,), (10,), (1,))), (0, 1))
+    versions = VersionTable(2, 2, 10**9, (unit,))
+    table = LatencyTable((LatencyRow(0, 1, 1, 9), LatencyRow(0, 1, 2, 5)), (1.0,), 1.0, versions)
+    predictor = TablePredictor({"b": table}).with_beside(0.5)
+    policy = Edf(ONE_LANE)
+    head = trace.header(policy, predictor, [B], Machine.cpu(CORES), created="")
+    log = TraceWriter((tmp_path / "log").open("wb"), head)
+    log(0, PredictorChanged(predictor.with_beside(0.25)), [])
+    log.close()
+    back, records = trace.read(tmp_path / "log")
+    assert (back.tables["b"].table, back.beside) == (table, 0.5)
+    event = trace.decode_event(*next(iter((record.kind, record.event) for record in records)))
+    assert isinstance(event, PredictorChanged)
+    assert isinstance(event.predictor, TablePredictor)
+    assert (event.predictor.tables, event.predictor.beside) == ({"b": table}, 0.25)
+    assert len([*trace.replay(back, trace.read(tmp_path / "log")[1], rebuild_policy)]) == 1
 
 
 def test_a_replay_writes_the_same_lines(tmp_path: Path) -> None:

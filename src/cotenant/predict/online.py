@@ -27,6 +27,8 @@ _UNIT_NS = 1_000_000
 """Delays of answers are followed as multiples of this."""
 _BOTH_WAYS = 2
 """A query waits for the same threads before it is read, unseen, as its answer does: believed to take as long."""
+_PRESSURE_STEP = 0.1
+"""Levels are some 0.25 apart."""
 _WEIGHT = 0.05
 """Of a launch in the mean predicted latency of a tenant's launches."""
 
@@ -239,11 +241,11 @@ class OnlineModel:
         self._calibration.forget(tenant)
         self._launched = {launch: known for launch, known in self._launched.items() if known.tenant != tenant}
         self._tables[tenant] = table
-        scales = self._calibration.scales
+        scales, beside = self._calibration.scales, self.predictor.beside
         if isinstance(self.predictor, GroupedPredictor):
             self.predictor = self.predictor.with_beliefs(self._tables, scales, self.predictor.factor)
         else:
-            self.predictor = TablePredictor(self._tables, scales)
+            self.predictor = TablePredictor(self._tables, scales).with_beside(beside)
         if self._caution is not None:
             self._caution.forget(tenant)
             self.predictor = self.predictor.with_margin(self._caution.margin())
@@ -265,6 +267,13 @@ class OnlineModel:
             scales = self._calibration.relax(tenant) or scales
         self._use(scales)
         return None if self.predictor is before else PredictorChanged(self.predictor)
+
+    def pressed(self, beside: float) -> PredictorChanged | None:
+        """The measured pressure on the memory from outside; small changes are not worth a predictor."""
+        if abs(beside - self.predictor.beside) < _PRESSURE_STEP:
+            return None
+        self.predictor = self.predictor.with_beside(beside)
+        return PredictorChanged(self.predictor)
 
     def replied(self, delay_ns: int) -> None:
         """An answer leaves so long after its query ended. May be called beside all else, by one thread at a time."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Self
+
+import numpy as np
 
 from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import VersionTable
 from cotenant.work import CPU, Work
 
 _SCALE = 1 << 24
@@ -35,6 +39,11 @@ class TablePredictor:
         self.tables = dict(tables)
         self.scales = dict(scales or {})
         self.margin = NO_MARGIN
+        self.beside = 0.0
+        """See BlockPredictor: what `with_beside` was told."""
+        known = (table.versions.bandwidth_bytes_per_s for table in self.tables.values() if table.versions)
+        self.bandwidth_bytes_per_s = max(known, default=0)
+        """See BlockPredictor: what was measured with versions, if there are any."""
         self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
         self._known: dict[tuple[Work, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
@@ -68,29 +77,23 @@ class TablePredictor:
         made = self._merged.get((tenant, shape, items, most, cores))
         return self._merge(tenant, shape, items, most, cores) if made is None else made
 
-    @property
-    def bandwidth_bytes_per_s(self) -> int:
-        """See BlockPredictor: it is not known."""
-        return 0
-
-    @property
-    def beside(self) -> float:
-        """See BlockPredictor: nobody measures it."""
-        return 0.0
-
     def spans(self, tenant: str, shape: int, items: int) -> Spans:
-        """See BlockPredictor: one version, no pressure; each unit has its weight's part of the latency of the whole.
+        """See BlockPredictor. Raises CotenantError for a tenant without a table.
 
-        Raises CotenantError for a tenant without a table.
+        Without `versions` in the table: one version, no pressure, and each unit has its weight's part of the latency of
+        the whole. With them, units take what they do for a row of the first shape, times what the whole takes over
+        what it does then; they move as much for each row.
         """
         made = self._spans.get((tenant, shape, items))
         if made is None:
             if len(self._spans) >= _MOST_SPANS:
                 self._spans.clear()
-            made = self._spans[tenant, shape, items] = self._table_spans(tenant, shape, items)
+            table = self._table(tenant)
+            make = self._plain_spans if table.versions is None else partial(self._version_spans, table.versions)
+            made = self._spans[tenant, shape, items] = make(tenant, shape, items)
         return made
 
-    def _table_spans(self, tenant: str, shape: int, items: int) -> Spans:
+    def _plain_spans(self, tenant: str, shape: int, items: int) -> Spans:
         table, work = self._table(tenant), self._whole(tenant, shape, items)
         prefix = self._prefix[tenant]
         ratio = table.segment_ratio if len(prefix) > 2 else 1.0
@@ -103,18 +106,36 @@ class TablePredictor:
             ns += [int(least * ratio * each) // _SCALE for each in prefix]
         return Spans(len(prefix) - 1, 1, 1, cores, ns, [0] * len(ns))
 
+    def _version_spans(self, versions: VersionTable, tenant: str, shape: int, items: int) -> Spans:
+        table, work = self._table(tenant), self._whole(tenant, shape, items)
+        known = versions.spans()
+        of_first = [interpolate(table.rows, 0, 1, count) for count in range(1, known.cores + 1)]
+        taken = [self.latency_ns(work, count) * table.segment_ratio for count in range(1, known.cores + 1)]
+        units = np.diff(np.array(known.ns).reshape(-1, known.cores, known.units + 1), axis=2)
+        units = np.minimum.accumulate(units * (np.array(taken) / np.array(of_first))[None, :, None], axis=1)
+        sums = np.zeros((len(units), known.cores, known.units + 1))
+        sums[:, :, 1:] = np.cumsum(units, axis=2)
+        moved = [items * each for each in known.moved]
+        return known._replace(ns=sums.astype(np.int64).ravel().tolist(), moved=moved)
+
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""
         return len(self._prefix[tenant]) - 1
 
     def scaled(self, scales: Mapping[str, float]) -> TablePredictor:
         """The same tables with other factors."""
-        return TablePredictor(self.tables, scales).with_margin(self.margin)
+        return TablePredictor(self.tables, scales).with_margin(self.margin).with_beside(self.beside)
 
     def with_margin(self, margin: SafetyMargin) -> Self:
         """The same latencies, and what is memorised of them, with another margin."""
         made = copy(self)
         made.margin = margin
+        return made
+
+    def with_beside(self, beside: float) -> Self:
+        """The same latencies, and another pressure from outside."""
+        made = copy(self)
+        made.beside = beside
         return made
 
     def _whole(self, tenant: str, shape: int, items: int) -> Work:

@@ -23,7 +23,8 @@ from cotenant.files import decode
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyTable
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import VersionTable
 from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Work
 
@@ -34,6 +35,25 @@ _MOST_RECORDS = 1 << 12
 
 class TraceError(CotenantError):
     """A log cannot be used: names the file, the line and what was expected."""
+
+
+class TraceTable(msgspec.Struct, omit_defaults=True):
+    """A LatencyTable, whose versions few have."""
+
+    rows: tuple[LatencyRow, ...]
+    unit_weights: tuple[float, ...]
+    segment_ratio: float
+    versions: VersionTable | None = None
+
+    @classmethod
+    def of(cls, table: LatencyTable) -> TraceTable:
+        """As it is written."""
+        return cls(table.rows, table.unit_weights, table.segment_ratio, table.versions)
+
+    @property
+    def table(self) -> LatencyTable:
+        """As it is used."""
+        return LatencyTable(self.rows, self.unit_weights, self.segment_ratio, self.versions)
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -48,13 +68,14 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     policy_options: dict[str, Any]
     machine: dict[str, tuple[int, ...]]
     tenants: tuple[Tenant, ...]
-    tables: dict[str, LatencyTable]
+    tables: dict[str, TraceTable]
     scales: dict[str, float]
     about: dict[str, str]
     groups: str | None = None
     quantile: float = 0.5
     factor: float | None = None
     margin: SafetyMargin = NO_MARGIN
+    beside: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +113,7 @@ def header(
         plain.quantile,
         plain.factor,
         plain.margin,
+        plain.beside,
     )
 
 
@@ -110,20 +132,23 @@ class _PlainPolicy(msgspec.Struct):
 
 
 class _PlainPredictor(msgspec.Struct, omit_defaults=True):
-    tables: dict[str, LatencyTable]
+    tables: dict[str, TraceTable]
     scales: dict[str, float]
     groups: str | None = None
     quantile: float = 0.5
     factor: float | None = None
     margin: SafetyMargin = NO_MARGIN
+    beside: float | None = None
 
     @classmethod
     def of(cls, predictor: TablePredictor) -> _PlainPredictor:
+        beside = predictor.beside or None  # what is at its default is not written
+        tables = {name: TraceTable.of(table) for name, table in predictor.tables.items()}
         if not isinstance(predictor, GroupedPredictor):
-            return cls(predictor.tables, predictor.scales, margin=predictor.margin)
+            return cls(tables, predictor.scales, margin=predictor.margin, beside=beside)
         fitted = predictor.fitted
         key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
-        return cls(predictor.tables, predictor.scales, key, quantile, predictor.factor, predictor.margin)
+        return cls(tables, predictor.scales, key, quantile, predictor.factor, predictor.margin, beside)
 
 
 FindGroups = Callable[[str, float], FittedGroups]
@@ -149,12 +174,13 @@ def _no_policy(name: str, options: dict[str, Any]) -> Policy:
 
 
 def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
+    tables = {name: each.table for name, each in plain.tables.items()}
     if plain.factor is None:
-        made = TablePredictor(plain.tables, plain.scales)
+        made = TablePredictor(tables, plain.scales)
     else:
         fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
-        made = GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor)
-    return made.with_margin(plain.margin)
+        made = GroupedPredictor(tables, plain.scales, fitted, plain.factor)
+    return made.with_margin(plain.margin).with_beside(plain.beside or 0.0)
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
@@ -289,7 +315,7 @@ def replay(
     says whether the two agree: then a change of code changed no decision.
     """
     policy = make_policy(head.policy, head.policy_options)
-    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin)
+    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin, head.beside)
     predictor = _predictor_of(plain, find_groups)
     engine = Engine(head.tenants, policy, predictor, Machine.of(head.machine))
     for record in records:

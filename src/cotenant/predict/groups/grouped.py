@@ -77,7 +77,7 @@ class GroupedPredictor(TablePredictor):
 
         What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
         """
-        made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin)
+        made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin).with_beside(self.beside)
         made._answers = self._answers
         return made
 
