@@ -252,11 +252,11 @@ def decide_slack(
 ) -> int:
     """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by RESERVE and on.
 
-    Deadlines first. The price of a job's time is the highest of three: the least at which it is in time with `reserve`
-    of its slack to spare; its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`); and
-    the highest at which it takes no more than an equal part of the cores. So a query that is alone takes what makes it
-    faster, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all is looked at
-    again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody
+    Deadlines first. The price of a job's time is the higher of two: the least at which it is in time with `reserve` of
+    its slack to spare, and its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`).
+    Where that is less than an equal part of the cores it takes this, as long as it makes it faster. So who is alone
+    takes what there is, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all
+    is looked at again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody
     passes it. A waiting job that now needs more than `dear` times the core time of its class, while others wait, is
     given up: the time is theirs.
     """
@@ -296,11 +296,13 @@ def decide_slack(
                 continue
         if own > price:
             price = own
-        share = total // active
-        fair = dearest_within(widths[model], plan, units, prices, unit, share)
-        if fair > price:
-            price = fair
         wanted = widths[model][plan + price * units + unit]
+        fair = widths[model][plan + (prices - 1) * units + unit]  # beyond these it is no faster
+        if fair > total // active:
+            fair = total // active
+        if fair > wanted:
+            wanted = fair
+            price = dearest_within(widths[model], plan, units, prices, unit, fair)
         end = ends[model][plan + price * units + unit]
         cores = wanted
         if cores > free:
