@@ -256,9 +256,9 @@ def decide_slack(
     its slack to spare, and its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`).
     Where that is less than an equal part of the cores it takes this, as long as it makes it faster. So who is alone
     takes what there is, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all
-    is looked at again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody
-    passes it. A waiting job that now needs more than `dear` times the core time of its class, while others wait, is
-    given up: the time is theirs.
+    is looked at again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that,
+    and nobody passes it. A waiting job that now needs more than `dear` times the core time of its class, while others
+    wait, is given up: the time is theirs.
     """
     reserve, quantum_ns, narrow, dear = knobs[RESERVE], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
     count = 0
