@@ -30,7 +30,7 @@ def test_members_of_a_group_end_together_after_the_latency_of_the_group() -> Non
     assert world.next_ns() == 140
     world.start(launch(1, 0, 2, OTHER), 100)
     assert world.next_ns() == 160, "the second member is known now"
-    assert [world.pop(), world.next_ns(), world.pop(), world.next_ns()] == [(0, None), 160, (1, None), None]
+    assert [world.pop().launch, world.next_ns(), world.pop().launch, world.next_ns()] == [0, 160, 1, None]
 
 
 def test_a_group_begins_only_when_the_one_before_has_ended() -> None:

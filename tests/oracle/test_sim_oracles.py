@@ -26,7 +26,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import CPU, Machine, Share, Work
-from cotenant.world.simulated import TableWorld
+from cotenant.world.simulated import TableWorld, WorldEvent
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
 SERVICE_NS = 10 * MS
@@ -51,8 +51,8 @@ class ExponentialWorld:
     def next_ns(self) -> int | None:
         return self._ends[0][0] if self._ends else None
 
-    def pop(self) -> tuple[int, str | None]:
-        return heappop(self._ends)[1], None
+    def pop(self) -> WorldEvent:
+        return WorldEvent(heappop(self._ends)[1])
 
 
 def poisson(load: float, seed: int, servers: int = 1) -> list[Query]:

@@ -19,7 +19,7 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Work
-from cotenant.world.simulated import TableWorld
+from cotenant.world.simulated import TableWorld, WorldEvent
 from scenario import CORES, MS, ONE_LANE, play, tables
 
 A = Tenant("a", 20 * MS)
@@ -74,9 +74,9 @@ def test_a_world_without_noise_does_what_its_table_says() -> None:
         world.start(launch, 100 * (3 - launch.id))
     assert [world.next_ns(), world.pop(), world.pop(), world.pop(), world.next_ns()] == [
         100 + 10 * MS,
-        (2, None),
-        (1, None),
-        (0, None),
+        WorldEvent(2),
+        WorldEvent(1),
+        WorldEvent(0),
         None,
     ]
 

@@ -10,6 +10,7 @@ from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ProtocolViolationError
 from cotenant.work import Share, Work
+from cotenant.world.simulated import WorldEvent
 
 GroupLatency = Callable[[Group], float]
 """Latency of a group in ns, without noise."""
@@ -56,13 +57,13 @@ class GroupWorld:
             self._end_ns = self._begin_ns + max(1, round(self._latency(tuple(self._members)) * self._factor))
         return self._end_ns
 
-    def pop(self) -> tuple[int, str | None]:
+    def pop(self) -> WorldEvent:
         """See World."""
         launch = self._left.pop(0)
         self._has_ended = True
         if not self._left:
             self._end_ns = None
-        return launch, None
+        return WorldEvent(launch)
 
 
 def member_of(launch: Launch) -> Member:

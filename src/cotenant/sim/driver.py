@@ -8,7 +8,6 @@ in a fixed order: launches that grow, ends of launches, then the timer, then arr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
 from typing import Protocol
 
 from cotenant.core.actions import Action, Grow, Launch, LookAhead, Respond, SetTimer
@@ -67,22 +66,18 @@ def simulate(
     event: Event
     is_looking_ahead = False
     thinking_until = 0
-    growing: list[tuple[int, int]] = []
     start, next_ns, pop = world.start, world.next_ns, world.pop
     while True:
         if is_looking_ahead:
             is_looking_ahead, event = False, _LOOK_AHEAD
             thinking_until = max(thinking_until, now) + decision_ns
-        elif growing and growing[0][0] <= min(end, timer, arrival):
-            now, number = heappop(growing)
-            event = LaunchGrew(number)
         elif end <= timer and end <= arrival:
             if end == _NEVER:
                 break
             now = end
-            number, error = pop()
+            number, error, grew = pop()
             moved = True
-            event = LaunchEnded(number, error)
+            event = LaunchGrew(number) if grew else LaunchEnded(number, error)
         elif timer <= arrival:
             now, event, timer = timer, _TIMER, _NEVER
         else:
@@ -105,10 +100,8 @@ def simulate(
             elif kind is LookAhead:
                 is_looking_ahead = True
             elif kind is Grow:
-                at = world.grow(action.launch, action.share, now)  # type: ignore[union-attr, arg-type]
+                world.grow(action.launch, action.share, now)  # type: ignore[union-attr, arg-type]
                 moved = True
-                if at is not None:
-                    heappush(growing, (at, action.launch))  # type: ignore[union-attr, misc]
         if log is not None:
             log(now, event, actions)
         if moved:

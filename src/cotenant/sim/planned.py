@@ -29,6 +29,7 @@ from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import CPU, Machine, Round, Share, Slot, Work
+from cotenant.world.simulated import WorldEvent
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
 
 _UNBOUNDED = 1 << 30
@@ -249,11 +250,11 @@ class _PlanWorld:
         """See World."""
         return self._ends[0][0] if self._ends else None
 
-    def pop(self) -> tuple[int, str | None]:
+    def pop(self) -> WorldEvent:
         """See World."""
         _, number = heappop(self._ends)
         del self._running[number]
-        return number, None
+        return WorldEvent(number)
 
 
 def _name(plan: Plan, number: int) -> str:

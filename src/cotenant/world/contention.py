@@ -24,6 +24,8 @@ from cotenant.core.predictor import Predictor
 from cotenant.errors import InvalidValueError
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.work import Share, Work
+from cotenant.world.simulated import WorldEvent
+from cotenant.world.stepped import SteppedWorld
 
 FULL_SPEED = 1 << 32
 """Speeds are integers, in parts of this: work left is then exact however often rates change."""
@@ -148,7 +150,7 @@ class TabledLatencies(Predictor, Protocol):
         """By tenant."""
 
 
-class ContentionWorld:
+class ContentionWorld(SteppedWorld[_Run]):
     """Launches take what the table says when they are alone, times a log-normal factor, and longer beside others.
 
     `noise` is the standard deviation of the logarithm of that factor and `failure_rate` the share of launches that
@@ -177,6 +179,7 @@ class ContentionWorld:
                 raise InvalidValueError(
                     f"traffic of {name!r}", "number of units", len(traffic.weight_bytes), f"{units}, as in its table"
                 )
+        super().__init__()
         self._table = table
         self._contention = contention
         self._front_end_share = front_end_share
@@ -184,8 +187,6 @@ class ContentionWorld:
         self._failure_rate = failure_rate
         self._random = Random(seed)
         self._grain_ns = grain_ns
-        self._steps: list[tuple[int, tuple[_Run, ...]]] = [(0, ())]
-        """States from the last end that was handed out on, as far as was looked; rates are constant in between."""
         self._known: dict[tuple[Work, int], list[tuple[int, float]]] = {}
 
     def start(self, launch: Launch, now_ns: int) -> None:
@@ -195,34 +196,18 @@ class ContentionWorld:
         if self._failure_rate and self._random.random() < self._failure_rate:
             error = "injected fault"
         begin = max(now_ns, self._steps[0][0])
-        run = _Run(launch.id, begin, launch.share.cores, phases, 0, phases[0].alone_ns * FULL_SPEED, error)
-        while len(self._steps) > 1 and self._steps[-1][0] > begin:
-            self._steps.pop()
-        self._steps = [(at, (*runs, run)) for at, runs in self._steps]
+        self._add(_Run(launch.id, begin, launch.share.cores, phases, 0, phases[0].alone_ns * FULL_SPEED, error))
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""
 
-    def next_ns(self) -> int | None:
-        """See World."""
-        for at, runs in self._steps:
-            if _first_over(runs) is not None:
-                return at
-        while (step := self._after(*self._steps[-1])) is not None:
-            self._steps.append(step)
-            if _first_over(step[1]) is not None:
-                return step[0]
-        return None
-
-    def pop(self) -> tuple[int, str | None]:
-        """See World."""
-        self.next_ns()
-        for number, (_, runs) in enumerate(self._steps):
-            over = _first_over(runs)
-            if over is not None:
-                self._steps = [(at, tuple([r for r in those if r.id != over.id])) for at, those in self._steps[number:]]
-                return over.id, over.error
-        raise InvalidValueError("contention world", "running launches", 0, "one that ends")
+    def _event_of(self, runs: tuple[_Run, ...]) -> WorldEvent | None:
+        """The end of the finished launch with the smallest number."""
+        best = None
+        for run in runs:
+            if run.phase == len(run.phases) and (best is None or run.id < best.id):
+                best = run
+        return None if best is None else WorldEvent(best.id, best.error)
 
     def _after(self, now_ns: int, runs: tuple[_Run, ...]) -> tuple[int, tuple[_Run, ...]] | None:
         """The state at the next end of a phase or begin of a launch; None when nothing is to come."""
@@ -286,15 +271,6 @@ def phase_time_ns(phase: Phase, granted_bytes_per_s: int) -> float:
     if phase.bytes_per_s <= granted_bytes_per_s:
         return float(phase.alone_ns)
     return phase.alone_ns * phase.bytes_per_s / granted_bytes_per_s
-
-
-def _first_over(runs: tuple[_Run, ...]) -> _Run | None:
-    """The finished launch with the smallest number."""
-    best = None
-    for run in runs:
-        if run.phase == len(run.phases) and (best is None or run.id < best.id):
-            best = run
-    return best
 
 
 def _moved(run: _Run, work: int) -> _Run:

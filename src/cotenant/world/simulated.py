@@ -6,7 +6,6 @@ A world is not the predictor of the policy: it has its own table, and noise of a
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from heapq import heapify, heappop, heappush
 from math import exp
 from random import Random
@@ -26,17 +25,22 @@ class World(Protocol):
     def start(self, launch: Launch, now_ns: int) -> None:
         """A launch begins."""
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> int | None:
-        """Let a launch go on in a larger share from its next stop on: when that is; None when it has none, or cannot.
-
-        See `core.actions.Grow`.
-        """
+    def grow(self, launch: int, share: Share, now_ns: int) -> None:
+        """Let a launch go on in a larger share from its next stop on, if it has one and can. See `core.actions.Grow`."""
 
     def next_ns(self) -> int | None:
-        """When the next launch ends if nothing else is started; None when nothing runs."""
+        """When the next launch ends or grows if nothing else is started; None when nothing does."""
 
-    def pop(self) -> tuple[int, str | None]:
-        """End that launch: its number, and the reason if it failed."""
+    def pop(self) -> WorldEvent:
+        """What happens then. At one instant launches grow before others end."""
+
+
+class WorldEvent(NamedTuple):
+    """A launch has ended, and why if it failed; or it has grown, and goes on."""
+
+    launch: int
+    error: str | None = None
+    grew: bool = False
 
 
 class _Flight(NamedTuple):
@@ -64,6 +68,7 @@ class TableWorld:
         self._random = Random(seed)
         self._ends: list[tuple[int, int, str | None]] = []
         self._flights: dict[int, _Flight] = {}
+        self._growths: list[tuple[int, int]] = []
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
@@ -76,7 +81,7 @@ class TableWorld:
         if launch.stops:
             self._flights[launch.id] = _Flight(now_ns, launch.work, launch.share, launch.stops, factor, end)
 
-    def grow(self, launch: int, share: Share, now_ns: int) -> int | None:
+    def grow(self, launch: int, share: Share, now_ns: int) -> None:
         """See World."""
         flight = self._flights[launch]
         for stop in flight.stops:
@@ -84,7 +89,7 @@ class TableWorld:
             if at >= now_ns:
                 break
         else:
-            return None
+            return
         rest = flight.work.since(stop)
         end = (at + self._takes_ns(rest, share, flight.factor), *flight.end[1:])
         self._ends.remove(flight.end)
@@ -92,7 +97,7 @@ class TableWorld:
         heappush(self._ends, end)
         stops = tuple([each for each in flight.stops if each > stop])
         self._flights[launch] = _Flight(at, rest, share, stops, flight.factor, end)
-        return at
+        heappush(self._growths, (at, launch))
 
     def _takes_ns(self, work: Work, share: Share, factor: float) -> int:
         duration = self._table.latency_ns(work, share.size, share.device)
@@ -100,14 +105,18 @@ class TableWorld:
 
     def next_ns(self) -> int | None:
         """See World."""
+        if self._growths:
+            return min(self._growths[0][0], self._ends[0][0])
         return self._ends[0][0] if self._ends else None
 
-    def pop(self) -> tuple[int, str | None]:
+    def pop(self) -> WorldEvent:
         """See World."""
+        if self._growths and self._growths[0][0] <= self._ends[0][0]:
+            return WorldEvent(heappop(self._growths)[1], grew=True)
         _, launch, error = heappop(self._ends)
         if self._flights:
             self._flights.pop(launch, None)
-        return launch, error
+        return WorldEvent(launch, error)
 
 
 class Timers(Protocol):
@@ -129,6 +138,7 @@ class SimulatedExecutor:
         self._lock = Lock()
         self._batches = Batches(has_parts=True)
         self._running: dict[int, tuple[Launch, BatchTensors, OnEnd]] = {}
+        self._growing: dict[int, OnGrew] = {}
         self.put = self._batches.put
         self.take = self._batches.take
         self.discard = self._batches.discard
@@ -154,10 +164,9 @@ class SimulatedExecutor:
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor."""
         with self._lock:
-            at = self._world.grow(launch, share, self._clock.now_ns())
-            if at is not None:
-                self._clock.call_at(at, 0, partial(on_grew, launch))
-                self._wait_for_next()
+            self._growing[launch] = on_grew
+            self._world.grow(launch, share, self._clock.now_ns())
+            self._wait_for_next()
 
     def release(self, batch: int) -> None:
         """See Executor."""
@@ -172,16 +181,21 @@ class SimulatedExecutor:
             self._clock.call_at(at, 0, self._ring)
 
     def _ring(self) -> None:
-        """End what is due. A ring that comes too early, since the world has changed its mind, does nothing."""
+        """Say what is due. A ring that comes too early, since the world has changed its mind, does nothing."""
         with self._lock:
             at = self._world.next_ns()
             if at is None or at > self._clock.now_ns():
                 return
-            number, error = self._world.pop()
-            launch, batch, on_end = self._running.pop(number)
-            if error is None and launch.last:
-                self._batches.finish(launch, batch, batch.kept)
-            elif error is None:
-                self._batches.pause(launch, batch, batch.kept)
+            number, error, grew = self._world.pop()
+            on_grew = self._growing.pop(number, None)
+            if not grew:
+                launch, batch, on_end = self._running.pop(number)
+                if error is None and launch.last:
+                    self._batches.finish(launch, batch, batch.kept)
+                elif error is None:
+                    self._batches.pause(launch, batch, batch.kept)
             self._wait_for_next()
-        on_end(number, error, Timing())
+        if not grew:
+            on_end(number, error, Timing())
+        elif on_grew is not None:
+            on_grew(number)
