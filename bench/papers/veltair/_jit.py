@@ -51,6 +51,8 @@ def _compiler() -> Callable[[Any], Any]:
     try:
         import numba
     except ImportError:
-        raise BenchError("numba is not installed: this benchmark needs it (it is among the development tools)") from None
+        raise BenchError(
+            "numba is not installed: this benchmark needs it (it is among the development tools)"
+        ) from None
     made: Callable[[Any], Any] = numba.njit
     return made

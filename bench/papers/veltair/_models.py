@@ -121,7 +121,9 @@ def read_profiles(path: Path, layers: Mapping[str, Sequence[Layer]]) -> dict[str
     for name, by_layer in found.items():
         single = layers[name][: len(layers[name]) // BERT_LAYERS] if name == "Bert" else layers[name]
         if sorted(by_layer) != list(range(len(single))):
-            raise BenchError(f"{path}: has {len(by_layer)} layers of {name}, expected 0 to {len(single) - 1}, each once")
+            raise BenchError(
+                f"{path}: has {len(by_layer)} layers of {name}, expected 0 to {len(single) - 1}, each once"
+            )
     repeats = {name: BERT_LAYERS if name == "Bert" else 1 for name in found}
     return {
         name: [dict(sorted(by_layer[at].items())) for at in sorted(by_layer)] * repeats[name]

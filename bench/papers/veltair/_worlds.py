@@ -120,18 +120,21 @@ def tables_of(drawn: Drawn, model: Model, made: Efficiency) -> Truth:
     return Truth(model, tables[0], tables[1])
 
 
-def _unit(
-    drawn: Drawn, layer: Layer, profile: Profile, robust: float, error: float, stall_ns: float
-) -> UnitVersions:
+def _unit(drawn: Drawn, layer: Layer, profile: Profile, robust: float, error: float, stall_ns: float) -> UnitVersions:
     """The implementations of a layer. `error` multiplies their times, `stall_ns` is added to them."""
     cores = tuple(profile)
-    axes = [sorted(moved_bytes(layer.weights, layer.inputs, layer.outputs, slices_of(c), by) for by in (0, 1)) for c in cores]
+    axes = [
+        sorted(moved_bytes(layer.weights, layer.inputs, layer.outputs, slices_of(c), by) for by in (0, 1))
+        for c in cores
+    ]
     known = []
     for k in range(VERSIONS):
         part = k / (VERSIONS - 1)
         slower = (1 + robust * part**1.5) * error * 1000
         ns = tuple(max(1, round(profile[c] * slower + stall_ns)) for c in cores)
-        moved = tuple(round(drawn.traffic * exp((1 - part) * np.log(most) + part * np.log(least))) for least, most in axes)
+        moved = tuple(
+            round(drawn.traffic * exp((1 - part) * np.log(most) + part * np.log(least))) for least, most in axes
+        )
         known.append(Implementation(cores, ns, moved))
     by_level = tuple(_fastest(drawn.bandwidth, known, level / (LEVELS - 1)) for level in range(LEVELS))
     return UnitVersions(tuple(known), by_level)

@@ -52,7 +52,10 @@ class ManyCore:
                 raise InvalidValueError("many cores", name, getattr(self, name), "a positive number")
         if self.median_conflict_ns > self.mean_conflict_ns:
             raise InvalidValueError(
-                "many cores", "median_conflict_ns", self.median_conflict_ns, f"at most the mean, {self.mean_conflict_ns}"
+                "many cores",
+                "median_conflict_ns",
+                self.median_conflict_ns,
+                f"at most the mean, {self.mean_conflict_ns}",
             )
 
     def conflicts_ns(self) -> tuple[int, ...]:
