@@ -53,7 +53,7 @@ class Side:
     """Models and what the rules look up of them."""
 
     def __init__(self, models: list[Spans], total: int, target: float = 0.9, slo: int = 10_000) -> None:
-        self.models, self.total = models, total
+        self.models, self.total, self.target = models, total, target
         self.dims = [each for spans in models for each in spans[:4]]
         self.spans, self.moved = [spans.ns for spans in models], [spans.moved for spans in models]
         self.tight, self.averages, self.plans = [], [], ([], [], [], [], [])
@@ -74,7 +74,13 @@ class Side:
     def blocks(self, granularity: int, jobs: list[int], now: int, free: int, **options: bool) -> list[list[int]]:
         rows = len(jobs) // FIELDS
         out = [0] * (ACTS * rows)
-        flags = options.get("capped", False), 0.9, options.get("replans", True), True, options.get("drops", False)
+        flags = (
+            options.get("capped", False),
+            self.target,
+            options.get("replans", True),
+            True,
+            options.get("drops", False),
+        )
         count = decide_blocks(
             *(granularity, 2, *flags, now, free, self.total, 20.0, 0.0),
             *(self.dims, self.spans, self.moved, self.tight, self.averages, jobs, rows, out),
@@ -183,7 +189,7 @@ def test_decisions_of_blocks_hold(floor: tuple, granularity: int, capped: bool, 
     before = list(jobs)
     made = side.blocks(granularity, jobs, now, free, capped=capped, replans=replans, drops=drops)
     hold(side, before, jobs, made, now, free)
-    for number, act, end, _, cores, wanted, _ in made:
+    for number, act, end, _, _, wanted, _ in made:
         units, unit = side.models[jobs[FIELDS * number + MODEL]].units, before[FIELDS * number + UNIT]
         if act == START:
             assert granularity not in (WHOLE, LAYERS, FIXED_BLOCKS) or end == {
@@ -225,41 +231,32 @@ def test_decisions_of_prema_hold(floor: tuple, drops: bool) -> None:
     assert len(begun) == (1 if free == side.total and (begun or waits) else 0)
 
 
-@SOME
-@given(floors(), st.booleans())
-def test_capped_blocks_keep_to_the_bound(floor: tuple, replans: bool) -> None:
-    """Avg_C + threshold, where Avg_C is that of a whole query or, replanned, of what is left of this one: never more
-    than the machine less what the others average."""
-    side, jobs, now, free, _ = floor
-    before = list(jobs)
-    made = side.blocks(DYNAMIC, jobs, now, free, capped=True, replans=False)
-    active = [at for at in range(0, len(before), FIELDS) if before[at + STATE] >= PAUSED]
-    if [change for change in made if change[1] == START] and len(made) == 1:
-        number, *_, wanted, _ = made[0]
-        at, cores = FIELDS * number, wanted or made[0][4]
-        model, levels = before[at + MODEL], range(side.models[before[at + MODEL]].levels)
-        own = {side.averages[model][level] for level in levels}
-        others = min(
-            sum(side.averages[before[each + MODEL]][min(level, side.models[before[each + MODEL]].levels - 1)]
-                for each in active if each != at)
-            for level in range(3)
-        )  # fmt: skip
-        slo = before[at + DEADLINE] - before[at + 2]
-        assert slo == 10_000 or True
-        assert cores <= max(max(own), side.total - others) or slo < 10_000
+def test_a_cap_keeps_a_block_to_its_average_and_the_threshold() -> None:
+    """The first unit hardly scales and takes most of the time: the second asks for all cores, and a block that begins
+    with it is not bounded."""
+    steep = spans_of([[[[260, 400], [255, 200], [252, 133], [250, 100]]]], [[[0, 0]] * 4])
+    side = Side([steep, steep], 4, target=0.875, slo=480)
+    assert side.averages == [[3], [3]]
+    beside = row(1, FIXED, 0, 480, 0, 1, end=2, since=0, due=400)  # both average 3: the threshold is 0
+    jobs = [*row(0, PAUSED, 0, 480, 1, 0), *beside]
+    free = side.blocks(DYNAMIC, list(jobs), 0, 3, replans=False)[0]
+    capped = side.blocks(DYNAMIC, list(jobs), 0, 3, replans=False, capped=True)[0]
+    assert (free[4], free[5]) == (3, 4), "it starts with what is free and wants all"
+    assert (capped[4], capped[5]) == (3, 0)
 
 
 def test_who_continues_keeps_its_own_cores_then_growers_then_the_queue() -> None:
     side = Side([even(4, 8)], 8, slo=1000)
-    slow = row(0, RUNS, 0, 1000, 0, 2, end=4, wanted=5, since=100, due=1300)
-    again = row(0, PAUSED, 0, 900, 2, 3)
+    slow = row(0, RUNS, 0, 1000, 0, 2, end=4, wanted=4, since=100, due=1300)
+    again = row(0, PAUSED, 0, 900, 2, 2)
     new = row(0, WAITS, 50, 1050)
     jobs = [*new, *slow, *again]
     made = side.blocks(FIXED_BLOCKS, jobs, 400, 6, replans=False)
-    assert [(c[0], c[1]) for c in made] == [(2, START), (1, GROW), (0, START)]
+    assert sorted((c[0], c[1]) for c in made) == [(0, START), (1, GROW), (2, START)]
+    made.sort(key=lambda change: -change[0])
     averages = averages_of(side.dims, side.averages, jobs, 3, 0, 0.0)
     assert averages == 3 * side.averages[0][0]
-    assert made[1][4] == 5
+    assert made[1][4] == 4
     assert sum(c[4] for c in made) - 2 == 6, "all free cores are given out"
     assert made[2][5] > made[2][4], "the last one wants more than was left"
 
@@ -296,15 +293,16 @@ def test_hopeless_jobs_are_given_up() -> None:
 
 
 def test_ours_shares_the_cores_equally_and_gives_the_late_more() -> None:
-    side = Side([even(40, 8, 80)], 8, target=0.9, slo=100_000)
-    alone = side.slack([*row(0, WAITS, 0, 100_000)], 0, 8)
+    side = Side([even(40, 8, 840)], 8, target=0.9, slo=1_000_000)
+    knobs = 0.1, 4200, 0.5, 1.3
+    alone = side.slack([*row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
     assert alone[0][4] == 8
-    both = side.slack([*row(0, WAITS, 0, 100_000), *row(0, WAITS, 0, 100_000)], 0, 8)
-    assert [c[4] for c in both] == [4, 4]
-    late = side.slack([*row(0, WAITS, 0, 500), *row(0, WAITS, 0, 100_000)], 0, 8)
-    assert late[0][4] == 8
     assert alone[0][2] == 40, "a block of the whole model, within the quantum"
-    assert side.slack([*row(0, WAITS, 0, 100_000)], 0, 8, knobs=(0.1, 100, 0.5, 1.3))[0][2] == 10
+    both = side.slack([*row(0, WAITS, 0, 1_000_000), *row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
+    assert [c[4] for c in both] == [4, 4]
+    assert both[0][2] == 20, "as long as the quantum on four cores"
+    late = side.slack([*row(0, WAITS, 0, 5000), *row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
+    assert late[0][4] == 8
 
 
 def test_ours_waits_for_cores_that_come_soon_and_nobody_passes() -> None:
@@ -320,5 +318,5 @@ def test_ours_gives_up_who_has_become_too_dear_while_others_wait() -> None:
     side = Side([steep], 4, target=0.9, slo=3000)
     jobs = [*row(0, WAITS, 0, 1700), *row(0, WAITS, 0, 3000)]
     made = side.slack(list(jobs), 0, 4, True, (0.0, 800, 0.5, 1.2))
-    assert [c[:2] for c in made][0] == [0, DROP]
+    assert made[0][:2] == [0, DROP]
     assert side.slack(jobs[:FIELDS], 0, 4, True, (0.0, 800, 0.5, 1.2))[0][:2] == [0, START], "nobody else waits"

@@ -142,7 +142,7 @@ class Stage:
                 budget = float(policy.target * self.slo[m])
                 rules.fill_averages(self.dims, self.spans[m], m, adapts, CORES, budget, averages[m])
         elif family == _loop.SLACK:
-            plans = self._plans(slack, policy.target)
+            plans = self._plans(slack, policy.target, policy.byte_price)
         return (
             *(family, np.array(ints, np.int64), np.array(floats, np.float64), CORES, self.bandwidth, 0.0),
             *(self.dims, self.spans, self.moved, tight, averages, len(PRICES), *plans),
@@ -152,7 +152,8 @@ class Stage:
         units, versions, levels = (int(each) for each in self.dims[4 * model : 4 * model + 3])
         return units, versions, levels
 
-    def _plans(self, slack: ModuleType, target: float) -> list[Any]:
+    def _plans(self, slack: ModuleType, target: float, byte_price: float) -> list[Any]:
+        byte_cost = byte_price * CORES / self.bandwidth
         choices = np.array(choices_of(CORES), np.int64)
         prices = np.array(PRICES)
         made: list[list[Any]] = [[], [], [], [], []]
@@ -163,7 +164,10 @@ class Stage:
             tables.append(np.zeros(levels, np.int64))
             scratch = [np.zeros(len(choices), kind) for kind in (np.float64, np.int64, np.int64, np.int64)]
             budget = float(target * self.slo[m])
-            slack.fill_plans(self.dims, self.spans[m], m, prices, float(SWITCH_NS), choices, budget, *scratch, *tables)
+            slack.fill_plans(
+                *(self.dims, self.spans[m], self.moved[m], m, prices, float(SWITCH_NS), byte_cost, choices, budget),
+                *(*scratch, *tables),
+            )
             for into, table in zip(made, tables, strict=True):
                 into.append(table)
         return [_rows(each, np.int64) for each in made]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Snapshot, Start
@@ -27,6 +28,13 @@ _RUNNING = StrandState.RUNNING
 _MOST_WAITING = 32
 """Queries of one queue that one decision looks at; those behind them hardly go before these."""
 
+_Who = tuple[Tenant, int, int, int, BatchView | None, tuple[Query, ...]]
+"""Tenant, shape and rows of a job; the number of its launch, or of its paused batch; its batch; its queries while they
+wait."""
+_Row = tuple[int, tuple[int, ...], _Who]
+"""A job with the number of its first query, by which rows are ordered."""
+_number = itemgetter(0)
+
 
 class Floor:
     """Local state of one call of `decide`. Never outlives the call.
@@ -50,8 +58,7 @@ class Floor:
             if lane.mask & free == lane.mask:
                 self.free += 1
                 self._free_mask |= lane.mask
-        jobs: list[int] = []
-        who: list[tuple[Tenant, int, int, int, BatchView | None, tuple[Query, ...]]] = []
+        found: list[_Row] = []
         number_of, places = tables.number_of, tables.places
         for number, run in snapshot.running.items():
             launch, batch, tenant = run.launch, run.batch, run.batch.tenant
@@ -60,7 +67,7 @@ class Floor:
             place = places[model]
             can_grow = wanted and launch.stops and run.state is _RUNNING
             since = run.started_ns
-            jobs += (
+            row = (
                 model,
                 RUNS if can_grow else FIXED,
                 since,
@@ -74,7 +81,7 @@ class Floor:
                 since + launch.predicted_ns,
                 0,
             )
-            who.append((tenant, batch.shape, batch.items, number, batch, ()))
+            found.append((launch.queries[0], row, (tenant, batch.shape, batch.items, number, batch, ())))
         for batch in snapshot.paused:
             tenant = batch.tenant
             model = number_of(tenant, batch.shape, batch.items)
@@ -85,8 +92,8 @@ class Floor:
             if len(queries) > 1:
                 deadline = self._within_reach(model, unit, [query.deadline_ns for query in queries])
             rank = min([query.rank for query in queries])
-            jobs += (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, rank)
-            who.append((tenant, batch.shape, batch.items, batch.id, batch, ()))
+            row = (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, rank)
+            found.append((first.id, row, (tenant, batch.shape, batch.items, batch.id, batch, ())))
         desk: Desk | None = None
         for queue in snapshot.queues.values():
             if not queue.queries:
@@ -104,12 +111,13 @@ class Floor:
                 model, deadline = number_of(tenant, first.shape, items), first.deadline_ns
                 if len(queries) > 1:
                     deadline = self._within_reach(model, 0, [query.deadline_ns for query in queries])
-                jobs += (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, first.rank)
-                who.append((tenant, first.shape, items, -1, None, queries))
-        self.jobs = jobs
-        self._who = who
-        self.rows = len(who)
-        self.out = [0] * (ACTS * len(who))
+                row = (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, first.rank)
+                found.append((first.id, row, (tenant, first.shape, items, -1, None, queries)))
+        found.sort(key=_number)
+        self.jobs = [each for _, row, _ in found for each in row]
+        self._who = [who for *_, who in found]
+        self.rows = len(found)
+        self.out = [0] * (ACTS * len(found))
 
     @property
     def beside(self) -> tuple[float, float]:

@@ -78,6 +78,11 @@ class BlockPolicy:
         """Whether versions are chosen by the pressure of the moment."""
         return self.adapts
 
+    @property
+    def byte_price(self) -> float:
+        """What traffic costs in plans, as a part of what the whole machine costs for the time that it takes."""
+        return 0.0
+
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, arrival)."""
         return (query.rank, query.id)
@@ -86,7 +91,12 @@ class BlockPolicy:
         """The rows of a decision, and the tables that it looks up, which are the policy's memory."""
         if not isinstance(memory, ModelTables):
             memory = ModelTables(
-                len(self.lanes), self.lanes[0].size, adapts=self.is_adaptive, target=self.target, plans=self.plans
+                len(self.lanes),
+                self.lanes[0].size,
+                adapts=self.is_adaptive,
+                target=self.target,
+                plans=self.plans,
+                memory=self.byte_price,
             )
         return Floor(snapshot, self.lanes, memory, self.drop)
 

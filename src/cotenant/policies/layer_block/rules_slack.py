@@ -15,6 +15,8 @@ from collections.abc import MutableSequence, Sequence
 
 from cotenant.policies.layer_block.rules import (
     DEADLINE,
+    DUE,
+    END,
     FIELDS,
     GONE,
     MODEL,
@@ -35,18 +37,20 @@ from cotenant.policies.layer_block.rules import (
     write_start,
 )
 
-KNOBS = 4
-RESERVE, QUANTUM_NS, NARROW, DEAR = range(KNOBS)
+KNOBS = 6
+RESERVE, QUANTUM_NS, NARROW, DEAR, MEMORY, LONG = range(KNOBS)
 """The options of slack_blocks as the rules take them."""
 
 
 def fill_plan(
     dims: Sequence[int],
     spans: Sequence[int],
+    moved: Sequence[int],
     model: int,
     level: int,
     price: float,
     switch_ns: float,
+    byte_cost: float,
     choices: Sequence[int],
     now_cost: MutableSequence[float],
     now_end: MutableSequence[int],
@@ -80,11 +84,13 @@ def fill_plan(
             cores = choices[number]
             base = base_of(dims, model, version, level, cores)
             takes = spans[base + unit + 1] - spans[base + unit]
+            base = moved_base_of(dims, model, version, cores)
+            traffic = moved[base + unit + 1] - moved[base + unit]
             cut = next_cost + switch_ns * (cores + price)
             if unit + 1 < units and cut < now_cost[number]:
                 now_cost[number], now_end[number] = cut, unit + 1
                 now_left[number], now_work[number] = next_left, next_work
-            now_cost[number] += (cores + price) * takes
+            now_cost[number] += (cores + price) * takes + byte_cost * traffic
             now_left[number] += takes
             now_work[number] += cores * takes
             if chosen < 0 or now_cost[number] < least:
@@ -97,9 +103,11 @@ def fill_plan(
 def fill_plans(
     dims: Sequence[int],
     spans: Sequence[int],
+    moved: Sequence[int],
     model: int,
     prices: Sequence[float],
     switch_ns: float,
+    byte_cost: float,
     choices: Sequence[int],
     target_ns: float,
     now_cost: MutableSequence[float],
@@ -119,10 +127,12 @@ def fill_plans(
             fill_plan(
                 dims,
                 spans,
+                moved,
                 model,
                 level,
                 prices[number],
                 switch_ns,
+                byte_cost,
                 choices,
                 now_cost,
                 now_end,
@@ -180,25 +190,15 @@ def version_for(
     moved: Sequence[int],
     model: int,
     level: int,
-    pressure: float,
-    bandwidth: float,
-    total: int,
+    byte_cost: float,
     start: int,
     end: int,
     cores: int,
 ) -> int:
-    """The version of a block that costs least: its core time, and its traffic at the price of the pressure.
-
-    A saturated memory is what the whole machine waits for: then a byte costs all cores for the time that it takes at
-    full bandwidth. At lower pressures it costs the square of the pressure of that, and nothing beside nobody.
-    """
+    """The version of a block that costs least, its core time and its traffic, of those for this level or a higher one."""
     best = version_at(dims, model, level)
-    if bandwidth <= 0 or dims[4 * model + 1] < 2:
-        return best
-    byte_cost = pressure * pressure * total / bandwidth
     least = -1.0
-    first = best
-    for version in range(first, dims[4 * model + 1]):
+    for version in range(best, dims[4 * model + 1]):
         at = base_of(dims, model, version, level, cores)
         bytes_at = moved_base_of(dims, model, version, cores)
         cost = cores * (spans[at + end] - spans[at + start]) + byte_cost * (
@@ -209,14 +209,50 @@ def version_for(
     return best
 
 
-def most_urgent(jobs: Sequence[int], rows: int) -> int:
-    """The job that goes next: by priority, then the earliest deadline, then who has begun. -1 where there is none."""
-    best, best_rank, best_deadline, best_state = -1, 0, 0, 0
+def need_of(
+    dims: Sequence[int],
+    widths: Sequence[int],
+    lefts: Sequence[int],
+    jobs: Sequence[int],
+    row: int,
+    now: int,
+    level: int,
+    prices: int,
+    own: int,
+    reserve: float,
+) -> int:
+    """The price of time that a job has to pay from its next block on: the least at which it is in time with `reserve`
+    of its slack to spare, and no less than its class's own."""
+    at = FIELDS * row
+    units = dims[4 * jobs[at + MODEL]]
+    unit, begins = jobs[at + UNIT], now
+    if jobs[at + STATE] > PAUSED:
+        unit, begins = jobs[at + END], jobs[at + DUE]
+    left_ns = (jobs[at + DEADLINE] - begins) * (1.0 - reserve)
+    price = cheapest_in_time(lefts, level * prices * (units + 1), units + 1, prices, unit, left_ns)
+    return price if price > own else own
+
+
+def most_urgent(
+    dims: Sequence[int],
+    lefts: Sequence[Sequence[int]],
+    preferred: Sequence[Sequence[int]],
+    jobs: Sequence[int],
+    rows: int,
+    prices: int,
+    long: float,
+) -> int:
+    """The job that goes next: by priority, then the earliest deadline, less `long` times what is left of it at its
+    class's own price, then who has begun. -1 where there is none."""
+    best, best_rank, best_deadline, best_state = -1, 0, 0.0, 0
     for row in range(rows):
         at = FIELDS * row
         state = jobs[at + STATE]
         if WAITS <= state <= PAUSED:
-            rank, deadline = jobs[at + RANK], jobs[at + DEADLINE]
+            model = jobs[at + MODEL]
+            units = dims[4 * model]
+            left = lefts[model][preferred[model][0] * (units + 1)]
+            rank, deadline = jobs[at + RANK], jobs[at + DEADLINE] - long * left
             if (
                 best < 0
                 or rank < best_rank
@@ -252,30 +288,43 @@ def decide_slack(
 ) -> int:
     """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by RESERVE and on.
 
-    Deadlines first. The price of a job's time is the highest of three: the least at which it is in time with `reserve`
-    of its slack to spare; its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`); and
-    the highest at which it takes no more than an equal part of the cores. So a query that is alone takes what makes it
-    faster, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all is looked at
-    again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody
-    passes it. A waiting job that now needs more than `dear` times the core time of its class, while others wait, is
-    given up: the time is theirs.
+    Deadlines first. The price of a job's time is the higher of two: the least at which it is in time with `reserve` of
+    its slack to spare, and its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`).
+    Where that is less than an equal part of the cores it takes this, as long as it makes it faster. So who is alone
+    takes what there is, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all
+    is looked at again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that,
+    and nobody passes it. A waiting job that now needs more than `dear` times the core time of its class, while others
+    wait, is given up: the time is theirs.
     """
     reserve, quantum_ns, narrow, dear = knobs[RESERVE], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
+    byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0
     count = 0
     if drops:
         count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
-    active, waiting, running = 0, 0, 0
+    drawn = drawn_now(dims, moved, jobs, rows, now, -1)
+    pressure = pressure_of(drawn, bandwidth, beside)
+    active, waiting, running, needed = 0, 0, 0, 0
     for row in range(rows):
-        state = jobs[FIELDS * row + STATE]
-        if state != GONE:
-            active += 1
+        at = FIELDS * row
+        state = jobs[at + STATE]
+        if state == GONE:
+            continue
+        active += 1
         if state == WAITS:
             waiting += 1
         elif state > PAUSED:
             running += 1
-    drawn = drawn_now(dims, moved, jobs, rows, now, -1)
+        model = jobs[at + MODEL]
+        level = level_of(pressure, dims[4 * model + 2])
+        units = dims[4 * model]
+        unit = jobs[at + UNIT] if state <= PAUSED else jobs[at + END]
+        if unit < units:
+            price = need_of(
+                dims, widths[model], lefts[model], jobs, row, now, level, prices, preferred[model][level], reserve
+            )
+            needed += widths[model][(level * prices + price) * units + unit]
     while free > 0:
-        row = most_urgent(jobs, rows)
+        row = most_urgent(dims, lefts, preferred, jobs, rows, prices, knobs[LONG])
         if row < 0:
             break
         at = FIELDS * row
@@ -284,32 +333,32 @@ def decide_slack(
         pressure = pressure_of(drawn, bandwidth, beside)
         level = level_of(pressure, levels)
         plan, left_at = level * prices * units, level * prices * (units + 1)
-        left_ns = (jobs[at + DEADLINE] - now) * (1.0 - reserve)
         own = preferred[model][level]
-        price = cheapest_in_time(lefts[model], left_at, units + 1, prices, unit, left_ns)
+        price = need_of(dims, widths[model], lefts[model], jobs, row, now, level, prices, own, reserve)
         if drops and jobs[at + STATE] == WAITS and waiting > 1 and price > own:
             needs = works[model][left_at + price * (units + 1)]
             if needs > dear * works[model][left_at + own * (units + 1)]:
                 count = write_drop(jobs, row, lefts[model][left_at + price * (units + 1)], out, count)
+                needed -= widths[model][plan + price * units]
                 waiting -= 1
                 active -= 1
                 continue
-        if own > price:
-            price = own
-        share = total // active
-        fair = dearest_within(widths[model], plan, units, prices, unit, share)
-        if fair > price:
-            price = fair
         wanted = widths[model][plan + price * units + unit]
+        if needed < total:
+            most = widths[model][plan + (prices - 1) * units + unit]  # beyond these it is no faster
+            fair = wanted + (total - needed) // active
+            if fair > most:
+                fair = most
+            if fair > wanted:
+                wanted = fair
+                price = dearest_within(widths[model], plan, units, prices, unit, fair)
         end = ends[model][plan + price * units + unit]
         cores = wanted
         if cores > free:
             if free < narrow * wanted and running > 0:
                 break
             cores = free
-        version = version_for(
-            dims, spans[model], moved[model], model, level, pressure, bandwidth, total, unit, end, cores
-        )
+        version = version_for(dims, spans[model], moved[model], model, level, byte_cost, unit, end, cores)
         base = base_of(dims, model, version, level, cores)
         end = end_within(spans[model], base, unit, end, quantum_ns)
         takes = spans[model][base + end] - spans[model][base + unit]

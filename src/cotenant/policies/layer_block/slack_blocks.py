@@ -33,6 +33,8 @@ class SlackBlocks(BlockPolicy):
     quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.5
     narrow: Annotated[float, Meta(ge=0, le=1)] = 0.5
     dear: Annotated[float, Meta(ge=1)] = 1.3
+    memory: Annotated[float, Meta(ge=0, le=10)] = 0.5
+    long: Annotated[float, Meta(ge=0, le=4)] = 1.0
 
     name: ClassVar[str] = "slack_blocks"
     adapts: ClassVar[bool] = True
@@ -44,11 +46,17 @@ class SlackBlocks(BlockPolicy):
         self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
         self.check("narrow", 0 <= self.narrow <= 1, "a share")
         self.check("dear", self.dear >= 1, "at least 1")
+        self.check("memory", 0 <= self.memory <= 10, "a number from 0 to 10")
 
     @property
     def knobs(self) -> tuple[float, ...]:
         """The options as the rules take them."""
-        return self.reserve, self.quantum_ms * 1e6, self.narrow, self.dear
+        return self.reserve, self.quantum_ms * 1e6, self.narrow, self.dear, self.memory, self.long
+
+    @property
+    def byte_price(self) -> float:
+        """See `memory`."""
+        return self.memory
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, deadline, arrival)."""

@@ -75,7 +75,7 @@ class ModelTables:
     them. Never wrong, only forgotten: it is made anew for other beliefs, so a decision depends on its snapshot alone.
 
     `adapts`: versions are chosen by pressure. `target`: share of the SLO that is planned for. `plans`: make those of
-    slack_blocks, else what the other rules need.
+    slack_blocks, else what the other rules need; `memory` is what a byte costs these: see SlackBlocks.
     """
 
     __slots__ = (
@@ -98,10 +98,10 @@ class ModelTables:
         "works",
     )
 
-    def __init__(self, lanes: int, size: int, *, adapts: bool, target: float, plans: bool) -> None:
+    def __init__(self, lanes: int, size: int, *, adapts: bool, target: float, plans: bool, memory: float = 0.0) -> None:
         self._lanes = lanes
         self._size = size
-        self._options = adapts, target, plans
+        self._options = adapts, target, plans, memory
         self._predictor: Predictor | None = None
         self.shares: dict[int, Share] = {}
         """Unions of lanes by their masks."""
@@ -144,7 +144,7 @@ class ModelTables:
         return found[0]
 
     def _add(self, tenant: Tenant, shape: int, items: int) -> None:
-        lanes, (adapts, target, plans) = self._lanes, self._options
+        lanes, (adapts, target, plans, memory) = self._lanes, self._options
         predictor = cast(Predictor, self._predictor)
         spans = believed_spans(predictor, tenant, shape, items, self._size, lanes)
         model, units, levels = len(self.spans), spans.units, spans.levels
@@ -159,6 +159,8 @@ class ModelTables:
             self.tight.append(tight)
             self.averages.append(averages)
             return
+        bandwidth, _ = bandwidth_of(predictor)
+        byte_cost = memory * lanes / bandwidth if bandwidth > 0 else 0.0
         choices = choices_of(lanes)
         count, rows = len(choices), levels * len(PRICES)
         ends, widths = [0] * (rows * units), [0] * (rows * units)
@@ -166,9 +168,11 @@ class ModelTables:
         fill_plans(
             self.dims,
             spans.ns,
+            spans.moved,
             model,
             PRICES,
             SWITCH_NS,
+            byte_cost,
             choices,
             target * tenant.slo_ns,
             [0.0] * count,
