@@ -40,6 +40,7 @@ from cotenant.serve.brain.flows import Flows
 from cotenant.serve.brain.groups import foresee, knowing
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
+from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.brain.reorganise import change, spec_of
 from cotenant.serve.metrics_page import MetricsPage
@@ -88,6 +89,7 @@ class Server:
         """What runs a plan and follows the load, for those who look on."""
         self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor, self._figures)
         self._driver: Driver | None = None
+        self._pressure: PressureMonitor | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
         self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
 
@@ -114,6 +116,10 @@ class Server:
         foresee(self.driver, self.policy)
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
+        cores = tuple(core for device in self.machine.devices for core in device.cores)
+        self._pressure = monitor_of(self.root, self.driver, self.beliefs, cores)
+        if self._pressure is not None:
+            self._pressure.start()
         self._is_ready = True
         index = self.index(ready_only=False)
         _log.info("ready: %d of %d models", sum(entry.state == "READY" for entry in index), len(index))
@@ -121,6 +127,8 @@ class Server:
     def stop(self) -> None:
         """Refuse new queries, serve those inside for `drain_s`, fail the rest, and stop."""
         self._is_ready = False
+        if self._pressure is not None:
+            self._pressure.close()
         if self._driver is not None:
             drain_s = self.settings.server.drain_s
             until_s = time.monotonic() + drain_s
