@@ -10,8 +10,8 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from cotenant.zoo import ZooError
 from cotenant.zoo import torch as zoo
