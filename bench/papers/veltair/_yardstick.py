@@ -26,7 +26,7 @@ from cotenant.compile.store import Store
 from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.trial import Trial
 
-TVM_TRIALS = 4
+TVM_TRIALS = 2
 _REST_S = 0.004
 """After a turn on several cores: threads that wait for more work spin so long at most."""
 
