@@ -142,7 +142,7 @@ def test_what_tvm_finds_is_right_and_read_right(tmp_path: Path, problem: Problem
         call()
         got = out.numpy().transpose(0, 3, 1, 2).reshape(-1, *expected.shape[1:])[: problem.filters]
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
-    (folder,) = tvm_backend.databases(store)
+    (folder,) = (store.folder / tvm_backend.TUNING).iterdir()
     extents = set()
     for record in tuning.records_of(folder):
         schedule = tuning.tvm.s_tir.Schedule(record.workload.mod)

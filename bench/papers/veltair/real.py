@@ -45,7 +45,7 @@ SEEDS, QUICK_SEEDS = (1, 2, 3, 4), (1,)
 SECONDS, QUICK_SECONDS, WARM_UP_S = 5.0, 2.0, 1.0
 _SATURATE_S, _QUICK_SATURATE_S = 4.0, 1.0
 _SERVER = '[device]\nlanes = "single"\n\n[policy]\nname = "overlap"\n'
-_GROUPS, _QUICK_GROUPS = GroupEffort(count=400, runs=5, budget_s=90.0), GroupEffort(count=120, runs=3, budget_s=12.0)
+_GROUPS, _QUICK_GROUPS = GroupEffort(count=400, runs=5, budget_s=90.0), GroupEffort(count=60, runs=3, budget_s=30.0)
 _COMPILED = "compiled "
 CONTENDERS = ("edf", "overlap", _COMPILED + "edf", _COMPILED + "layer_block", _COMPILED + "slack_blocks")
 HEADLINES = (

@@ -8,9 +8,12 @@ Loaded is only what has the digest that was written down here, on this machine, 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,10 +29,12 @@ from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 from cotenant.compile.toolchain import Compiler
 from cotenant.compile.tvm.traces import TracedKnobs
-from cotenant.files import append_entry, read_entries
+from cotenant.files import append_entry, read_entries, write_whole
 
 FORMAT = "cotenant-kernels/2"
 ENTRIES, LIBRARIES = "candidates.jsonl", "libraries"
+_LOCK = ".lock"
+_YOUNG_S = 3600.0
 _MEND = "remove it and run cotenant compile again"
 
 
@@ -88,14 +93,10 @@ class Store:
         self._candidates: dict[str, KernelCandidate] = {}
         self._runtimes: dict[str, Built] = {}
         self._loaded: dict[str, ctypes.CDLL] = {}
-        for entry in read_entries(folder / ENTRIES):
-            try:
-                line = msgspec.convert(entry, _StoreLine)
-            except msgspec.ValidationError:
-                continue  # of another version
-            if line.format == FORMAT and line.candidate is not None:
+        for line in _lines(folder):
+            if line.candidate is not None:
                 self._candidates[line.candidate.name] = line.candidate
-            elif line.format == FORMAT and line.runtime is not None:
+            elif line.runtime is not None:
                 self._runtimes[line.runtime.key] = line.runtime
 
     def candidates(self, problem: Problem, backend: str = "ckernel") -> list[KernelCandidate]:
@@ -138,7 +139,7 @@ class Store:
         """Keep a candidate, in the place of what was known of it."""
         with self._lock:
             self._candidates[candidate.name] = candidate
-            append_entry(self.folder / ENTRIES, msgspec.to_builtins(_StoreLine(FORMAT, candidate=candidate)))
+            self._append(_StoreLine(FORMAT, candidate=candidate))
 
     def measured(self, candidate: KernelCandidate, cpu_ns: int) -> KernelCandidate:
         """The candidate with its time, which is kept."""
@@ -170,24 +171,75 @@ class Store:
     def runtime(self, compiler: Callable[[], Compiler]) -> Runtime:
         """The library that runs steps; built where it is not there. Raises CompileError."""
         text = runtime.source(self.target)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        digest = _text_digest(text)
         with self._lock:
-            known = [
-                each for key, each in self._runtimes.items() if key.startswith(digest) and each.maker == self.maker
-            ]
-        whole = [each for each in known if self._is_whole(each)]
+            known = list(self._runtimes.values())
+        whole = [each for each in known if self._is_runtime(each) and self._is_whole(each)]
         if whole:
             return Runtime(self.load(whole[-1]))
         key, flags = self.key_of(text, *self.target.flags, compiler().version), (*self.target.flags, "-pthread")
         made = self.built(f"{digest}{key[:16]}", partial(compiler().build, text, flags=flags))
-        append_entry(self.folder / ENTRIES, msgspec.to_builtins(_StoreLine(FORMAT, runtime=made)))
         with self._lock:
+            self._append(_StoreLine(FORMAT, runtime=made))
             self._runtimes[made.key] = made
         return Runtime(self.load(made))
+
+    def drop(self, is_stale: Callable[[KernelCandidate], bool], in_use: Collection[str]) -> list[str]:
+        """Forget candidates and runtimes that are stale and whose libraries nobody uses; gives the libraries removed.
+
+        `in_use` are keys of libraries. Lines that are no candidates of this format go, and all but the last about each
+        candidate; what other processes append meanwhile stays. Libraries without a line stay for an hour: another
+        process may be about to write it.
+        """
+        with self._lock, self._alone():
+            named = {each.library.key for each in self._candidates.values()} | set(self._runtimes)
+            runtimes: dict[str, Built] = {}
+            candidates: dict[str, KernelCandidate] = {}
+            for line in _lines(self.folder):
+                named |= {each.key for each in (line.runtime, line.candidate and line.candidate.library) if each}
+                if line.candidate is not None and (
+                    line.candidate.library.key in in_use or not is_stale(line.candidate)
+                ):
+                    candidates[line.candidate.name] = line.candidate
+                elif line.runtime is not None and (line.runtime.key in in_use or self._is_runtime(line.runtime)):
+                    runtimes[line.runtime.key] = line.runtime
+            kept = [_StoreLine(FORMAT, runtime=each) for each in runtimes.values()]
+            kept += [_StoreLine(FORMAT, candidate=each) for each in candidates.values()]
+            self._candidates, self._runtimes = candidates, runtimes
+            if kept or (self.folder / ENTRIES).exists():
+                write_whole(self.folder / ENTRIES, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
+            wanted = {*runtimes, *(each.library.key for each in candidates.values()), *in_use}
+            return self._unlink(named, wanted)
 
     def path_of(self, library: Built) -> Path:
         """Where a library lies."""
         return self.folder / LIBRARIES / f"{library.key}.so"
+
+    def _append(self, line: _StoreLine) -> None:
+        with self._alone():
+            append_entry(self.folder / ENTRIES, msgspec.to_builtins(line))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process writes the file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _LOCK).open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _unlink(self, named: Collection[str], wanted: Collection[str]) -> list[str]:
+        removed = []
+        young = time.time() - _YOUNG_S
+        for path in sorted((self.folder / LIBRARIES).glob("*.so")):
+            if path.stem not in wanted and (path.stem in named or path.stat().st_mtime < young):
+                path.unlink(missing_ok=True)  # who has it in memory keeps it
+                self._loaded.pop(path.stem, None)
+                removed.append(path.stem)
+        return removed
+
+    def _is_runtime(self, library: Built) -> bool:
+        """Whether it is what this machine would build today, by whatever compiler."""
+        return library.maker == self.maker and library.key.startswith(_text_digest(runtime.source(self.target)))
 
     def all(self) -> list[KernelCandidate]:
         """Every candidate, of any back end and machine."""
@@ -199,6 +251,21 @@ class Store:
             return _digest(self.path_of(library)) == library.digest
         except OSError:
             return False
+
+
+def _lines(folder: Path) -> Iterator[_StoreLine]:
+    """The lines of this format."""
+    for entry in read_entries(folder / ENTRIES):
+        try:
+            line = msgspec.convert(entry, _StoreLine)
+        except msgspec.ValidationError:
+            continue  # of another version
+        if line.format == FORMAT:
+            yield line
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _digest(path: Path) -> str:

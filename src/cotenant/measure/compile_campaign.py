@@ -34,6 +34,7 @@ from cotenant.execute.compiled.choice import (
     store_of,
 )
 from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.compiled.sweep import sweep
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
@@ -124,6 +125,8 @@ def explore_repository(
             except CompileError as error:
                 errors[_words(problem)] = str(error)
         on_step(len(order), len(order), "")
+        if not errors:
+            sweep(store, backend, set(order), {_content(each) for each in opened})
         for each in opened:
             made = [found[problem] for problem in each.problems if problem in found]
             ours = [[c for c in store.candidates(layer[0].problem) if c.cpu_ns] for layer in made]
@@ -166,6 +169,8 @@ def compile_repository(
         finally:
             os.sched_setaffinity(0, before)
         on_step(len(order) + more, len(order) + more, "")
+        if not errors:  # of a model that could not be opened nobody knows what it needs
+            sweep(store, backend, set(order), {_content(each) for each in opened})
     return results, errors
 
 
@@ -186,6 +191,11 @@ def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) 
                     problems |= dict.fromkeys(each for unit in by_unit.values() for each in unit)
                 made.append(_Opened(found, compiled, plain, shapes, list(problems)))
     return made
+
+
+def _content(each: _Opened) -> str:
+    """The content of a model, as `content_of` gives it."""
+    return each.plain.graph_path.parent.name[:32]
 
 
 def _by_weight(opened: Sequence[_Opened], errors: Mapping[str, str], root: Path) -> list[Problem]:
@@ -273,11 +283,11 @@ def _judged(
         ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
     planned = model.prepared(each.shapes[0])
     if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _NO_SLOWER:
-        choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]).unlink(missing_ok=True)
+        choice_path(root / STATE_FOLDER / "graphs", _content(each)).unlink(missing_ok=True)
     else:
         slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
         kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow, most)
-        save_choice(choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]), kept)
+        save_choice(choice_path(root / STATE_FOLDER / "graphs", _content(each)), kept)
     ours = sum(planned.plan.ours)
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
 

@@ -7,10 +7,10 @@ a layer runs nor share them with the threads of other models, and their outputs 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -58,15 +58,15 @@ class TvmSearch:
             return known
         from cotenant.compile.tvm.workload import layer
 
-        folder = store.folder / TUNING / self._database(problem, store)
+        version, text = self._tuning.VERSION, self._tuning.target_text(store.target)
+        folder = store.folder / TUNING / database_of(store, problem, version, text)
         records = self._tuning.records_of(folder)
         lacking = effort.candidates - len(records) if time.monotonic() <= effort.deadline else 1 - len(records)
         if lacking > 0:
             records = self._tuning.tuned(layer(problem, store.target.lanes), store.target, folder, lacking)
         if not records:
             raise CompileError(f"TVM could build no schedule for {problem}; use the back end ckernel")
-        text = self._tuning.target_text(store.target)
-        knobs = [read_trace(each.trace.as_json(), self._tuning.VERSION, text) for each in records]
+        knobs = [read_trace(each.trace.as_json(), version, text) for each in records]
         names = [f"version_{at}" for at in range(len(records))]
         key = store.key_of(folder.name, *(str(each.trace.as_json()) for each in records))
         library = store.built(key, partial(self._tuning.export, records, names, store.target))
@@ -142,12 +142,21 @@ class TvmSearch:
         """How many cores run what the calling thread calls."""
         self._tuning.use_cores(cores)
 
-    def _database(self, problem: Problem, store: Store) -> str:
-        made_of = msgspec.json.encode(problem).decode(), self._tuning.VERSION, self._tuning.target_text(store.target)
-        return store.key_of("tvm", *made_of)
+
+def database_of(store: Store, problem: Problem, version: str, target: str) -> str:
+    """The folder of a layer that was tuned, below `TUNING`."""
+    return store.key_of("tvm", msgspec.json.encode(problem).decode(), version, target)
 
 
-def databases(store: Store) -> list[Path]:
-    """The folders of layers that were tuned."""
+def remove_databases(store: Store) -> None:
+    """Remove what was kept of layers that have no candidates any more."""
+    made = [(each.problem, each.knobs) for each in store.all()]
+    wanted = {
+        database_of(store, problem, knobs.version, knobs.target)
+        for problem, knobs in made
+        if isinstance(knobs, TracedKnobs)
+    }
     folder = store.folder / TUNING
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if each.name not in wanted:
+            shutil.rmtree(each, ignore_errors=True)
