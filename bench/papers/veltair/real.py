@@ -29,10 +29,10 @@ from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import SAMPLES, Contender, Inputs, closed_loop, core_times, ours, warm_up, workload
 from cotenant.config import load_server_config
-from cotenant.execute.layout import cores_alone, lanes_of
 from cotenant.load import run_load_process
 from cotenant.measure.compile_campaign import CompiledResult, CompileEffort, compile_repository
 from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
+from cotenant.measure.sweep import served_shares
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
 from cotenant.workload import for_capacity
@@ -119,12 +119,11 @@ def _samples(models: Sequence[str]) -> Inputs:
 
 def _compile(root: Path, quick: bool, console: Console) -> dict[str, CompiledResult]:
     settings = load_server_config(root / SERVER_FILE)
-    lanes = lanes_of(settings.device, cores_alone(settings.device, "models are compiled"))
     effort = CompileEffort(3, 20.0) if quick else CompileEffort()
     with Progress(console=console) as progress:
         task = progress.add_task("compiling")
         results, errors = compile_repository(
-            root, lanes, effort, lambda done, of, _: progress.update(task, completed=done, total=of)
+            root, served_shares(settings), effort, lambda done, of, _: progress.update(task, completed=done, total=of)
         )
     if errors:
         raise BenchError(f"models cannot be compiled: {errors}")

@@ -45,17 +45,18 @@ def compile_(
 ) -> None:
     """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
-    from cotenant.execute.layout import cores_alone, lanes_of
+    from cotenant.execute.layout import cores_alone
     from cotenant.measure.compile_campaign import CompileEffort, backend_of, compile_repository, explore_repository
+    from cotenant.measure.sweep import served_shares
 
     settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
-    cores = cores_alone(settings.device, "models are compiled")
+    cores_alone(settings.device, "models are compiled")  # not on a GPU
     effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)
     maker = backend_of(backend)
     results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]
     with progress_bar(quiet=as_json, what="compiling") as on_step:
         if maker.serves:
-            results, errors = compile_repository(repository, lanes_of(settings.device, cores), effort, on_step)
+            results, errors = compile_repository(repository, served_shares(settings), effort, on_step)
         else:
             results, errors = explore_repository(repository, maker, effort, on_step)
     if as_json:

@@ -37,11 +37,15 @@ def profile_repository(
     that is interrupted goes on where it stopped: each point is on disk as soon as it is measured. A profile of another
     device is replaced.
     """
-    narrow = lanes_of(settings.device, device_cores(settings.device))
-    lanes = make_policy(settings.policy.name, settings.policy.options, narrow).shares
-    lanes = (*lanes, *partitions)
+    lanes = (*served_shares(settings), *partitions)
     with closing(open_executor(settings.device, lanes)) as executor:
         return _profile(root, executor.place, lanes, effort, fresh=fresh, on_step=on_step)
+
+
+def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
+    """All shares that launches of a server with these settings may get: its lanes, and what the policy makes of them."""
+    lanes = lanes_of(settings.device, device_cores(settings.device))
+    return make_policy(settings.policy.name, settings.policy.options, lanes).shares
 
 
 def _profile(
