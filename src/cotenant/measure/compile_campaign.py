@@ -156,7 +156,7 @@ def compile_repository(
         opened = _opened(root, store, errors, stack)
         order = _by_weight(opened, errors, root)
         try:
-            cores = (*lanes[0].cores[:1], *(core for lane in lanes for core in lane.cores if core != lanes[0].cores[0]))
+            cores = tuple(dict.fromkeys(core for lane in lanes for core in lane.cores))
             pin(cores[:1])
             more = len(opened) + len(order) * effort.under_pressure
             found = _searched(order, store, backend, effort, len(before), on_step, more)

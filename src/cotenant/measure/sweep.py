@@ -43,7 +43,7 @@ def profile_repository(
 
 
 def served_shares(settings: ServerConfig) -> tuple[Share, ...]:
-    """All shares that launches of a server with these settings may get: its lanes, and what the policy makes of them."""
+    """The shares that launches of such a server may get: its lanes, and what the policy makes of them."""
     lanes = lanes_of(settings.device, device_cores(settings.device))
     return make_policy(settings.policy.name, settings.policy.options, lanes).shares
 
