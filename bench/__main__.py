@@ -19,7 +19,7 @@ from cotenant.errors import CotenantError
 
 COMMANDS = {"report": "bench._report", "fetch": "bench._weights", "reproduce": "bench._reproduce"}
 """What is no benchmark: the module with the function of that name. Text that it returns is printed."""
-_OWN = ("predictor_file", "models", "profile", "util", "constants", "rates", "test", "source", "committed")
+_OWN = ("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed")
 """Options that only some benchmarks or commands have."""
 _NAMES = {"source": "from"}
 """Options by another name than the parameter that they are for."""
@@ -65,8 +65,10 @@ def _parser() -> argparse.ArgumentParser:
         "--predictor-file", type=Path, metavar="FILE", help="abacus-pairs: other weights of the same form as the world"
     )
     parser.add_argument("--models", type=int, metavar="N", help="abacus-pairs: the first N models of the data")
+    about = "veltair-qps, veltair-granularity: the number of drawn worlds"
+    parser.add_argument("--worlds", type=int, metavar="N", help=about)
     for option, about in (
-        ("--profile", "latency over partition and batch"),
+        ("--profile", "latency over partition and batch (veltair-*: of layers over cores)"),
         ("--util", "utilisation alone"),
         ("--constants", "constants of the linear interference model"),
     ):

@@ -1,4 +1,4 @@
-"""The clairvoyant relaxation: one server as fast as all cores together, preemptive EDF, every query at its least work."""
+"""The clairvoyant relaxation: one server as fast as all cores together, preemptive EDF, queries at their least work."""
 
 from __future__ import annotations
 

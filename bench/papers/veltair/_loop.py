@@ -73,16 +73,17 @@ def lowest(bits: int, count: int) -> int:
 
 def play(
     times: Any, who: Any, slo: Any, drop: int, admit: Any, most_misses: Any,
-    w_units: Any, w_versions: Any, w_at: Any, w_ns: Any, w_moved: Any, w_threads: Any, w_bandwidth: float, conflicts: Any,
+    w_units: Any, w_versions: Any, w_at: Any, w_ns: Any, w_moved: Any, w_threads: Any, w_bandwidth: float,
+    conflicts: Any,
     family: int, ints: Any, floats: Any, total: int, bandwidth: float, beside: float, dims: Any, spans: Any, moved: Any,
     tight: Any, averages: Any, plans: int, plan_ends: Any, widths: Any, lefts: Any, works: Any, preferred: Any,
     ends: Any, outcomes: Any, stats: Any,
 ) -> int:  # fmt: skip
     """Play all arrivals and give the time of the last event; -1 when a tenant has missed more than `most_misses`.
 
-    `times` are those of the arrivals in ns, in order, and `who` the number of the tenant of each; `slo` and `admit`, the
-    least time that a query is believed to take, are by tenant. Those that begin with w_ are what the world takes (see
-    `profile.version_table.UnitCosts`), one tenant after another from `w_at` on. From `family` to `preferred` it is what
+    `times` are those of the arrivals in ns, in order, and `who` the number of the tenant of each; `slo` and `admit`,
+    the least time that a query is believed to take, are by tenant. Those that begin with w_ are what the world takes
+    (see `profile.version_table.UnitCosts`), one tenant after another from `w_at` on. `family` to `preferred` are what
     the rules take: `ints` and `floats` are the options of the family, the tables of the tenants are rows of arrays.
     Writes the end and the outcome of each query, and adds to `stats`.
     """
@@ -281,9 +282,8 @@ def play(
                     free_low, free_high = free_low & ~low, free_high & ~high
                     free -= more
                     for i in range(running):
-                        if x_row[i] == row:
-                            if x_unit[i] + 1 < jobs[job + END]:
-                                x_wider[i] = out[act + 4]
+                        if x_row[i] == row and x_unit[i] + 1 < jobs[job + END]:
+                            x_wider[i] = out[act + 4]
             if free < 0:
                 return -2
         left = waiting

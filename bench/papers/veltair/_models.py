@@ -3,8 +3,8 @@
 Only ResNet-50 was measured (profile_resnet50.csv; another file may be given). Times of the others are made from their
 operations, at the efficiency of ResNet-50's layers of like kind: at each core count a line t = o + macs / r, with the
 overhead o and the rate r of 1 x 1 convolutions fitted to those of ResNet-50 by least squares of relative errors, and
-the rate of larger kernels (and of matrix products, whose inner loops are as long) as their median once o is off.
-Depthwise layers have little to reuse: they are a factor slower per operation, which is a free parameter of a world.
+the rate of larger kernels as their median once o is off. Two factors on that are free parameters of a world: depthwise
+layers have little to reuse and are slower per operation; matrix products have no halos and strides and are faster.
 
 BERT's rows are one encoder layer, of which BERT-large has 24. SSD is VGG16 at 300 x 300 (Liu et al., ECCV 2016, figure
 2), written down here. Everything is at batch 1, in fp32.
@@ -52,6 +52,7 @@ class Layer:
     outputs: int
     is_pointwise: bool
     is_depthwise: bool
+    is_product: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,10 @@ class Efficiency:
     pointwise: tuple[float, ...]
     larger: tuple[float, ...]
 
-    def profile(self, layer: Layer, depthwise: float) -> Profile:
-        """Times of a layer; `depthwise` is how many times slower an operation is in depthwise layers."""
+    def profile(self, layer: Layer, depthwise: float, product: float) -> Profile:
+        """Times of a layer. An operation is so many times slower in depthwise layers, and faster in matrix products."""
         rates = self.pointwise if layer.is_pointwise else self.larger
-        work = layer.macs * (depthwise if layer.is_depthwise else 1.0)
+        work = layer.macs * (depthwise if layer.is_depthwise else 1.0) / (product if layer.is_product else 1.0)
         return {c: o + work / r for c, o, r in zip(self.cores, self.overhead_us, rates, strict=True)}
 
 
@@ -161,7 +162,7 @@ def _layers(path: Path) -> dict[str, list[Layer]]:
         macs = int(row["macs"])
         if row["kind"] == "gemm":
             m, n, k = (int(row[f"gemm_{axis}"]) for axis in "mnk")
-            made = Layer(macs, m * n * BYTES, n * k * BYTES, m * k * BYTES, False, False)
+            made = Layer(macs, m * n * BYTES, n * k * BYTES, m * k * BYTES, False, False, True)
         else:
             made = _conv(macs, *(int(row[size]) for size in sizes))
         found.setdefault(row["model"], []).append(made)

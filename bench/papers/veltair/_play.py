@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from bench.papers.veltair import _loop
 from bench.papers.veltair._jit import loaded
-from bench.papers.veltair._worlds import CORES, Drawn, Truth
+from bench.papers.veltair._models import Efficiency, Model
+from bench.papers.veltair._worlds import CORES, Drawn, Truth, tables_of
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.layer_block import rules_blocks
 from cotenant.policies.layer_block.published import (
@@ -195,3 +196,11 @@ def _isolated(costs: Any) -> int:
     """Time alone on all cores, each unit in its fastest version."""
     ns = np.array(costs.ns).reshape(costs.versions, costs.cores, costs.units)
     return int(ns[:, -1].min(axis=0).sum())
+
+
+def warm_up(drawn: Drawn, models: Sequence[Model], made: Efficiency) -> None:
+    """Compile everything once, before processes are forked."""
+    stage = Stage(drawn, [tables_of(drawn, models[0], made)])
+    given = arrivals(0, 4, [1.0]).at(100.0)
+    for policy in (ModelWise(LANES), Prema(LANES), SlackBlocks(LANES)):
+        stage.play(stage.cast(policy), DropRule.HOPELESS, given)

@@ -1,14 +1,17 @@
-"""Worlds drawn from seeds: what of the paper's machine and of its compiled versions is not public, over plausible ranges.
+"""Worlds drawn from seeds: what of the paper's machine and compiled versions is not public, over plausible ranges.
 
-| parameter | range | where it comes from |
-|---|---|---|
-| bandwidth | 72 to 102 GB/s | four channels of DDR4-3200 give 102.4 GB/s, of which streams sustain 70 to 95 % |
-| traffic | 0.6 to 1.0 | the part of what the partition axes give (`many_core_rules.moved_bytes`) that reaches the memory; caches serve the rest. At 0.8 four ResNet-50 on 16 cores draw 150 GB/s with the worse axis in each layer and 65 with the better |
-| robust | 5 to 40 % | how much slower the version of least traffic is alone; half to one and a half of it by layer (figure 6: 2 to 3 times for one layer chosen to show it, figure 7a: a few per cent to keep one version) |
-| conflict | 100 to 400 us | mean cost of a conflict; 220 us in the paper, whose ratio of mean to median is kept |
-| belief | 0 to 10 % | spread of the logarithm of believed over true times, by unit |
-| depthwise | 2 to 6 | how many times slower an operation of a depthwise layer is (our own kernels: 2.2 to 5.5) |
-| cold | 1 to 4 | units at the start of a query that wait for their weights before they begin; later ones are prefetched |
+* bandwidth, 72 to 102 GB/s: four channels of DDR4-3200 give 102.4 GB/s, of which streams sustain 70 to 95 %.
+* traffic, 0.6 to 1.0: the part of what the partition axes give (`many_core_rules.moved_bytes`) that reaches the memory;
+  caches serve the rest. At 0.8 four ResNet-50 on 16 cores draw 150 GB/s with the worse axis in each layer, 65 with the
+  better.
+* robust, 5 to 40 %: how much slower the version of least traffic is alone, half to one and a half of it by layer.
+  Figure 6 has a factor of 2 to 3 for one layer that was chosen to show it; figure 7a has a few per cent.
+* conflict, 100 to 400 us: mean cost of a conflict. 220 us in the paper, whose ratio of mean to median is kept.
+* belief, 0 to 10 %: spread of the logarithm of believed over true times, by unit.
+* depthwise, 2 to 6: how many times slower an operation of a depthwise layer is than one of other layers.
+* product, 1 to 1.5: how many times faster an operation is in matrix products than in convolutions, which reach 56 % of
+  the peak of a core on 8 cores and 42 % on 56.
+* cold, 1 to 4: units at the start of a query that wait for their weights before they begin; later ones are prefetched.
 
 Of the drawn worlds those are kept in which four ResNet-50 on 16 cores each, all in their fastest versions, take 1.4 to
 1.8 times as long as alone: the range of figure 1b.
@@ -22,8 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from math import exp
 
 import numpy as np
 
@@ -53,6 +56,7 @@ class Drawn:
     conflict_ns: int
     belief: float
     depthwise: float
+    product: float
     cold: int
 
     @property
@@ -82,6 +86,7 @@ def draw(seed: int) -> Drawn:
         round(float(drawn.uniform(100, 400)) * 1000),
         float(drawn.uniform(0.0, 0.10)),
         float(drawn.uniform(2, 6)),
+        float(drawn.uniform(1.0, 1.5)),
         int(drawn.integers(1, 5)),
     )
 
@@ -99,28 +104,33 @@ def kept_worlds(models: Sequence[Model], made: Efficiency, first: int, wanted: i
     return found
 
 
-def tables_of(drawn: Drawn, model: Model, made: Efficiency) -> Truth:
-    """A model's tables in a world; layers that were not measured are made (see `_models`)."""
+def tables_of(drawn: Drawn, model: Model, made: Efficiency, versions: int = VERSIONS) -> Truth:
+    """A model's tables in a world, with so many versions of each layer at most, evenly chosen from the fastest on.
+
+    Layers that were not measured are made (see `_models`).
+    """
     random = np.random.default_rng((26, drawn.seed, sum(model.name.encode())))
     spread = random.uniform(0.5, 1.5, len(model.layers))
     errors = np.exp(random.normal(0.0, drawn.belief, len(model.layers)))
-    profiles = model.profiles or tuple(made.profile(layer, drawn.depthwise) for layer in model.layers)
+    profiles = model.profiles or tuple(made.profile(layer, drawn.depthwise, drawn.product) for layer in model.layers)
     real, believed = [], []
     for number, (layer, profile) in enumerate(zip(model.layers, profiles, strict=True)):
         robust = drawn.robust * spread[number]
         stall = layer.weights / drawn.bandwidth if number < drawn.cold else 0.0
-        unit = _unit(drawn, layer, profile, robust, 1.0, 0.0)
-        believed.append(unit if errors[number] == 1.0 else _unit(drawn, layer, profile, robust, errors[number], 0.0))
+        made_unit = partial(_unit, drawn, layer, profile, robust, versions)
+        unit = made_unit(1.0, 0.0)
+        believed.append(unit if errors[number] == 1.0 else made_unit(errors[number], 0.0))
         if stall:
-            slower = _unit(drawn, layer, profile, robust, 1.0, stall)
-            unit = UnitVersions(slower.implementations, unit.by_level)
+            unit = UnitVersions(made_unit(1.0, stall).implementations, unit.by_level)
         real.append(unit)
     memory = drawn.machine.bandwidth_bytes_per_s
     tables = [VersionTable(CORES, LEVELS, memory, tuple(units)) for units in (real, believed)]
     return Truth(model, tables[0], tables[1])
 
 
-def _unit(drawn: Drawn, layer: Layer, profile: Profile, robust: float, error: float, stall_ns: float) -> UnitVersions:
+def _unit(
+    drawn: Drawn, layer: Layer, profile: Profile, robust: float, versions: int, error: float, stall_ns: float
+) -> UnitVersions:
     """The implementations of a layer. `error` multiplies their times, `stall_ns` is added to them."""
     cores = tuple(profile)
     axes = [
@@ -128,13 +138,11 @@ def _unit(drawn: Drawn, layer: Layer, profile: Profile, robust: float, error: fl
         for c in cores
     ]
     known = []
-    for k in range(VERSIONS):
-        part = k / (VERSIONS - 1)
+    for k in range(versions):
+        part = round(k * (VERSIONS - 1) / (versions - 1)) / (VERSIONS - 1) if versions > 1 else 0.0
         slower = (1 + robust * part**1.5) * error * 1000
         ns = tuple(max(1, round(profile[c] * slower + stall_ns)) for c in cores)
-        moved = tuple(
-            round(drawn.traffic * exp((1 - part) * np.log(most) + part * np.log(least))) for least, most in axes
-        )
+        moved = tuple(round(drawn.traffic * most ** (1 - part) * least**part) for least, most in axes)
         known.append(Implementation(cores, ns, moved))
     by_level = tuple(_fastest(drawn.bandwidth, known, level / (LEVELS - 1)) for level in range(LEVELS))
     return UnitVersions(tuple(known), by_level)

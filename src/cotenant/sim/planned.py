@@ -29,8 +29,8 @@ from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import CPU, Machine, Round, Share, Slot, Work
-from cotenant.world.simulated import WorldEvent
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
+from cotenant.world.simulated import WorldEvent
 
 _UNBOUNDED = 1 << 30
 """The plan says what is served, not a queue's length."""

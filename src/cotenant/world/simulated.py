@@ -26,7 +26,7 @@ class World(Protocol):
         """A launch begins."""
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:
-        """Let a launch go on in a larger share from its next stop on, if it has one and can. See `core.actions.Grow`."""
+        """Let a launch go on in a larger share from its next stop on, if it can: see `core.actions.Grow`."""
 
     def next_ns(self) -> int | None:
         """When the next launch ends or grows if nothing else is started; None when nothing does."""
