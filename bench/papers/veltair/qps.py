@@ -3,7 +3,8 @@
 Every policy has the same beliefs, drop rule (hopeless queries are given up) and merging (none: batches of one), and is
 judged at its own best planning target, which is chosen on other arrivals. At the rate that is reported every model of a
 mix has 95 % of its queries in time. Beside it: the paper's protocol (the best of targets from 0.85 to 1.0, parts of the
-SLO fixed once and for all), the rate without any drops (on two fifths of the arrivals), and the rate that a clairvoyant relaxation bears.
+SLO fixed once and for all), the rate without any drops (on two fifths of the arrivals), and the rate that a clairvoyant
+relaxation bears.
 """
 
 from __future__ import annotations
