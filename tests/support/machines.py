@@ -57,6 +57,9 @@ MODELS = {
     ),
 }
 
+PATIENT = ("model_wise", "prema", "slack_blocks")
+"""Policies that let work wait for more lanes than are free, as long as something runs."""
+
 
 def frozen(snapshot: Snapshot) -> tuple[object, ...]:
     """Everything that a snapshot shows, copied."""
@@ -517,7 +520,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         busy = sum(launch.share.mask for launch in self.running.values())
-        if not busy if self.policy.grouped else any(lane.mask & busy == 0 for lane in self.policy.lanes):
+        waits_for_all = self.policy.grouped or self.policy_name in PATIENT
+        if not busy if waits_for_all else any(lane.mask & busy == 0 for lane in self.policy.lanes):
             assert all(query.tenant in self.suspended for query in self.queued.values())
             in_flight = {launch.batch for launch in self.running.values()}
             assert set(self.batches) <= in_flight, "a batch is paused beside a free lane"
