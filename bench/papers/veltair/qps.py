@@ -81,7 +81,7 @@ class Task:
 def run(quick: bool, data_dir: Path, *, profile: Path | None = None, worlds: int | None = None) -> dict[str, object]:
     """Judge all policies in all worlds. `profile` has other measurements, `worlds` is how many there are."""
     known, made = read_models(data_dir, profile)
-    kept = kept_worlds(known, made, FIRST_WORLD, worlds or (2 if quick else WORLDS))
+    kept = kept_worlds(data_dir, FIRST_WORLD, worlds or (2 if quick else WORLDS))
     effort = _QUICK if quick else Effort()
     warm_up(kept[0], known, made)
     tasks = [Task(drawn, load, effort, quick) for drawn in kept for load in CLASSES]
