@@ -132,7 +132,7 @@ class Floor:
         grows: list[Growth] = []
         size = self._lanes[0].size
         for at in range(0, ACTS * count, ACTS):
-            row, act, end, version, cores, wanted, takes = out[at : at + ACTS]
+            row, act, end, version, cores, wanted, takes, pressure = out[at : at + ACTS]
             tenant, shape, items, number, batch, queries = who[row]
             if act == START:
                 held = 0 if batch is None or batch.share is None else batch.share.mask
@@ -149,6 +149,7 @@ class Floor:
                         None if batch is None else number,
                         grows=wanted > 0,
                         wanted=wanted * size,
+                        pressure_pct=pressure,
                     )
                 )
             elif act == DROP:

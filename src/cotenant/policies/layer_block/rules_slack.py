@@ -347,7 +347,7 @@ def decide_slack(
         takes = spans[model][base + end] - spans[model][base + unit]
         if jobs[at + STATE] == WAITS:
             waiting -= 1
-        count = write_start(jobs, row, now, end, version, cores, 0, takes, out, count)
+        count = write_start(jobs, row, now, end, version, cores, 0, takes, pressure, out, count)
         running += 1
         free -= cores
         drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
