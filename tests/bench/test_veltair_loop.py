@@ -13,13 +13,11 @@ from bench._data import DATA
 from bench._registry import BenchError
 from bench.papers.veltair import _bound, _capacity, _jit, _loop, _play
 from bench.papers.veltair._models import efficiency_of, of_class, rates_of, read_models, ssd_layers
-from bench.papers.veltair._play import LANES, Arrivals, Stage, arrivals
-from bench.papers.veltair._worlds import CORES, FIGURE_1B, Drawn, drawn_gbps, interference, kept_worlds, tables_of
-from cotenant.core.actions import Respond
-from cotenant.core.engine import Engine
+from bench.papers.veltair._play import LANES, Stage, arrivals
+from bench.papers.veltair._product import Beliefs, play_product
+from bench.papers.veltair._worlds import FIGURE_1B, Drawn, drawn_gbps, interference, kept_worlds, tables_of
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.layer_block.published import (
-    BlockPolicy,
     FixedBlocks,
     LayerBlock,
     LayerWise,
@@ -29,19 +27,9 @@ from cotenant.policies.layer_block.published import (
 )
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.profile.version_table import UnitVersions
-from cotenant.sim.driver import simulate
-from cotenant.types import Outcome, Query, Tenant
-from cotenant.work import CPU, Machine, Work
-from cotenant.world.many_core import ManyCoreWorld
 
 MODELS, MADE = read_models(DATA)
 DRAWN = Drawn(3, 80.0, 0.8, 0.2, 220_000, 0.05, 4.0, 1.2, 2)
-OUTCOMES = {
-    Outcome.ANSWERED: _loop.ANSWERED,
-    Outcome.LATE: _loop.LATE,
-    Outcome.REJECTED: _loop.REJECTED,
-    Outcome.DROPPED: _loop.DROPPED,
-}
 
 
 @pytest.fixture(autouse=True)
@@ -52,47 +40,6 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tuple(_jit.loaded(name, compiled=False) for name in names)
     monkeypatch.setattr(_play, "compiled", lambda: plain)
     monkeypatch.setattr(_capacity, "_compiled_bound", lambda: _bound)
-
-
-class Beliefs:
-    """What the product's policies are told: the same spans that the loop gets."""
-
-    beside = 0.0
-
-    def __init__(self, stage: Stage, drawn: Drawn) -> None:
-        self.bandwidth_bytes_per_s = drawn.machine.bandwidth_bytes_per_s
-        self._spans = {truth.model.name: truth.believed.spans() for truth in stage.truths}
-
-    def spans(self, tenant: str, shape: int, items: int) -> object:
-        return self._spans[tenant]
-
-    def latency_ns(self, work: Work, size: int, device: str = CPU) -> int:
-        spans = self._spans[work.tenant]
-        return spans.block_ns(work.start, work.end or spans.units, 0, 0, size)
-
-    def sure_ns(self, tenant: str, latency_ns: int) -> int:
-        return latency_ns
-
-
-def product(stage: Stage, drawn: Drawn, policy: BlockPolicy, given: Arrivals) -> tuple[int, list[int], list[int]]:
-    """The same arrivals in the product: time of the last end, ends and outcomes."""
-    tenants = [
-        Tenant(each.model.name, each.model.qos_ns, tuple(range(len(each.real.units) + 1)), max_queue=10_000)
-        for each in stage.truths
-    ]
-    engine = Engine(tenants, policy, Beliefs(stage, drawn), Machine.cpu(range(CORES)))  # type: ignore[arg-type]
-    world = ManyCoreWorld({each.model.name: each.real for each in stage.truths}, drawn.machine)
-    queries = [
-        Query(number, tenants[who].name, int(at), int(at) + tenants[who].slo_ns)
-        for number, (at, who) in enumerate(zip(given.times, given.who, strict=True))
-    ]
-    ends, outcomes = [0] * len(queries), [0] * len(queries)
-
-    def on_respond(action: Respond, now: int) -> None:
-        ends[action.query], outcomes[action.query] = now, OUTCOMES[action.outcome]
-
-    end = simulate(engine, world, queries, on_respond)
-    return end, ends, outcomes
 
 
 POLICIES = {
@@ -117,7 +64,8 @@ def test_the_loop_does_what_the_product_does(name: str, load: str, rate: float, 
     policy = replace(POLICIES[name], drop=drop)
     given = arrivals(5, 24, rates_of(models)).at(rate)
     played = stage.play(stage.cast(policy), drop, given)
-    end, ends, outcomes = product(stage, DRAWN, policy, given)
+    beliefs = Beliefs(stage.truths, DRAWN.machine.bandwidth_bytes_per_s)
+    end, ends, outcomes = play_product(stage.truths, beliefs, policy, given, DRAWN.machine)
     assert played.outcomes.tolist() == outcomes
     assert played.ends.tolist() == ends
     assert played.end_ns == end

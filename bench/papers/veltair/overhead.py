@@ -1,0 +1,117 @@
+"""What decisions of the policies of blocks cost: time a query for each model, and of forming one block of 300 units.
+
+The product's own policies decide for queries of each model of Table 2 in the simulated processor of 64 cores, at half
+of the rate at which its cores would be full; what `decide` takes is summed up and divided by the queries. The paper
+says that its decisions take less than 100 us a query.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bench.papers.veltair._models import Efficiency, Model, read_models
+from bench.papers.veltair._play import LANES, arrivals
+from bench.papers.veltair._product import Beliefs, Timed, play_product
+from bench.papers.veltair._worlds import CORES, Truth, kept_worlds, tables_of
+from cotenant.policies.layer_block.published import BlockPolicy, LayerBlock, LayerWise
+from cotenant.policies.layer_block.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
+from cotenant.policies.layer_block.rules_blocks import DYNAMIC, next_block
+from cotenant.policies.layer_block.slack_blocks import SlackBlocks
+from cotenant.world.many_core import ManyCore
+
+NAME = "veltair-overhead"
+UNITS = 300
+POLICIES: dict[str, BlockPolicy] = {
+    "layer_wise": LayerWise(LANES, target=0.6),
+    "FULL": LayerBlock(LANES, target=0.6),
+    "slack_blocks": SlackBlocks(LANES),
+}
+_QUERIES, _QUICK_QUERIES = 400, 60
+_LOAD = 0.5
+_ROUNDS = 400
+
+
+def run(quick: bool, data_dir: Path) -> dict[str, object]:
+    """Time decisions. `per_query_us` is the slowest model's under FULL or ours; the models are in the rows."""
+    models, made = read_models(data_dir)
+    drawn = kept_worlds(models, made, 0, 1)[0]
+    rows = []
+    for model in models:
+        truth = tables_of(drawn, model, made)
+        for name, policy in POLICIES.items():
+            rows.append(_timed(truth, drawn.machine, name, policy, quick))
+    formed = block_formation_us(models, made)
+    slowest = {name: max(row["per_query_us"] for row in rows if row["policy"] == name) for name in POLICIES}
+    middle = {
+        name: float(np.median([row["per_query_us"] for row in rows if row["policy"] == name])) for name in POLICIES
+    }
+    summary = {
+        "per_query_us": max(slowest["FULL"], slowest["slack_blocks"]),
+        "block_formation_us": formed,
+        **{f"per_query_us_{name}": value for name, value in middle.items()},
+        **{f"per_query_us_{name}_slowest": value for name, value in slowest.items()},
+    }
+    _print(rows, summary)
+    if quick:
+        Console().print(f"quick: {_QUICK_QUERIES} queries of each model instead of {_QUERIES}")
+    return {"summary": summary, "rows": rows, "seeds": [drawn.seed]}
+
+
+def _timed(truth: Truth, machine: ManyCore, name: str, policy: BlockPolicy, quick: bool) -> dict[str, Any]:
+    spans = truth.believed.spans()
+    work = min(c * spans.block_ns(0, spans.units, 0, 0, c) for c in range(1, CORES + 1))
+    count = _QUICK_QUERIES if quick else _QUERIES
+    given = arrivals(1, count, [1.0]).at(_LOAD * CORES * 1e9 / work)
+    beliefs = Beliefs([truth], machine.bandwidth_bytes_per_s)
+    timed = Timed(policy)
+    play_product([truth], beliefs, timed, given, machine)
+    timed.taken_ns = timed.taken_ns[1:]  # the first one makes tables
+    return {
+        "model": truth.model.name,
+        "policy": name,
+        "decisions_per_query": len(timed.taken_ns) / count,
+        "per_decision_us": float(np.median(timed.taken_ns)) / 1e3,
+        "per_query_us": float(np.sum(timed.taken_ns)) / count / 1e3,
+    }
+
+
+def block_formation_us(models: Sequence[Model], made: Efficiency, rounds: int = _ROUNDS) -> float:
+    """Median time of forming one block (Algorithm 2 in its product form) of a model of UNITS units that wants cores."""
+    base = models[0]
+    layers, profiles = (tuple(each[at % len(each)] for at in range(UNITS)) for each in (base.layers, base.profiles))
+    long = replace(base, layers=layers, profiles=profiles, qos_ns=base.qos_ns * UNITS // len(base.layers))
+    spans = tables_of(kept_worlds(models, made, 0, 1)[0], long, made).believed.spans()
+    dims = list(spans[:4])
+    tight, averages = [0.0] * (spans.levels * CORES * UNITS), [0] * spans.levels
+    fill_tight(dims, spans.ns, 0, True, CORES, tight)
+    fill_averages(dims, spans.ns, 0, True, CORES, 0.6 * long.qos_ns, averages)
+    jobs = [0] * (FIELDS * 4)
+    for row in range(1, 4):  # three others run
+        jobs[FIELDS * row + STATE] = FIXED
+    jobs[DEADLINE] = long.qos_ns
+    taken = []
+    for _ in range(rounds):
+        began = time.perf_counter_ns()
+        next_block(
+            DYNAMIC, 0, False, dims, [spans.ns], [tight], [averages], jobs, 4, 0, 0, CORES, 0.6, True, True, 0.3,
+        )  # fmt: skip
+        taken.append(time.perf_counter_ns() - began)
+    return float(np.median(taken)) / 1e3
+
+
+def _print(rows: Sequence[dict[str, Any]], summary: dict[str, float]) -> None:
+    table = Table("model", "policy", "decisions a query", "us a decision", "us a query")
+    for row in rows:
+        figures = (row["decisions_per_query"], row["per_decision_us"], row["per_query_us"])
+        table.add_row(row["model"], row["policy"], *(f"{each:.1f}" for each in figures))
+    console = Console()
+    console.print(table)
+    console.print(", ".join(f"{name} {value:.3g}" for name, value in summary.items()))
