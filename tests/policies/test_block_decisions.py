@@ -158,7 +158,7 @@ def floors(draw: st.DrawFn) -> tuple[Side, list[int], int, int, int]:
 def hold(side: Side, before: list[int], jobs: list[int], made: list[list[int]], now: int, free: int) -> None:
     """What every decision must be, and that the rows say the same as the changes."""
     assert len({change[0] for change in made}) == len(made), "a job is changed once"
-    for number, act, end, version, cores, wanted, takes in made:
+    for number, act, end, version, cores, wanted, takes, _ in made:
         at = FIELDS * number
         old, new = before[at : at + FIELDS], jobs[at : at + FIELDS]
         spans = side.models[new[MODEL]]
@@ -197,7 +197,7 @@ def test_decisions_of_blocks_hold(floor: tuple, granularity: int, capped: bool, 
     before = list(jobs)
     made = side.blocks(granularity, jobs, now, free, capped=capped, replans=replans, drops=drops)
     hold(side, before, jobs, made, now, free)
-    for number, act, end, _, _, wanted, _ in made:
+    for number, act, end, _, _, wanted, _, _ in made:
         units, unit = side.models[jobs[FIELDS * number + MODEL]].units, before[FIELDS * number + UNIT]
         if act == START:
             assert granularity not in (WHOLE, LAYERS, FIXED_BLOCKS) or end == {
@@ -218,7 +218,7 @@ def test_decisions_by_slack_hold(floor: tuple, drops: bool, narrow: float) -> No
     before = list(jobs)
     made = side.slack(jobs, now, free, drops, (0.9, 800, narrow, 1.3, 0.5))
     hold(side, before, jobs, made, now, free)
-    assert all(wanted == 0 for *_, wanted, _ in made), "it takes what it planned for"
+    assert all(wanted == 0 for *_, wanted, _, _ in made), "it takes what it planned for"
     begun = [before[FIELDS * c[0] : FIELDS * c[0] + FIELDS] for c in made if c[1] == START]
     order = [(old[-1], old[DEADLINE]) for old in begun]
     assert order == sorted(order), "deadlines first"

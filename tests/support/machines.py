@@ -16,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Enqueue, Launch, LookAhead, Release, Respond, SetTimer
+from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
+    LaunchGrew,
     LookAheadDue,
     PolicyChanged,
     PredictorChanged,
@@ -134,6 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended: dict[int, Outcome] = {}
         self.running: dict[int, Launch] = {}
         self.enqueued: dict[int, Launch] = {}
+        self.growing: list[int] = []
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}
         self.reached: dict[int, int] = {}
         self.members: dict[int, set[int]] = {}
@@ -194,6 +196,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.now, self.timer = max(self.now, self.timer), None
             self.tell(TimerFired())
         self.now = target
+        grown, self.growing = self.growing, []
+        for number in grown:
+            if number in self.running:
+                self.tell(LaunchGrew(number))
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 5), fault=st.sampled_from([None] * 6 + ["it broke"]))
@@ -374,6 +380,8 @@ class EngineMachine(RuleBasedStateMachine):
             elif isinstance(action, LookAhead):
                 assert self.policy.grouped
                 assert self.running, "nothing to plan behind"
+            elif isinstance(action, Grow):
+                self.check_growth(action)
             else:
                 assert isinstance(action, SetTimer)
                 assert self.timer is None or action.at_ns < self.timer
@@ -453,6 +461,18 @@ class EngineMachine(RuleBasedStateMachine):
         if launch.work.start == 0:
             batch.kept = joined(batch.gather()["x"])
         self.running[launch.id] = launch
+
+    def check_growth(self, grow: Grow) -> None:
+        launch = self.running[grow.launch]
+        assert launch.stops
+        assert grow.launch not in self.growing, "it is growing already"
+        assert launch.share.mask & ~grow.share.mask == 0
+        others = [other.share.mask for other in self.running.values() if other is not launch]
+        assert all(grow.share.mask & mask == 0 for mask in others), "overbooked"
+        assert launch.share.size < grow.share.size <= launch.wanted
+        self.running[grow.launch] = structs.replace(launch, share=grow.share)
+        self.growing.append(grow.launch)
+        self.seen["grew"] += 1
 
     def check_decided(self, launch: Launch, beside: dict[int, Launch]) -> None:
         assert launch.share in self.partitions

@@ -11,6 +11,7 @@ from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import VersionTable
 from cotenant.work import CPU, Work
 
 _SCALE = 1 << 24
@@ -28,6 +29,7 @@ class TablePredictor:
     Between measured core counts the latency is interpolated too; with fewer cores than were ever measured it is that of
     the fewest, with more that of the most. A shape that was not measured is answered by the nearest one that was.
     Launches on disjoint cores are believed not to touch each other: a group takes as long as its slowest member.
+    A tenant whose units have several versions takes what their table says, alone.
     `scales` multiplies the latencies of a tenant, for online calibration; `margin` is what sure ones have on top.
     """
 
@@ -70,8 +72,9 @@ class TablePredictor:
 
     @property
     def bandwidth_bytes_per_s(self) -> int:
-        """See BlockPredictor: it is not known."""
-        return 0
+        """See BlockPredictor: that of the machine on which versions were measured."""
+        known = [table.versions for table in self.tables.values()]
+        return max([each.bandwidth_bytes_per_s for each in known if isinstance(each, VersionTable)], default=0)
 
     @property
     def beside(self) -> float:
@@ -79,7 +82,9 @@ class TablePredictor:
         return 0.0
 
     def spans(self, tenant: str, shape: int, items: int) -> Spans:
-        """See BlockPredictor: one version, no pressure; each unit has its weight's part of the latency of the whole.
+        """See BlockPredictor. Rows and shapes of which versions were not measured take as many times as long as the
+        whole model does on one core. Without versions there is one, and nothing is known of pressure: each unit has its
+        weight's part of the latency of the whole.
 
         Raises CotenantError for a tenant without a table.
         """
@@ -91,7 +96,13 @@ class TablePredictor:
         return made
 
     def _table_spans(self, tenant: str, shape: int, items: int) -> Spans:
-        table, work = self._table(tenant), self._whole(tenant, shape, items)
+        table = self._table(tenant)
+        if isinstance(table.versions, VersionTable):
+            made = table.versions.spans()
+            rows = interpolate(table.rows, shape, items, 1) / interpolate(table.rows, 0, 1, 1)
+            factor = rows * self.scales.get(tenant, 1.0)
+            return made if factor == 1.0 else made._replace(ns=tuple([round(ns * factor) for ns in made.ns]))
+        work = self._whole(tenant, shape, items)
         prefix = self._prefix[tenant]
         ratio = table.segment_ratio if len(prefix) > 2 else 1.0
         cores = max([row.cores for row in table.rows])
@@ -125,7 +136,11 @@ class TablePredictor:
         table, prefix = self._table(tenant), self._prefix[tenant]
         last = len(prefix) - 1
         end = end or last
-        if start == 0 and end == last:
+        if isinstance(table.versions, VersionTable):
+            spans = self.spans(tenant, shape, items)
+            version = min(work.version, spans.versions - 1)
+            latency = spans.block_ns(start, end, version, 0, min(size, spans.cores)) or 1
+        elif start == 0 and end == last:
             latency = max(1, round(interpolate(table.rows, shape, items, size) * self.scales.get(tenant, 1.0)))
         else:
             whole = self.latency_ns(Work(tenant, shape, items, 0, last), size)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from cotenant.errors import CotenantError
 from cotenant.files import load, save
 from cotenant.profile.device import Device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import VersionTable
 
 FORMAT = "cotenant-profile/1"
 QUANTILES = ("p50", "p90", "p95", "p99")
@@ -39,7 +42,7 @@ class ModelProfile:
     `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
     median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
-    runs as the next larger one that was measured, as it does where models are captured.
+    runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
     """
 
     digest: str
@@ -48,6 +51,7 @@ class ModelProfile:
     cuts: tuple[int, ...]
     segment_ratio: float
     padded: bool = False
+    versions: VersionTable | UnsetType = UNSET
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""
@@ -58,7 +62,7 @@ class ModelProfile:
             for point in self.points
             for items in range(before.get(point.items, point.items - 1) + 1, point.items + 1)
         )
-        return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio)
+        return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio, self.versions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,13 @@ def fill_plan(
     """Fill the plan number `index` of a model: where its blocks are cut and on how many cores of `choices` each runs.
 
     Dynamic programming from the last unit back over the number of cores that a unit runs on: the next unit keeps them,
-    or takes the best number for `switch_ns` more. Exact for the predicted times; O(units x choices). The `now_*` are
-    scratch, as long as `choices`.
+    or takes the best number for `switch_ns` more. Traffic costs `byte_cost` a byte. Exact for the predicted times;
+    O(units x choices). The `now_*` are scratch, as long as `choices`, of which none is beyond the cores of the model.
     """
     units, count = dims[4 * model], len(choices)
     version = version_at(dims, model, level)
+    first_time = base_of(dims, model, version, level, 1)
+    first_byte = moved_base_of(dims, model, version, 1)
     at, into = index * units, index * (units + 1)
     best_cost, best_left, best_work = 0.0, 0, 0
     for number in range(count):
@@ -82,10 +84,10 @@ def fill_plan(
         next_cost, next_left, next_work = best_cost, best_left, best_work
         for number in range(count):
             cores = choices[number]
-            base = base_of(dims, model, version, level, cores)
-            takes = spans[base + unit + 1] - spans[base + unit]
-            base = moved_base_of(dims, model, version, cores)
-            traffic = moved[base + unit + 1] - moved[base + unit]
+            base = first_time + (cores - 1) * (units + 1) + unit
+            takes = spans[base + 1] - spans[base]
+            base = first_byte + (cores - 1) * (units + 1) + unit
+            traffic = moved[base + 1] - moved[base]
             cut = next_cost + switch_ns * (cores + price)
             if unit + 1 < units and cut < now_cost[number]:
                 now_cost[number], now_end[number] = cut, unit + 1
@@ -347,7 +349,7 @@ def decide_slack(
         takes = spans[model][base + end] - spans[model][base + unit]
         if jobs[at + STATE] == WAITS:
             waiting -= 1
-        count = write_start(jobs, row, now, end, version, cores, 0, takes, out, count)
+        count = write_start(jobs, row, now, end, version, cores, 0, takes, pressure, out, count)
         running += 1
         free -= cores
         drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
