@@ -29,6 +29,7 @@ from cotenant.measure.opening import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile
+from cotenant.profile.version_table import VersionTable
 from cotenant.repository import STATE_FOLDER, find_versions, profile_path
 from cotenant.work import Share
 from kernel_graphs import SIZE, network
@@ -177,7 +178,7 @@ def test_versions_for_levels_are_kept_and_run(root: Path, monkeypatch: pytest.Mo
     profile, errors = profile_repository(root, ServerConfig(), QUICK, fresh=True, on_step=lambda *_: None)
     assert errors == {}
     table = profile.models["net"].versions
-    assert table is not None
+    assert isinstance(table, VersionTable)
     assert (table.levels, table.bandwidth_bytes_per_s) == (5, 10**9)
     assert any(len(unit.implementations) == 2 for unit in table.units)
     assert load_profile(profile_path(root)).tables()["net"].versions == table

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from cotenant.compile.selection import KernelVersion
 from cotenant.measure.version_costs import version_costs
+from cotenant.profile.version_table import VersionTable
 
 FAST = KernelVersion(1, 1, 100, (100, 150, 200))
 """One task: further cores do not help it, and it takes twice as long under pressure."""
@@ -28,7 +30,7 @@ def model(units: list[list[list[KernelVersion]]], counted: int = 10**6, most: in
 def test_a_table_has_a_version_for_each_level_and_adds_up_to_the_whole() -> None:
     layer = [FAST, ROBUST, ROBUST]
     table = version_costs(model([[layer], []]), {}, [1000, 500], {1: 3000, 2: 2000})
-    assert table is not None
+    assert isinstance(table, VersionTable)
     assert (table.cores, table.levels, table.versions) == (2, 3, 3)
     heavy, light = table.units
     assert heavy.by_level == (0, 1, 1)
@@ -42,7 +44,7 @@ def test_a_table_has_a_version_for_each_level_and_adds_up_to_the_whole() -> None
 
 def test_bytes_explain_the_time_under_pressure() -> None:
     table = version_costs(model([[[FAST, ROBUST, ROBUST]]], counted=100), {}, [10_000], {1: 10_000, 2: 6_000})
-    assert table is not None
+    assert isinstance(table, VersionTable)
     fast, robust = table.units[0].implementations
     # Beside one core that copies it has half of 20 GB/s, which is 10 bytes a ns: twice 10 us move 200 kB.
     assert fast.moved_bytes == (200_000, 200_000)
@@ -51,11 +53,11 @@ def test_bytes_explain_the_time_under_pressure() -> None:
     assert spans.block_ns(0, 1, 0, 2, 1) == 20_000
     assert spans.block_ns(0, 1, 2, 2, 1) == 12_000
     much = version_costs(model([[[ROBUST]]], counted=10**12), {}, [10_000], {1: 10_000})
-    assert much is not None
+    assert isinstance(much, VersionTable)
     assert much.units[0].implementations[0].moved_bytes == (200_000,), "what does not slow it down moves no more"
 
 
 @pytest.mark.parametrize("layer", [[KernelVersion(1, 1, 100)], []])
 def test_what_was_not_measured_under_pressure_has_no_table(layer: list[KernelVersion]) -> None:
-    assert version_costs(model([[layer]] if layer else [[]]), {}, [10], {1: 10}) is None
-    assert version_costs(model([[[FAST]]], most=0), {}, [10], {1: 10}) is None
+    assert version_costs(model([[layer]] if layer else [[]]), {}, [10], {1: 10}) is UNSET
+    assert version_costs(model([[[FAST]]], most=0), {}, [10], {1: 10}) is UNSET

@@ -67,7 +67,10 @@ class Side:
             scratch = [[0.0] * len(choices), *([0] * len(choices) for _ in range(3))]
             sizes = (rows * spans.units, rows * spans.units, rows * (spans.units + 1), rows * (spans.units + 1))
             made = [[0] * size for size in (*sizes, spans.levels)]
-            fill_plans(self.dims, spans.ns, model, PRICES, 50.0, choices, target * slo, *scratch, *made)
+            fill_plans(
+                *(self.dims, spans.ns, spans.moved, model, PRICES, 50.0, 0.5, choices, target * slo),
+                *(*scratch, *made),
+            )
             for kept, each in zip(self.plans, made, strict=True):
                 kept.append(each)
 
@@ -94,7 +97,12 @@ class Side:
         return [out[at : at + ACTS] for at in range(0, count * ACTS, ACTS)]
 
     def slack(
-        self, jobs: list[int], now: int, free: int, drops: bool = False, knobs: tuple[float, ...] = (0.1, 800, 0.5, 1.3)
+        self,
+        jobs: list[int],
+        now: int,
+        free: int,
+        drops: bool = False,
+        knobs: tuple[float, ...] = (0.9, 800, 0.5, 1.3, 0.5),
     ) -> list[list[int]]:
         rows = len(jobs) // FIELDS
         out = [0] * (ACTS * rows)
@@ -150,7 +158,7 @@ def floors(draw: st.DrawFn) -> tuple[Side, list[int], int, int, int]:
 def hold(side: Side, before: list[int], jobs: list[int], made: list[list[int]], now: int, free: int) -> None:
     """What every decision must be, and that the rows say the same as the changes."""
     assert len({change[0] for change in made}) == len(made), "a job is changed once"
-    for number, act, end, version, cores, wanted, takes in made:
+    for number, act, end, version, cores, wanted, takes, _ in made:
         at = FIELDS * number
         old, new = before[at : at + FIELDS], jobs[at : at + FIELDS]
         spans = side.models[new[MODEL]]
@@ -189,7 +197,7 @@ def test_decisions_of_blocks_hold(floor: tuple, granularity: int, capped: bool, 
     before = list(jobs)
     made = side.blocks(granularity, jobs, now, free, capped=capped, replans=replans, drops=drops)
     hold(side, before, jobs, made, now, free)
-    for number, act, end, _, _, wanted, _ in made:
+    for number, act, end, _, _, wanted, _, _ in made:
         units, unit = side.models[jobs[FIELDS * number + MODEL]].units, before[FIELDS * number + UNIT]
         if act == START:
             assert granularity not in (WHOLE, LAYERS, FIXED_BLOCKS) or end == {
@@ -208,9 +216,9 @@ def test_decisions_of_blocks_hold(floor: tuple, granularity: int, capped: bool, 
 def test_decisions_by_slack_hold(floor: tuple, drops: bool, narrow: float) -> None:
     side, jobs, now, free, _ = floor
     before = list(jobs)
-    made = side.slack(jobs, now, free, drops, (0.1, 800, narrow, 1.3))
+    made = side.slack(jobs, now, free, drops, (0.9, 800, narrow, 1.3, 0.5))
     hold(side, before, jobs, made, now, free)
-    assert all(wanted == 0 for *_, wanted, _ in made), "it takes what it planned for"
+    assert all(wanted == 0 for *_, wanted, _, _ in made), "it takes what it planned for"
     begun = [before[FIELDS * c[0] : FIELDS * c[0] + FIELDS] for c in made if c[1] == START]
     order = [(old[-1], old[DEADLINE]) for old in begun]
     assert order == sorted(order), "deadlines first"
@@ -294,7 +302,7 @@ def test_hopeless_jobs_are_given_up() -> None:
 
 def test_ours_shares_the_cores_equally_and_gives_the_late_more() -> None:
     side = Side([even(40, 8, 840)], 8, target=0.9, slo=1_000_000)
-    knobs = 0.1, 4200, 0.5, 1.3
+    knobs = 0.9, 4200, 0.5, 1.3, 0.5
     alone = side.slack([*row(0, WAITS, 0, 1_000_000)], 0, 8, knobs=knobs)
     assert alone[0][4] == 8
     assert alone[0][2] == 40, "a block of the whole model, within the quantum"
@@ -310,13 +318,13 @@ def test_ours_waits_for_cores_that_come_soon_and_nobody_passes() -> None:
     runs = row(0, FIXED, 0, 100_000, 0, 7, end=4, since=0, due=50)
     jobs = [*runs, *row(0, WAITS, 0, 450), *row(0, WAITS, 0, 100_000)]
     assert side.slack(list(jobs), 10, 1) == []
-    assert side.slack(list(jobs), 10, 1, knobs=(0.1, 800, 0.0, 1.3))[0][:2] == [1, START]
+    assert side.slack(list(jobs), 10, 1, knobs=(0.9, 800, 0.0, 1.3, 0.5))[0][:2] == [1, START]
 
 
 def test_ours_gives_up_who_has_become_too_dear_while_others_wait() -> None:
     steep = spans_of([[[[300 * 4, 300 * 4], [900, 900], [800, 800], [750, 750]]]], [[[0, 0]] * 4])
     side = Side([steep], 4, target=0.9, slo=3000)
     jobs = [*row(0, WAITS, 0, 1700), *row(0, WAITS, 0, 3000)]
-    made = side.slack(list(jobs), 0, 4, True, (0.0, 800, 0.5, 1.2))
+    made = side.slack(list(jobs), 0, 4, True, (1.0, 800, 0.5, 1.2, 0.5))
     assert made[0][:2] == [0, DROP]
-    assert side.slack(jobs[:FIELDS], 0, 4, True, (0.0, 800, 0.5, 1.2))[0][:2] == [0, START], "nobody else waits"
+    assert side.slack(jobs[:FIELDS], 0, 4, True, (1.0, 800, 0.5, 1.2, 0.5))[0][:2] == [0, START], "nobody else waits"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from cotenant.core.snapshot import DropRule, Policy
+from cotenant.policies.layer_block.published import LayerBlock
+from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
@@ -29,6 +31,8 @@ RUNS: dict[str, tuple[Policy, float]] = {
     "edf-every-cut": (Edf(ONE_LANE, stretch=0.0), 0.8),
     "clockwork": (Clockwork(ONE_LANE), 1.1),
     "overlap": (Overlap(TWO_LANES), 1.1),
+    "layer-block": (LayerBlock(TWO_LANES), 1.1),
+    "slack-blocks": (SlackBlocks(TWO_LANES, quantum_ms=20.0), 1.1),
     "duty-cycle": (DutyCycle(TWO_LANES, preempt=True, rounds=ROUNDS), 1.1),
 }
 """Policy and load of each run."""

@@ -16,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Enqueue, Launch, LookAhead, Release, Respond, SetTimer
+from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
     LaunchEnded,
+    LaunchGrew,
     LookAheadDue,
     PolicyChanged,
     PredictorChanged,
@@ -56,6 +57,9 @@ MODELS = {
         (LatencyRow(0, 1, 2, 15), LatencyRow(0, 4, 2, 25), LatencyRow(1, 1, 2, 30)), (1.0, 1.0, 2.0), 1.05
     ),
 }
+
+PATIENT = ("model_wise", "prema", "slack_blocks")
+"""Policies that let work wait for more lanes than are free, as long as something runs."""
 
 
 def frozen(snapshot: Snapshot) -> tuple[object, ...]:
@@ -131,6 +135,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.ended: dict[int, Outcome] = {}
         self.running: dict[int, Launch] = {}
         self.enqueued: dict[int, Launch] = {}
+        self.growing: list[int] = []
         self.batches: dict[int, tuple[Tenant, set[int], int]] = {}
         self.reached: dict[int, int] = {}
         self.members: dict[int, set[int]] = {}
@@ -191,6 +196,10 @@ class EngineMachine(RuleBasedStateMachine):
             self.now, self.timer = max(self.now, self.timer), None
             self.tell(TimerFired())
         self.now = target
+        grown, self.growing = self.growing, []
+        for number in grown:
+            if number in self.running:
+                self.tell(LaunchGrew(number))
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 5), fault=st.sampled_from([None] * 6 + ["it broke"]))
@@ -371,6 +380,8 @@ class EngineMachine(RuleBasedStateMachine):
             elif isinstance(action, LookAhead):
                 assert self.policy.grouped
                 assert self.running, "nothing to plan behind"
+            elif isinstance(action, Grow):
+                self.check_growth(action)
             else:
                 assert isinstance(action, SetTimer)
                 assert self.timer is None or action.at_ns < self.timer
@@ -451,6 +462,18 @@ class EngineMachine(RuleBasedStateMachine):
             batch.kept = joined(batch.gather()["x"])
         self.running[launch.id] = launch
 
+    def check_growth(self, grow: Grow) -> None:
+        launch = self.running[grow.launch]
+        assert launch.stops
+        assert grow.launch not in self.growing, "it is growing already"
+        assert launch.share.mask & ~grow.share.mask == 0
+        others = [other.share.mask for other in self.running.values() if other is not launch]
+        assert all(grow.share.mask & mask == 0 for mask in others), "overbooked"
+        assert launch.share.size < grow.share.size <= launch.wanted
+        self.running[grow.launch] = structs.replace(launch, share=grow.share)
+        self.growing.append(grow.launch)
+        self.seen["grew"] += 1
+
     def check_decided(self, launch: Launch, beside: dict[int, Launch]) -> None:
         assert launch.share in self.partitions
         assert launch.work.tenant not in self.suspended
@@ -517,7 +540,8 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         busy = sum(launch.share.mask for launch in self.running.values())
-        if not busy if self.policy.grouped else any(lane.mask & busy == 0 for lane in self.policy.lanes):
+        waits_for_all = self.policy.grouped or self.policy_name in PATIENT
+        if not busy if waits_for_all else any(lane.mask & busy == 0 for lane in self.policy.lanes):
             assert all(query.tenant in self.suspended for query in self.queued.values())
             in_flight = {launch.batch for launch in self.running.values()}
             assert set(self.batches) <= in_flight, "a batch is paused beside a free lane"

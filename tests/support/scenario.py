@@ -10,6 +10,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies import POLICIES
+from cotenant.policies.registry import options_of
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
@@ -35,8 +36,10 @@ def tables(latencies_ns: Mapping[str, int], units: int = 1, batch_slope: float |
 
 
 def policy_of(name: str, lanes: tuple[Share, ...], drop: DropRule, preempt: bool, stretch: float) -> Policy:
-    """Any policy from the options that most have in common."""
-    return POLICIES[name](lanes, drop, preempt=preempt, stretch=stretch)
+    """Any policy from those of the options that it has which most have in common."""
+    known = options_of(POLICIES[name])
+    given = {"preempt": preempt, "stretch": stretch}
+    return POLICIES[name](lanes, drop, **{option: value for option, value in given.items() if option in known})  # type: ignore[no-any-return]
 
 
 @dataclass

@@ -27,7 +27,6 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.trace import Header, Record, TraceError, TraceWriter
-from cotenant.trace.trace_log import TraceTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from scenario import CORES, MS, ONE_LANE, tables
@@ -90,7 +89,7 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
         },
         {"cpu": CORES},
         (A, B),
-        {name: TraceTable.of(table) for name, table in PREDICTOR.tables.items()},
+        PREDICTOR.tables,
         {},
         {"device": "a test"},
     )
@@ -108,7 +107,7 @@ def test_versions_and_pressure_from_outside_come_back(tmp_path: Path) -> None:
     log(0, PredictorChanged(predictor.with_beside(0.25)), [])
     log.close()
     back, records = trace.read(tmp_path / "log")
-    assert (back.tables["b"].table, back.beside) == (table, 0.5)
+    assert (back.tables["b"], back.beside) == (table, 0.5)
     event = trace.decode_event(*next(iter((record.kind, record.event) for record in records)))
     assert isinstance(event, PredictorChanged)
     assert isinstance(event.predictor, TablePredictor)

@@ -1,4 +1,4 @@
-"""The clairvoyant relaxation: one server as fast as all cores together, preemptive EDF, queries at their least work."""
+"""The clairvoyant relaxation: one server as fast as all cores together, preemptive EDF, the least work in time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 def met_in_time(times: Any, who: Any, slo: Any, work: Any, met: Any) -> int:
     """Counts in `met` how many queries of each tenant end in time; gives how many do in all.
 
-    `work` is by tenant, in ns of the server. The earliest deadline goes first; who cannot be in time any more is given
-    up. It ignores that a query cannot use all cores well, that memory is shared and what a switch costs, so no policy
-    does better at loads that can be borne.
+    `work` is by tenant, in ns of the server: the least core time with which a query can be in time, over the cores. The
+    earliest deadline goes first; who cannot be in time any more is given up. It ignores that a query cannot use all
+    cores well, that memory is shared and what a switch costs, so no policy does better at loads that can be borne.
     """
     n = len(times)
     deadline, left, tenant = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.int64)

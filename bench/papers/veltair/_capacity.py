@@ -24,7 +24,7 @@ TARGETS = (0.6, 0.8, 0.4, 0.7, 0.5, 0.9, 0.3, 1.0, 0.2)
 PAPER_TARGETS = (0.85, 0.9, 0.95, 1.0)
 _TUNED_FROM = 1_000_000
 """Seeds of arrivals that policies are tuned on; reported ones are below."""
-_STEP = 1.3
+_FIRST_STEP = 1.1
 _LEAST = 1e-3
 
 
@@ -37,7 +37,7 @@ class Effort:
     tune_queries: int = 2000
     tune_seeds: int = 1
     targets: tuple[float, ...] = TARGETS
-    grain: float = 0.01
+    grain: float = 0.015
 
     def reported(self, models: Sequence[Model]) -> list[Arrivals]:
         """What policies are judged on."""
@@ -75,16 +75,17 @@ def borne(stage: Stage, policy: BlockPolicy, given: Sequence[Arrivals], rate: fl
     return tuple(made)
 
 
-def most(check: Callable[[float], object], guess: float, grain: float, least: float = 0.0) -> float:
-    """The highest rate that passes a check, to within a grain, from a guess on; 0 where none above `least` does."""
+def most(check: Callable[[float], object], guess: float, grain: float) -> float:
+    """The highest rate that passes a check, to within a grain, from a guess on; 0 where none near it does."""
     low = high = guess
+    step = _FIRST_STEP
     if check(guess):
-        while check(high := low * _STEP):
-            low = high
+        while check(high := low * step):
+            low, step = high, step**1.5
     else:
-        while not check(low := high / _STEP):
-            high = low
-            if high < max(least, guess * _LEAST):
+        while not check(low := high / step):
+            high, step = low, step**1.5
+            if high < guess * _LEAST:
                 return 0.0
     while high > low * (1 + grain):
         middle = (low * high) ** 0.5

@@ -28,6 +28,7 @@ from cotenant.policies.layer_block.published import (
 )
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.layer_block.tables import PRICES, SWITCH_NS, choices_of
+from cotenant.profile.version_table import UnitCosts
 from cotenant.work import Share
 
 LANES = tuple(Share((core,)) for core in range(CORES))
@@ -105,7 +106,7 @@ class Stage:
         self.moved = _rows([each.moved for each in beliefs], np.int64)
         lasts = [np.array(each.ns).reshape(each.versions, each.levels, CORES, -1)[0, 0, :, -1] for each in beliefs]
         self.admit = np.array([last.min() for last in lasts], np.int64)
-        self.least_work = np.array([_least_work(each) for each in costs])
+        self.least_work = np.array([least_work(each, slo) for each, slo in zip(costs, self.slo, strict=True)])
         self.isolated = np.array([_isolated(each) for each in costs])
         self._tight: dict[bool, Any] = {}
 
@@ -186,13 +187,19 @@ class Stage:
         return Played(end, ends, outcomes, stats)
 
 
-def _least_work(costs: Any) -> int:
-    """The least core time that a query can take, each unit on the number of cores that takes the least of it."""
-    ns = np.array(costs.ns).reshape(costs.versions, costs.cores, costs.units)
-    return int((ns * np.arange(1, costs.cores + 1)[None, :, None]).min(axis=(0, 1)).sum())
+def least_work(costs: UnitCosts, slo_ns: int) -> int:
+    """No query that ends in time takes less core time than this, whatever runs beside it.
+
+    Units may take any numbers of cores and versions; that their times add up to the SLO at most is relaxed (weak
+    duality): for any price of time, the least of core time and time at that price, less that of the SLO, is a bound.
+    """
+    ns = np.array(costs.ns, np.float64).reshape(costs.versions, costs.cores, costs.units).min(axis=0)
+    cores = np.arange(1, costs.cores + 1)[:, None]
+    prices = (0.0, *np.geomspace(0.1, 1000.0, 200))
+    return int(max(float(((cores + price) * ns).min(axis=0).sum()) - price * slo_ns for price in prices))
 
 
-def _isolated(costs: Any) -> int:
+def _isolated(costs: UnitCosts) -> int:
     """Time alone on all cores, each unit in its fastest version."""
     ns = np.array(costs.ns).reshape(costs.versions, costs.cores, costs.units)
     return int(ns[:, -1].min(axis=0).sum())

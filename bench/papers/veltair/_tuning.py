@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=FIRST_WORLD, help="the first seed of a world")
     chosen = parser.parse_args()
     models, made = read_models(DATA)
-    drawn = kept_worlds(models, made, chosen.first, chosen.worlds)
+    drawn = kept_worlds(DATA, chosen.first, chosen.worlds)
     warm_up(drawn[0], models, made)
     tasks = [Task(each, load, EFFORT, True) for load in chosen.classes.split(",") for each in drawn]
     key = sha256(b"".join(Path(str(each.__file__)).read_bytes() for each in (rules, rules_blocks))).hexdigest()

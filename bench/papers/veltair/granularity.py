@@ -47,7 +47,7 @@ class GrainTask:
 def run(quick: bool, data_dir: Path, *, profile: Path | None = None, worlds: int | None = None) -> dict[str, object]:
     """Judge all granularities. `profile` has other measurements, `worlds` is how many there are."""
     models, made = read_models(data_dir, profile)
-    kept = kept_worlds(models, made, FIRST_WORLD, worlds or (QUICK_WORLDS if quick else WORLDS))
+    kept = kept_worlds(data_dir, FIRST_WORLD, worlds or (QUICK_WORLDS if quick else WORLDS))
     warm_up(kept[0], models, made)
     queries = QUICK_QUERIES if quick else QUERIES
     tasks = [GrainTask(drawn, is_uniform, queries) for drawn in kept for is_uniform in (False, True)]

@@ -20,7 +20,7 @@ from rich.table import Table
 from bench.papers.veltair._models import Efficiency, Model, read_models
 from bench.papers.veltair._play import LANES, arrivals
 from bench.papers.veltair._product import Beliefs, Timed, play_product
-from bench.papers.veltair._worlds import CORES, Truth, kept_worlds, tables_of
+from bench.papers.veltair._worlds import CORES, Drawn, Truth, kept_worlds, tables_of
 from cotenant.policies.layer_block.published import BlockPolicy, LayerBlock, LayerWise
 from cotenant.policies.layer_block.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
 from cotenant.policies.layer_block.rules_blocks import DYNAMIC, next_block
@@ -42,13 +42,13 @@ _ROUNDS = 400
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Time decisions. `per_query_us` is the slowest model's under FULL or ours; the models are in the rows."""
     models, made = read_models(data_dir)
-    drawn = kept_worlds(models, made, 0, 1)[0]
+    drawn = kept_worlds(data_dir, 0, 1)[0]
     rows = []
     for model in models:
         truth = tables_of(drawn, model, made)
         for name, policy in POLICIES.items():
             rows.append(_timed(truth, drawn.machine, name, policy, quick))
-    formed = block_formation_us(models, made)
+    formed = block_formation_us(drawn, models[0], made)
     slowest = {name: max(row["per_query_us"] for row in rows if row["policy"] == name) for name in POLICIES}
     middle = {
         name: float(np.median([row["per_query_us"] for row in rows if row["policy"] == name])) for name in POLICIES
@@ -83,12 +83,11 @@ def _timed(truth: Truth, machine: ManyCore, name: str, policy: BlockPolicy, quic
     }
 
 
-def block_formation_us(models: Sequence[Model], made: Efficiency, rounds: int = _ROUNDS) -> float:
+def block_formation_us(drawn: Drawn, base: Model, made: Efficiency, rounds: int = _ROUNDS) -> float:
     """Median time of forming one block (Algorithm 2 in its product form) of a model of UNITS units that wants cores."""
-    base = models[0]
     layers, profiles = (tuple(each[at % len(each)] for at in range(UNITS)) for each in (base.layers, base.profiles))
     long = replace(base, layers=layers, profiles=profiles, qos_ns=base.qos_ns * UNITS // len(base.layers))
-    spans = tables_of(kept_worlds(models, made, 0, 1)[0], long, made).believed.spans()
+    spans = tables_of(drawn, long, made).believed.spans()
     dims = list(spans[:4])
     tight, averages = [0.0] * (spans.levels * CORES * UNITS), [0] * spans.levels
     fill_tight(dims, spans.ns, 0, True, CORES, tight)

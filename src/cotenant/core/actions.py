@@ -20,6 +20,7 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     its rows or of its units; when all have ended it goes on with all its rows. `after` are launches that had to end
     before this one could start. At the units in `stops`, in between, it can take in slots of a Grow. `wanted` is the
     size of the share that it was to have where fewer slots were free; 0 where it has what it was to have.
+    `pressure_pct` is the pressure on the memory that its time was predicted at, in per cent.
     """
 
     id: int
@@ -36,6 +37,7 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     after: tuple[int, ...] = ()
     stops: tuple[int, ...] = ()
     wanted: int = 0
+    pressure_pct: int = 0
 
 
 class Enqueue(Struct, frozen=True, gc=False):

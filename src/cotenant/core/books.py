@@ -149,6 +149,7 @@ class Books:
             start.after,
             tuple([cut for cut in cuts if work.start < cut < work.end]) if start.grows else (),
             start.wanted,
+            start.pressure_pct,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
 

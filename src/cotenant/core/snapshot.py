@@ -120,6 +120,7 @@ class Start(Struct, frozen=True, gc=False):
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
     It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
     is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
+    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent.
     """
 
     work: Work
@@ -130,6 +131,7 @@ class Start(Struct, frozen=True, gc=False):
     after: tuple[int, ...] = ()
     grows: bool = False
     wanted: int = 0
+    pressure_pct: int = 0
 
 
 class Growth(Struct, frozen=True, gc=False):

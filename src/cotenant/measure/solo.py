@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from cotenant.execute.batches import row_buckets
 from cotenant.execute.compiled.compiled_model import CompiledModel
@@ -22,6 +23,7 @@ from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.version_costs import version_costs
 from cotenant.profile.profile_file import ModelProfile, Point
+from cotenant.profile.version_table import VersionTable
 from cotenant.work import Share
 
 Progress = Callable[[str], None]
@@ -108,7 +110,7 @@ def measure_model(
             lambda: _segment_ratio(run, place, sweep.shares[0], cuts, inputs, sweep.effort),
         )
         progress(f"{model.name}: {len(cuts) - 1} segments")
-    versions = None
+    versions: VersionTable | UnsetType = UNSET
     if isinstance(model, CompiledModel):
         whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
         versions = version_costs(model, sweep.shapes[0], units, whole)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import UNSET, UnsetType
+
 from cotenant.compile.selection import KernelVersion, pick
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
@@ -15,8 +17,8 @@ _NS_PER_S = 1_000_000_000
 
 def version_costs(
     model: CompiledModel, shapes: Mapping[str, Sequence[int]], unit_ns: Sequence[int], whole_ns: Mapping[int, int]
-) -> VersionTable | None:
-    """The table of a model at some shapes of its inputs, whose kernels were measured under pressure; else None.
+) -> VersionTable | UnsetType:
+    """The table of a model at some shapes of its inputs, whose kernels were measured under pressure; else unset.
 
     `unit_ns` are times of the units on one core, `whole_ns` those of the whole by numbers of cores: all units together
     take that. A unit takes by its kernels' tasks and times what it would in another version, or on more cores; one of
@@ -27,7 +29,7 @@ def version_costs(
     by_unit = model.unit_kernels(shapes)
     levels = max((len(each.level_ns) for kernels in by_unit for versions in kernels for each in versions), default=0)
     if not levels or not model.most_bytes_per_s:
-        return None
+        return UNSET
     cores = sorted(whole_ns)
     counted = [unit.weight_bytes + unit.read_bytes + unit.write_bytes for unit in model.dfg_at(shapes).units]
     per_core = model.most_bytes_per_s / cores[-1] / _NS_PER_S

@@ -5,10 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from functools import partial
 from typing import Self
-
-import numpy as np
 
 from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
@@ -32,6 +29,7 @@ class TablePredictor:
     Between measured core counts the latency is interpolated too; with fewer cores than were ever measured it is that of
     the fewest, with more that of the most. A shape that was not measured is answered by the nearest one that was.
     Launches on disjoint cores are believed not to touch each other: a group takes as long as its slowest member.
+    A tenant whose units have several versions takes what their table says, alone.
     `scales` multiplies the latencies of a tenant, for online calibration; `margin` is what sure ones have on top.
     """
 
@@ -41,9 +39,11 @@ class TablePredictor:
         self.margin = NO_MARGIN
         self.beside = 0.0
         """See BlockPredictor: what `with_beside` was told."""
-        known = (table.versions.bandwidth_bytes_per_s for table in self.tables.values() if table.versions)
-        self.bandwidth_bytes_per_s = max(known, default=0)
-        """See BlockPredictor: what was measured with versions, if there are any."""
+        known = [table.versions for table in self.tables.values()]
+        self.bandwidth_bytes_per_s = max(
+            [each.bandwidth_bytes_per_s for each in known if isinstance(each, VersionTable)], default=0
+        )
+        """See BlockPredictor: that of the machine on which versions were measured."""
         self._prefix = {name: _prefix_sums(table.unit_weights) for name, table in self.tables.items()}
         self._known: dict[tuple[Work, int], int] = {}
         self._singles: dict[int, dict[str, int]] = {}
@@ -78,23 +78,27 @@ class TablePredictor:
         return self._merge(tenant, shape, items, most, cores) if made is None else made
 
     def spans(self, tenant: str, shape: int, items: int) -> Spans:
-        """See BlockPredictor. Raises CotenantError for a tenant without a table.
+        """See BlockPredictor. Rows and shapes of which versions were not measured take as many times as long as the
+        whole model does on one core. Without versions there is one, and nothing is known of pressure: each unit has its
+        weight's part of the latency of the whole.
 
-        Without `versions` in the table: one version, no pressure, and each unit has its weight's part of the latency of
-        the whole. With them, units take what they do for a row of the first shape, times what the whole takes over
-        what it does then; they move as much for each row.
+        Raises CotenantError for a tenant without a table.
         """
         made = self._spans.get((tenant, shape, items))
         if made is None:
             if len(self._spans) >= _MOST_SPANS:
                 self._spans.clear()
-            table = self._table(tenant)
-            make = self._plain_spans if table.versions is None else partial(self._version_spans, table.versions)
-            made = self._spans[tenant, shape, items] = make(tenant, shape, items)
+            made = self._spans[tenant, shape, items] = self._table_spans(tenant, shape, items)
         return made
 
-    def _plain_spans(self, tenant: str, shape: int, items: int) -> Spans:
-        table, work = self._table(tenant), self._whole(tenant, shape, items)
+    def _table_spans(self, tenant: str, shape: int, items: int) -> Spans:
+        table = self._table(tenant)
+        if isinstance(table.versions, VersionTable):
+            made = table.versions.spans()
+            rows = interpolate(table.rows, shape, items, 1) / interpolate(table.rows, 0, 1, 1)
+            factor = rows * self.scales.get(tenant, 1.0)
+            return made if factor == 1.0 else made._replace(ns=tuple([round(ns * factor) for ns in made.ns]))
+        work = self._whole(tenant, shape, items)
         prefix = self._prefix[tenant]
         ratio = table.segment_ratio if len(prefix) > 2 else 1.0
         cores = max([row.cores for row in table.rows])
@@ -105,18 +109,6 @@ class TablePredictor:
             least = whole if count == 1 else min(least, whole)
             ns += [int(least * ratio * each) // _SCALE for each in prefix]
         return Spans(len(prefix) - 1, 1, 1, cores, ns, [0] * len(ns))
-
-    def _version_spans(self, versions: VersionTable, tenant: str, shape: int, items: int) -> Spans:
-        table, work = self._table(tenant), self._whole(tenant, shape, items)
-        known = versions.spans()
-        of_first = [interpolate(table.rows, 0, 1, count) for count in range(1, known.cores + 1)]
-        taken = [self.latency_ns(work, count) * table.segment_ratio for count in range(1, known.cores + 1)]
-        units = np.diff(np.array(known.ns).reshape(-1, known.cores, known.units + 1), axis=2)
-        units = np.minimum.accumulate(units * (np.array(taken) / np.array(of_first))[None, :, None], axis=1)
-        sums = np.zeros((len(units), known.cores, known.units + 1))
-        sums[:, :, 1:] = np.cumsum(units, axis=2)
-        moved = [items * each for each in known.moved]
-        return known._replace(ns=sums.astype(np.int64).ravel().tolist(), moved=moved)
 
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""
@@ -146,7 +138,11 @@ class TablePredictor:
         table, prefix = self._table(tenant), self._prefix[tenant]
         last = len(prefix) - 1
         end = end or last
-        if start == 0 and end == last:
+        if isinstance(table.versions, VersionTable):
+            spans = self.spans(tenant, shape, items)
+            version = min(work.version, spans.versions - 1)
+            latency = spans.block_ns(start, end, version, 0, min(size, spans.cores)) or 1
+        elif start == 0 and end == last:
             latency = max(1, round(interpolate(table.rows, shape, items, size) * self.scales.get(tenant, 1.0)))
         else:
             whole = self.latency_ns(Work(tenant, shape, items, 0, last), size)

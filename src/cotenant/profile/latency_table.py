@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
 from cotenant.errors import InvalidValueError
 from cotenant.profile.version_table import VersionTable
 
@@ -23,7 +25,8 @@ class LatencyTable:
     """All points of one model, and how its latency spreads over its units.
 
     `unit_weights` are relative latencies of the units; `segment_ratio` is the latency of a run cut into segments over
-    the latency of a whole one. `versions` is what units cost in several versions, for a row of the first shape.
+    the latency of a whole one. `versions` are the units' compiled implementations, measured for one row of the first
+    declared shape; unset where there is one, and nothing is known of how it bears pressure.
 
     Raises InvalidValueError when there is no point, no unit, or a value out of range.
     """
@@ -31,15 +34,16 @@ class LatencyTable:
     rows: tuple[LatencyRow, ...]
     unit_weights: tuple[float, ...] = (1.0,)
     segment_ratio: float = 1.0
-    versions: VersionTable | None = None
+    versions: VersionTable | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if not self.rows:
             raise InvalidValueError("latency table", "rows", self.rows, "at least one measured point")
         if not self.unit_weights or min(self.unit_weights) < 0:
             raise InvalidValueError("latency table", "unit_weights", self.unit_weights, "weights from 0, at least one")
-        if self.versions is not None and len(self.versions.units) != len(self.unit_weights):
-            raise InvalidValueError("latency table", "versions", len(self.versions.units), "as many units as weights")
         for row in self.rows:
             if row.latency_ns <= 0 or row.items < 1 or row.cores < 1:
                 raise InvalidValueError("latency table", "row", row, "positive latency, items and cores")
+        if isinstance(self.versions, VersionTable) and len(self.versions.units) != len(self.unit_weights):
+            expected = f"as many units as there are weights, {len(self.unit_weights)}"
+            raise InvalidValueError("latency table", "versions", f"{len(self.versions.units)} units", expected)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from cotenant.errors import CotenantError
 from cotenant.files import load, save
 from cotenant.profile.device import Device
@@ -40,8 +42,7 @@ class ModelProfile:
     `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
     median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
-    runs as the next larger one that was measured, as it does where models are captured. `versions` is there for a model
-    that was compiled under pressure.
+    runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
     """
 
     digest: str
@@ -50,7 +51,7 @@ class ModelProfile:
     cuts: tuple[int, ...]
     segment_ratio: float
     padded: bool = False
-    versions: VersionTable | None = None
+    versions: VersionTable | UnsetType = UNSET
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""

@@ -9,13 +9,18 @@ from typing import Any
 from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
 from cotenant.trace import Record, work_of
 
+_MOST_NAMED = 8
+"""Cores that the name of a track says; tracks of larger shares, which differ from launch to launch, say the first: no
+two that run at once have that in common."""
+
 
 def write_timeline(path: Path, records: Iterable[Record]) -> int:
     """Write a trace as a file for ui.perfetto.dev; give the number of launches in it.
 
     Lanes show launches; tenants show each query from its arrival to its end, with the time before its first launch as
     a span of its own; applications show each query from its arrival to the end of its last stage; counters show who
-    waits.
+    waits, and how many cores each tenant holds. A launch says its version, the cores that it was to have and at which
+    pressure it was predicted.
     """
     spans: list[Span] = []
     instants: list[Instant] = []
@@ -24,6 +29,7 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     begun: dict[int, int] = {}
     running: dict[int, tuple[int, dict[str, Any]]] = {}
     waiting: dict[str, int] = {}
+    held: dict[str, int] = {}
     whole: dict[int, tuple[str, int]] = {}
     grown: dict[int, dict[str, Any]] = {}
     enqueued: dict[int, int] = {}
@@ -46,15 +52,19 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
         elif record.kind == "LaunchGrew" and record.event["launch"] in running:
             start, launch = running[record.event["launch"]]
             spans.append(_launch_span(launch, start, now, None))
-            running[launch["id"]] = now, {**launch, "share": grown.pop(launch["id"])}
+            share = grown.pop(launch["id"])
+            held[work_of(launch).tenant] += len(share["cores"]) - len(launch["share"]["cores"])
+            running[launch["id"]] = now, {**launch, "share": share}
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             launches += 1
+            held[work_of(launch).tenant] -= len(launch["share"]["cores"])
             spans.append(_launch_span(launch, start, now, record.event["error"]))
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action | {"enqueued": enqueued.pop(action["id"], None)})
                 work = work_of(action)
+                held[work.tenant] = held.get(work.tenant, 0) + len(action["share"]["cores"])
                 if work.is_first:
                     waiting[work.tenant] -= len(action["queries"])
                     begun.update(dict.fromkeys(action["queries"], now))
@@ -74,13 +84,16 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
                     instants.append(Instant(track, action["outcome"], now, args))
         if record.kind in ("QueryArrived", "LaunchEnded", "TimerFired"):
             counters.append(Counter("queues/waiting", now, dict(waiting)))
+            counters.append(Counter("cores/held", now, dict(held)))
     write_perfetto(path, sorted(spans, key=_track_order), instants, counters)
     return launches
 
 
 def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None) -> Span:
     work, share = work_of(launch), launch["share"]
-    cores = ",".join(map(str, share["cores"]))
+    numbers = share["cores"]
+    cores = ",".join(map(str, numbers))
+    track = f"lanes/cores {cores}" if len(numbers) <= _MOST_NAMED else f"lanes/cores from {min(numbers)} on"
     args = {
         "batch": launch["batch"],
         "queries": ", ".join(map(str, launch["queries"])),
@@ -88,6 +101,11 @@ def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None
         "predicted_ms": launch["predicted_ns"] / 1e6,
         "headroom_ms": launch["headroom_ns"] / 1e6,
     }
+    for key in ("wanted", "pressure_pct"):
+        if launch.get(key):
+            args[key] = launch[key]
+    if work.version:
+        args["version"] = work.version
     if launch.get("after"):
         args["after"] = ", ".join(map(str, launch["after"]))
     if launch["enqueued"] is not None:
@@ -97,7 +115,9 @@ def _launch_span(launch: dict[str, Any], start: int, end: int, error: str | None
     rows = f" x{work.items}" if work.items > 1 else ""
     if work.rows:
         rows = " rows {} to {}".format(*work.rows)
-    return Span(f"lanes/cores {cores}", f"{work.tenant}{rows}", start, end, args)
+    if len(numbers) > _MOST_NAMED:
+        args["cores"] = cores
+    return Span(track, f"{work.tenant}{rows}", start, end, args)
 
 
 def _track_order(span: Span) -> tuple[bool, str, int]:

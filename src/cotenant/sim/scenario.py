@@ -30,6 +30,7 @@ from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
+from cotenant.profile.version_table import VersionTable
 from cotenant.repository import application_names, find_versions
 from cotenant.repository.application_spec import read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
@@ -38,6 +39,7 @@ from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Round, Share
 from cotenant.workload import Workload, arrivals
 from cotenant.world.contention import Contention, ContentionWorld
+from cotenant.world.many_core import ManyCore, ManyCoreWorld
 from cotenant.world.simulated import TableWorld, World
 
 
@@ -249,7 +251,19 @@ def run_scenario(
 
 
 def make_world(scenario: Scenario, assumptions: Assumptions, seed: int, contention: Contention | None) -> World:
-    """The world that assumptions describe. A share for front-ends needs the contention world, memory or not."""
+    """The world that assumptions describe. A share for front-ends needs the contention world, memory or not.
+
+    Where all models have measured versions and the memory's bandwidth is known, and nothing else is assumed, it is the
+    world of many cores.
+    """
+    versions = {
+        name: each.versions for name, each in scenario.tables.items() if isinstance(each.versions, VersionTable)
+    }
+    is_plain = contention is None and not (assumptions.front_end_share or assumptions.noise or assumptions.inflation)
+    if is_plain and versions and len(versions) == len(scenario.tables):
+        bandwidth = min([each.bandwidth_bytes_per_s for each in versions.values()])
+        if bandwidth:
+            return ManyCoreWorld(versions, ManyCore(bandwidth, seed=seed))
     table = TablePredictor(scenario.tables, assumptions.inflation)
     if contention is None and assumptions.front_end_share == 0:
         return TableWorld(table, noise=assumptions.noise, seed=seed)

@@ -32,6 +32,11 @@ class LaunchStory:
     """When an executor could submit it behind them; None for one that waited for nobody."""
     grown: tuple[tuple[int, int], ...] = ()
     """When it took in more cores, and how many it had then."""
+    version: int = 0
+    wanted: int = 0
+    """Cores that it was to have, where it got fewer."""
+    pressure_pct: int = 0
+    """Pressure on the memory at which its time was predicted."""
 
 
 @dataclass(slots=True)
@@ -152,10 +157,14 @@ class Explanation:
         after = f" after launch {' and '.join(map(str, launch.after))}" if launch.after else ""
         if launch.enqueued_ns is not None:
             after += f" (enqueued at +{_ms(launch.enqueued_ns - self.arrival_ns)})"
+        wanted = f" of {launch.wanted} that it was to have" if launch.wanted else ""
+        version = f" in version {launch.version}" if launch.version else ""
+        under = f" at a pressure of {launch.pressure_pct} %" if launch.pressure_pct else ""
         grown = "".join(f", on {size} cores from +{_ms(at - self.arrival_ns)} on" for at, size in launch.grown)
         return (
-            f"+{_ms(begun)}: {number}units {launch.units[0]} to {launch.units[1]}{rows} in a batch of {launch.queries} "
-            f"on cores {cores}{device}{after}{grown}: took {_ms(took)}, predicted {_ms(launch.predicted_ns)}, "
+            f"+{_ms(begun)}: {number}units {launch.units[0]} to {launch.units[1]}{rows} in a batch of {launch.queries}"
+            f"{version} on cores {cores}{wanted}{device}{after}{grown}: took {_ms(took)}, "
+            f"predicted {_ms(launch.predicted_ns)}{under}, "
             f"headroom {_ms(launch.headroom_ns)}"
             + (f", failed: {launch.error}" if launch.error else "")
             + (", and it was run again apart from others" if launch.error and launch is not self.launches[-1] else "")
@@ -246,6 +255,9 @@ def _count(story: Explanation, launch: dict[str, Any], start: int, end: int, err
                 after=tuple(launch.get("after", ())),
                 enqueued_ns=launch["enqueued_ns"],
                 grown=tuple(launch.get("grown", ())),
+                version=work.version,
+                wanted=launch.get("wanted", 0),
+                pressure_pct=launch.get("pressure_pct", 0),
             )
         )
         return

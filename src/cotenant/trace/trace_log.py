@@ -23,8 +23,7 @@ from cotenant.files import decode
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.version_table import VersionTable
+from cotenant.profile.latency_table import LatencyTable
 from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Work
 
@@ -35,25 +34,6 @@ _MOST_RECORDS = 1 << 12
 
 class TraceError(CotenantError):
     """A log cannot be used: names the file, the line and what was expected."""
-
-
-class TraceTable(msgspec.Struct, omit_defaults=True):
-    """A LatencyTable, whose versions few have."""
-
-    rows: tuple[LatencyRow, ...]
-    unit_weights: tuple[float, ...]
-    segment_ratio: float
-    versions: VersionTable | None = None
-
-    @classmethod
-    def of(cls, table: LatencyTable) -> TraceTable:
-        """As it is written."""
-        return cls(table.rows, table.unit_weights, table.segment_ratio, table.versions)
-
-    @property
-    def table(self) -> LatencyTable:
-        """As it is used."""
-        return LatencyTable(self.rows, self.unit_weights, self.segment_ratio, self.versions)
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,7 +48,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     policy_options: dict[str, Any]
     machine: dict[str, tuple[int, ...]]
     tenants: tuple[Tenant, ...]
-    tables: dict[str, TraceTable]
+    tables: dict[str, LatencyTable]
     scales: dict[str, float]
     about: dict[str, str]
     groups: str | None = None
@@ -132,7 +112,7 @@ class _PlainPolicy(msgspec.Struct):
 
 
 class _PlainPredictor(msgspec.Struct, omit_defaults=True):
-    tables: dict[str, TraceTable]
+    tables: dict[str, LatencyTable]
     scales: dict[str, float]
     groups: str | None = None
     quantile: float = 0.5
@@ -143,12 +123,11 @@ class _PlainPredictor(msgspec.Struct, omit_defaults=True):
     @classmethod
     def of(cls, predictor: TablePredictor) -> _PlainPredictor:
         beside = predictor.beside or None  # what is at its default is not written
-        tables = {name: TraceTable.of(table) for name, table in predictor.tables.items()}
         if not isinstance(predictor, GroupedPredictor):
-            return cls(tables, predictor.scales, margin=predictor.margin, beside=beside)
+            return cls(predictor.tables, predictor.scales, margin=predictor.margin, beside=beside)
         fitted = predictor.fitted
         key, quantile = (None, 0.5) if fitted is None else (fitted.key, fitted.quantile)
-        return cls(tables, predictor.scales, key, quantile, predictor.factor, predictor.margin, beside)
+        return cls(predictor.tables, predictor.scales, key, quantile, predictor.factor, predictor.margin, beside)
 
 
 FindGroups = Callable[[str, float], FittedGroups]
@@ -174,12 +153,11 @@ def _no_policy(name: str, options: dict[str, Any]) -> Policy:
 
 
 def _predictor_of(plain: _PlainPredictor, find_groups: FindGroups) -> TablePredictor:
-    tables = {name: each.table for name, each in plain.tables.items()}
     if plain.factor is None:
-        made = TablePredictor(tables, plain.scales)
+        made = TablePredictor(plain.tables, plain.scales)
     else:
         fitted = None if plain.groups is None else find_groups(plain.groups, plain.quantile)
-        made = GroupedPredictor(tables, plain.scales, fitted, plain.factor)
+        made = GroupedPredictor(plain.tables, plain.scales, fitted, plain.factor)
     return made.with_margin(plain.margin).with_beside(plain.beside or 0.0)
 
 

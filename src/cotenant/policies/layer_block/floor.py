@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
 from cotenant.core.lifecycle import StrandState
-from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Snapshot, Start
+from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
 from cotenant.policies.desk import Desk, hopeless
 from cotenant.policies.layer_block.rules import (
     ACTS,
@@ -52,36 +52,22 @@ class Floor:
         self.total = len(lanes)
         tables.use(snapshot.predictor)
         free, size = snapshot.free_mask, lanes[0].size
-        self.free = 0
-        self._free_mask = 0
-        for lane in lanes:
-            if lane.mask & free == lane.mask:
-                self.free += 1
-                self._free_mask |= lane.mask
+        if size == 1:
+            self._free_mask = free & tables.mask
+            self.free = self._free_mask.bit_count()
+        else:
+            self._free_mask = sum([lane.mask for lane in lanes if lane.mask & free == lane.mask])
+            self.free = self._free_mask.bit_count() // size
         found: list[_Row] = []
         number_of, places = tables.number_of, tables.places
-        for number, run in snapshot.running.items():
-            launch, batch, tenant = run.launch, run.batch, run.batch.tenant
-            work = launch.work
-            model, wanted = number_of(tenant, batch.shape, batch.items), launch.wanted
-            place = places[model]
-            can_grow = wanted and launch.stops and run.state is _RUNNING
-            since = run.started_ns
-            row = (
-                model,
-                RUNS if can_grow else FIXED,
-                since,
-                since + launch.headroom_ns + launch.predicted_ns,
-                place[work.start],
-                place[work.end],
-                launch.share.size // size,
-                wanted // size,
-                work.version,
-                since,
-                since + launch.predicted_ns,
-                0,
-            )
-            found.append((launch.queries[0], row, (tenant, batch.shape, batch.items, number, batch, ())))
+        running, known = snapshot.running, tables.rows
+        for number, run in running.items():
+            kept = known.get(number)
+            if kept is None or kept[0] is not run:
+                kept = known[number] = run, self._running_row(number, run)
+            found.append(kept[1])
+        if len(known) > 4 * len(running) + 64:
+            tables.rows = {number: known[number] for number in running}
         for batch in snapshot.paused:
             tenant = batch.tenant
             model = number_of(tenant, batch.shape, batch.items)
@@ -119,6 +105,28 @@ class Floor:
         self.rows = len(found)
         self.out = [0] * (ACTS * len(found))
 
+    def _running_row(self, number: int, run: Running) -> _Row:
+        launch, batch, tenant = run.launch, run.batch, run.batch.tenant
+        work, size, since = launch.work, self._lanes[0].size, run.started_ns
+        model = self.tables.number_of(tenant, batch.shape, batch.items)
+        place = self.tables.places[model]
+        can_grow = launch.wanted and launch.stops and run.state is _RUNNING
+        row = (
+            model,
+            RUNS if can_grow else FIXED,
+            since,
+            since + launch.headroom_ns + launch.predicted_ns,
+            place[work.start],
+            place[work.end],
+            launch.share.size // size,
+            launch.wanted // size,
+            work.version,
+            since,
+            since + launch.predicted_ns,
+            0,
+        )
+        return launch.queries[0], row, (tenant, batch.shape, batch.items, number, batch, ())
+
     @property
     def beside(self) -> tuple[float, float]:
         """Bandwidth of the memory in bytes per ns, 0 where it is not known, and the pressure measured from outside."""
@@ -132,7 +140,7 @@ class Floor:
         grows: list[Growth] = []
         size = self._lanes[0].size
         for at in range(0, ACTS * count, ACTS):
-            row, act, end, version, cores, wanted, takes = out[at : at + ACTS]
+            row, act, end, version, cores, wanted, takes, pressure = out[at : at + ACTS]
             tenant, shape, items, number, batch, queries = who[row]
             if act == START:
                 held = 0 if batch is None or batch.share is None else batch.share.mask
@@ -149,6 +157,7 @@ class Floor:
                         None if batch is None else number,
                         grows=wanted > 0,
                         wanted=wanted * size,
+                        pressure_pct=pressure,
                     )
                 )
             elif act == DROP:
@@ -163,7 +172,16 @@ class Floor:
 
     def _take(self, count: int, held: int) -> int:
         """Take free lanes: those that it held first, then the first ones. Gives their mask."""
-        taken = 0
+        taken, free = 0, self._free_mask
+        if self._lanes[0].size == 1:
+            for part in (free & held, free & ~held):
+                while part and count:
+                    bit = part & -part
+                    taken |= bit
+                    part ^= bit
+                    count -= 1
+            self._free_mask = free & ~taken
+            return taken
         for those in (held, -1) if held else (-1,):
             for lane in self._lanes:
                 if count and lane.mask & self._free_mask & those == lane.mask:

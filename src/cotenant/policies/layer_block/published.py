@@ -91,8 +91,7 @@ class BlockPolicy:
         """The rows of a decision, and the tables that it looks up, which are the policy's memory."""
         if not isinstance(memory, ModelTables):
             memory = ModelTables(
-                len(self.lanes),
-                self.lanes[0].size,
+                self.lanes,
                 adapts=self.is_adaptive,
                 target=self.target,
                 plans=self.plans,

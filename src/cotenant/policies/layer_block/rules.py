@@ -10,7 +10,8 @@ one model and `moved` its `Spans.moved` (core/predictor.py). Times are ns, `band
 is paused between two of its blocks, runs a block that can grow, or runs one that cannot, for want of a stop before its
 end or since it is growing. Rules write what they decide into the rows, so that these stay true. They say what they have
 done in `out`, which has ACTS numbers a change: the row; START, GROW or DROP; the end of the block; its version; its
-cores; the cores that it was to have, 0 where it has them; its predicted time.
+cores; the cores that it was to have, 0 where it has them; its predicted time; the pressure that this is predicted at,
+in per cent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WAITS, PAUSED, RUNS, FIXED = range(4)
 """States: FIXED runs and cannot grow now."""
 GONE = -1
 """The state of a job that has been given up: its row counts no more."""
-ACTS = 7
+ACTS = 8
 START, GROW, DROP = range(3)
 NEVER = 1 << 62
 SOON = 0.1
@@ -274,6 +275,7 @@ def write_start(
     cores: int,
     wanted: int,
     takes_ns: int,
+    pressure: float,
     out: MutableSequence[int],
     count: int,
 ) -> int:
@@ -286,6 +288,7 @@ def write_start(
     jobs[at + SINCE], jobs[at + DUE] = now, now + takes_ns
     out[into], out[into + 1], out[into + 2], out[into + 3] = row, START, end, version
     out[into + 4], out[into + 5], out[into + 6] = cores, short, takes_ns
+    out[into + 7] = int(100 * pressure + 0.5)
     return count + 1
 
 

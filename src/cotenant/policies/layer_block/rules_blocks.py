@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 
 from cotenant.policies.layer_block.rules import (
+    ACTS,
     ARRIVAL,
     CORES,
     DEADLINE,
@@ -201,7 +202,7 @@ def write_growth(
     count: int,
 ) -> int:
     """Let a block take in cores at its next unit. Gives the number of changes."""
-    at, into = FIELDS * row, 7 * count
+    at, into = FIELDS * row, ACTS * count
     jobs[at + DUE] = grown_due(dims, spans[jobs[at + MODEL]], jobs, row, now, cores)
     jobs[at + CORES], jobs[at + STATE] = cores, FIXED
     out[into], out[into + 1], out[into + 2], out[into + 3] = row, GROW, jobs[at + END], 0
@@ -288,7 +289,7 @@ def decide_blocks(
             cores = free
         if cores < wanted:
             takes = block_ns(dims, spans, model, version, pressure, jobs[at + UNIT], end, cores)
-        count = write_start(jobs, row, now, end, version, cores, wanted, takes, out, count)
+        count = write_start(jobs, row, now, end, version, cores, wanted, takes, pressure, out, count)
         free -= cores
         drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], end, cores, takes)
     return count
@@ -356,4 +357,4 @@ def decide_prema(
     while end < units and spans[model][base + end] - spans[model][base + start] < quantum_ns:
         end += 1
     takes = spans[model][base + end] - spans[model][base + start]
-    return write_start(jobs, best, now, end, 0, cores, 0, takes, out, count)
+    return write_start(jobs, best, now, end, 0, cores, 0, takes, 0.0, out, count)

@@ -37,8 +37,8 @@ from cotenant.policies.layer_block.rules import (
     write_start,
 )
 
-KNOBS = 6
-RESERVE, QUANTUM_NS, NARROW, DEAR, MEMORY, LONG = range(KNOBS)
+KNOBS = 5
+TARGET, QUANTUM_NS, NARROW, DEAR, MEMORY = range(KNOBS)
 """The options of slack_blocks as the rules take them."""
 
 
@@ -65,11 +65,13 @@ def fill_plan(
     """Fill the plan number `index` of a model: where its blocks are cut and on how many cores of `choices` each runs.
 
     Dynamic programming from the last unit back over the number of cores that a unit runs on: the next unit keeps them,
-    or takes the best number for `switch_ns` more. Exact for the predicted times; O(units x choices). The `now_*` are
-    scratch, as long as `choices`.
+    or takes the best number for `switch_ns` more. Traffic costs `byte_cost` a byte. Exact for the predicted times;
+    O(units x choices). The `now_*` are scratch, as long as `choices`, of which none is beyond the cores of the model.
     """
     units, count = dims[4 * model], len(choices)
     version = version_at(dims, model, level)
+    first_time = base_of(dims, model, version, level, 1)
+    first_byte = moved_base_of(dims, model, version, 1)
     at, into = index * units, index * (units + 1)
     best_cost, best_left, best_work = 0.0, 0, 0
     for number in range(count):
@@ -82,10 +84,10 @@ def fill_plan(
         next_cost, next_left, next_work = best_cost, best_left, best_work
         for number in range(count):
             cores = choices[number]
-            base = base_of(dims, model, version, level, cores)
-            takes = spans[base + unit + 1] - spans[base + unit]
-            base = moved_base_of(dims, model, version, cores)
-            traffic = moved[base + unit + 1] - moved[base + unit]
+            base = first_time + (cores - 1) * (units + 1) + unit
+            takes = spans[base + 1] - spans[base]
+            base = first_byte + (cores - 1) * (units + 1) + unit
+            traffic = moved[base + 1] - moved[base]
             cut = next_cost + switch_ns * (cores + price)
             if unit + 1 < units and cut < now_cost[number]:
                 now_cost[number], now_end[number] = cut, unit + 1
@@ -195,7 +197,7 @@ def version_for(
     end: int,
     cores: int,
 ) -> int:
-    """The version of a block that costs least, its core time and its traffic, of those for this level or a higher one."""
+    """The version of a block that costs least, core time and traffic, of those for this level or a higher one."""
     best = version_at(dims, model, level)
     least = -1.0
     for version in range(best, dims[4 * model + 1]):
@@ -211,48 +213,33 @@ def version_for(
 
 def need_of(
     dims: Sequence[int],
-    widths: Sequence[int],
     lefts: Sequence[int],
     jobs: Sequence[int],
     row: int,
     now: int,
     level: int,
     prices: int,
-    own: int,
-    reserve: float,
+    target: float,
 ) -> int:
-    """The price of time that a job has to pay from its next block on: the least at which it is in time with `reserve`
-    of its slack to spare, and no less than its class's own."""
+    """The price of time that a job has to pay from its next block on: the least at which it takes `target` of what is
+    left to its deadline when that begins."""
     at = FIELDS * row
     units = dims[4 * jobs[at + MODEL]]
     unit, begins = jobs[at + UNIT], now
     if jobs[at + STATE] > PAUSED:
         unit, begins = jobs[at + END], jobs[at + DUE]
-    left_ns = (jobs[at + DEADLINE] - begins) * (1.0 - reserve)
-    price = cheapest_in_time(lefts, level * prices * (units + 1), units + 1, prices, unit, left_ns)
-    return price if price > own else own
+    left_ns = target * (jobs[at + DEADLINE] - begins)
+    return cheapest_in_time(lefts, level * prices * (units + 1), units + 1, prices, unit, left_ns)
 
 
-def most_urgent(
-    dims: Sequence[int],
-    lefts: Sequence[Sequence[int]],
-    preferred: Sequence[Sequence[int]],
-    jobs: Sequence[int],
-    rows: int,
-    prices: int,
-    long: float,
-) -> int:
-    """The job that goes next: by priority, then the earliest deadline, less `long` times what is left of it at its
-    class's own price, then who has begun. -1 where there is none."""
-    best, best_rank, best_deadline, best_state = -1, 0, 0.0, 0
+def most_urgent(jobs: Sequence[int], rows: int) -> int:
+    """The job that goes next: by priority, then the earliest deadline, then who has begun. -1 where there is none."""
+    best, best_rank, best_deadline, best_state = -1, 0, 0, 0
     for row in range(rows):
         at = FIELDS * row
         state = jobs[at + STATE]
         if WAITS <= state <= PAUSED:
-            model = jobs[at + MODEL]
-            units = dims[4 * model]
-            left = lefts[model][preferred[model][0] * (units + 1)]
-            rank, deadline = jobs[at + RANK], jobs[at + DEADLINE] - long * left
+            rank, deadline = jobs[at + RANK], jobs[at + DEADLINE]
             if (
                 best < 0
                 or rank < best_rank
@@ -288,15 +275,15 @@ def decide_slack(
 ) -> int:
     """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by RESERVE and on.
 
-    Deadlines first. The price of a job's time is the higher of two: the least at which it is in time with `reserve` of
-    its slack to spare, and its class's own, at which a query takes `target` of its SLO (`preferred[model][level]`).
-    Where that is less than an equal part of the cores it takes this, as long as it makes it faster. So who is alone
-    takes what there is, many share, and who is late pays with more cores. A block ends after `quantum_ns`, so that all
-    is looked at again soon. Where fewer than `narrow` of its cores are free, and a block ends soon, it waits for that,
-    and nobody passes it. A waiting job that now needs more than `dear` times the core time of its class, while others
-    wait, is given up: the time is theirs.
+    Deadlines first. A job needs the cores of the least price of time at which it takes `target` of what is left to its
+    deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster: who is alone takes
+    what there is, many share, who is late pays with more cores, and where the needs are more than the machine, the
+    later deadlines get what is left. A block ends after `quantum_ns`, so that all is looked at again soon. Where fewer
+    than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody passes it. A waiting job
+    that now needs more than `dear` times the core time of a new one of its class (`preferred[model][level]`), while
+    others wait, is given up: the time is theirs.
     """
-    reserve, quantum_ns, narrow, dear = knobs[RESERVE], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
+    target, quantum_ns, narrow, dear = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
     byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0
     count = 0
     if drops:
@@ -319,12 +306,10 @@ def decide_slack(
         units = dims[4 * model]
         unit = jobs[at + UNIT] if state <= PAUSED else jobs[at + END]
         if unit < units:
-            price = need_of(
-                dims, widths[model], lefts[model], jobs, row, now, level, prices, preferred[model][level], reserve
-            )
+            price = need_of(dims, lefts[model], jobs, row, now, level, prices, target)
             needed += widths[model][(level * prices + price) * units + unit]
     while free > 0:
-        row = most_urgent(dims, lefts, preferred, jobs, rows, prices, knobs[LONG])
+        row = most_urgent(jobs, rows)
         if row < 0:
             break
         at = FIELDS * row
@@ -334,7 +319,7 @@ def decide_slack(
         level = level_of(pressure, levels)
         plan, left_at = level * prices * units, level * prices * (units + 1)
         own = preferred[model][level]
-        price = need_of(dims, widths[model], lefts[model], jobs, row, now, level, prices, own, reserve)
+        price = need_of(dims, lefts[model], jobs, row, now, level, prices, target)
         if drops and jobs[at + STATE] == WAITS and waiting > 1 and price > own:
             needs = works[model][left_at + price * (units + 1)]
             if needs > dear * works[model][left_at + own * (units + 1)]:
@@ -364,7 +349,7 @@ def decide_slack(
         takes = spans[model][base + end] - spans[model][base + unit]
         if jobs[at + STATE] == WAITS:
             waiting -= 1
-        count = write_start(jobs, row, now, end, version, cores, 0, takes, out, count)
+        count = write_start(jobs, row, now, end, version, cores, 0, takes, pressure, out, count)
         running += 1
         free -= cores
         drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)

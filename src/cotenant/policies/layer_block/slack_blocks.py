@@ -22,19 +22,18 @@ class SlackBlocks(BlockPolicy):
 
     Where its blocks are cut and how many cores each holds is planned over the rest of the model by dynamic programming,
     at a price of time: see `rules_slack`.
-    `target`: the share of its SLO that a query takes at its class's own price. `reserve`: the part of its slack that a
-    query keeps. `quantum_ms`: how long a block lasts at most, as far as cuts allow it. `narrow`: with fewer free cores
-    than this part of those that it should have, a block waits for others to end. `dear`: a waiting query that by now
-    needs so many times the core time of its class is given up where others wait.
+    `target`: the share of what is left to its deadline that a query is planned to take. `quantum_ms`: how long a block
+    lasts at most, as far as cuts allow it. `narrow`: with fewer free cores than this part of those that it should have,
+    a block waits for others to end. `dear`: a waiting query that by now needs so many times the core time of a new one
+    is given up where others wait. `memory`: what traffic costs in plans and in the choice of versions, as a part of
+    what the whole machine costs for the time that it takes at full bandwidth.
     """
 
-    target: Target = 0.5
-    reserve: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.5
+    target: Target = 0.8
+    quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0
     narrow: Annotated[float, Meta(ge=0, le=1)] = 0.5
     dear: Annotated[float, Meta(ge=1)] = 1.3
-    memory: Annotated[float, Meta(ge=0, le=10)] = 0.5
-    long: Annotated[float, Meta(ge=0, le=4)] = 1.0
+    memory: Annotated[float, Meta(ge=0, le=10)] = 0.75
 
     name: ClassVar[str] = "slack_blocks"
     adapts: ClassVar[bool] = True
@@ -42,7 +41,6 @@ class SlackBlocks(BlockPolicy):
 
     def __post_init__(self) -> None:
         BlockPolicy.__post_init__(self)
-        self.check("reserve", 0 <= self.reserve < 1, "a share below 1")
         self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
         self.check("narrow", 0 <= self.narrow <= 1, "a share")
         self.check("dear", self.dear >= 1, "at least 1")
@@ -51,7 +49,7 @@ class SlackBlocks(BlockPolicy):
     @property
     def knobs(self) -> tuple[float, ...]:
         """The options as the rules take them."""
-        return self.reserve, self.quantum_ms * 1e6, self.narrow, self.dear, self.memory, self.long
+        return self.target, self.quantum_ms * 1e6, self.narrow, self.dear, self.memory
 
     @property
     def byte_price(self) -> float:

@@ -7,7 +7,7 @@ lanes, of one size each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from cotenant.core.predictor import BlockPredictor, Predictor, Spans
 from cotenant.policies.layer_block.rules import fill_averages, fill_tight
@@ -15,7 +15,7 @@ from cotenant.policies.layer_block.rules_slack import fill_plans
 from cotenant.types import Tenant
 from cotenant.work import Share
 
-PRICES = (0.0, 1.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 1024.0)
+PRICES = (0.0, 2.0, 5.0, 10.0, 16.0, 24.0, 40.0, 80.0, 200.0, 1000.0)
 """Prices of time, in cores, for which slack_blocks makes plans."""
 SWITCH_NS = 30_000
 """What a change of the number of cores within a query is taken to cost: a decision and the hand-over of a launch."""
@@ -25,12 +25,12 @@ _MOST_MODELS = 256
 
 
 def choices_of(cores: int) -> tuple[int, ...]:
-    """The numbers of cores that plans may use: all of few, and of many some, each at most an eighth more than the one
+    """The numbers of cores that plans may use: all of few, and of many some, each at most a quarter more than the one
     before."""
     made = [1]
     while made[-1] < cores:
         last = made[-1]
-        made.append(min(cores, last + max(1, last // 8 if cores > _MOST_CHOICES else 1)))
+        made.append(min(cores, last + max(1, last // 4 if cores > _MOST_CHOICES else 1)))
     return tuple(made)
 
 
@@ -88,9 +88,11 @@ class ModelTables:
         "dims",
         "ends",
         "lefts",
+        "mask",
         "moved",
         "places",
         "preferred",
+        "rows",
         "shares",
         "spans",
         "tight",
@@ -98,9 +100,12 @@ class ModelTables:
         "works",
     )
 
-    def __init__(self, lanes: int, size: int, *, adapts: bool, target: float, plans: bool, memory: float = 0.0) -> None:
-        self._lanes = lanes
-        self._size = size
+    def __init__(
+        self, shares: Sequence[Share], *, adapts: bool, target: float, plans: bool, memory: float = 0.0
+    ) -> None:
+        self._lanes, self._size = len(shares), shares[0].size
+        self.mask = sum([share.mask for share in shares])
+        """All slots of the lanes."""
         self._options = adapts, target, plans, memory
         self._predictor: Predictor | None = None
         self.shares: dict[int, Share] = {}
@@ -116,6 +121,8 @@ class ModelTables:
 
     def _clear(self) -> None:
         self._known: dict[tuple[str, int, int], tuple[int, Tenant]] = {}
+        self.rows: dict[int, Any] = {}
+        """The rows of launches under way by their numbers, each with what it was made of."""
         self.dims: list[int] = []
         self.spans: list[Sequence[int]] = []
         self.moved: list[Sequence[int]] = []
