@@ -40,6 +40,9 @@ class Yardstick:
         self._process: subprocess.Popen[str] | None = None
         count = str(len(cores))
         environment = {**os.environ, "OMP_NUM_THREADS": count, "TVM_NUM_THREADS": count}
+        # A thread a core, as with all others here. One that spins for long keeps a core that its fellow waits for.
+        environment |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(f"{{{core}}}" for core in cores)}
+        environment |= {"GOMP_SPINCOUNT": "20000"}
         call = [sys.executable, "-m", __spec__.name, name, ",".join(map(str, cores)), str(folder)]
         self._process = subprocess.Popen(
             call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

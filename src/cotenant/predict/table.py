@@ -97,7 +97,10 @@ class TablePredictor:
             made = table.versions.spans()
             rows = interpolate(table.rows, shape, items, 1) / interpolate(table.rows, 0, 1, 1)
             factor = rows * self.scales.get(tenant, 1.0)
-            return made if factor == 1.0 else made._replace(ns=tuple([round(ns * factor) for ns in made.ns]))
+            if factor == rows == 1.0:
+                return made
+            moved = tuple([round(moved * rows) for moved in made.moved])
+            return made._replace(ns=tuple([round(ns * factor) for ns in made.ns]), moved=moved)
         work = self._whole(tenant, shape, items)
         prefix = self._prefix[tenant]
         ratio = table.segment_ratio if len(prefix) > 2 else 1.0

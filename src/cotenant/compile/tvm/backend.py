@@ -7,6 +7,7 @@ a layer runs nor share them with the threads of other models, and their outputs 
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -80,7 +81,7 @@ class TvmSearch:
 
     def measure(self, problem: Problem, store: Store, built: Sequence[KernelCandidate]) -> list[KernelCandidate]:
         """See Backend."""
-        self._tuning.use_cores((0,))
+        self._tuning.use_cores(sorted(os.sched_getaffinity(0))[:1])
         calls: list[Callable[[], object]] = []
         kept: list[KernelCandidate] = []
         first: Array | None = None
