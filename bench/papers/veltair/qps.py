@@ -260,12 +260,12 @@ def _print(rows: Sequence[dict[str, Any]], summary: dict[str, float], quick: boo
         console.print("layers by number of versions: " + ", ".join(f"{n} {g:.0%}" for n, g in enumerate(parts, 1)))
     console.print(", ".join(f"{name} {value:.3g}" for name, value in summary.items()))
     console.print(
-        f"{worlds} worlds; figures are medians over them. Drop rule: hopeless; batches of one query. Conflicts and core "
-        "time are a query's; its latency is given over that alone on all cores, and alone under the same policy."
+        f"{worlds} worlds; figures are medians over them. Drop rule: hopeless; batches of one query. Conflicts and core"
+        " time are a query's; its latency is given over that alone on all cores, and alone under the same policy."
     )
     if quick:
         console.print(
-            "quick: two worlds, 2,000 queries, three targets; no rates without drops or by number of versions"
+            "quick: few worlds, 2,000 queries, three targets; no rates without drops or by number of versions"
         )
 
 
