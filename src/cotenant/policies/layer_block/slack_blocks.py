@@ -24,9 +24,9 @@ class SlackBlocks(BlockPolicy):
     at a price of time: see `rules_slack`.
     `target`: the share of what is left to its deadline that a query is planned to take. `quantum_ms`: how long a block
     lasts at most, as far as cuts allow it. `narrow`: with fewer free cores than this part of those that it should have,
-    a query does not begin while a block runs that will end. `dear`: a waiting query that by now needs so many times the core time of a new one
-    is given up where others wait. `memory`: what traffic costs in plans and in the choice of versions, as a part of
-    what the whole machine costs for the time that it takes at full bandwidth.
+    a query does not begin while others run. `dear`: a waiting query that by now needs so many times the core time of a
+    new one is given up where others wait. `memory`: what traffic costs in plans and in the choice of versions, as a
+    part of what the whole machine costs for the time that it takes at full bandwidth.
     """
 
     target: Target = 0.7
