@@ -20,8 +20,10 @@ from cotenant.core.lifecycle import QueryState
 from cotenant.core.queues import Batch, Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import POLICIES
+from cotenant.policies.layer_block.published import BlockPolicy
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
+from cotenant.policies.registry import options_of
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -35,14 +37,18 @@ PREDICTOR = TablePredictor({"a": MODEL, "b": MODEL})
 
 
 def all_policies(lanes: tuple[Share, ...], **options: Any) -> list[Policy]:
-    """Every policy over these lanes, those that can be cautious both ways, and overlap with a barrier and without."""
+    """Every policy over these lanes, those that can be cautious both ways, and overlap with a barrier and without.
+
+    Blocks get any number of lanes, which have to be of one size.
+    """
     made: list[Policy] = []
-    for name, kind in POLICIES.items():
-        made += (
-            [kind(lanes, **options)]
-            if name == "duty_cycle"
-            else [kind(lanes, cautious=wish, **options) for wish in (False, True)]
-        )
+    for kind in POLICIES.values():
+        known = options_of(kind)
+        given = {option: value for option, value in options.items() if option in known}
+        if issubclass(kind, BlockPolicy) and len({lane.size for lane in lanes}) > 1:
+            continue
+        wishes = [{"cautious": wish} for wish in (False, True)] if "cautious" in known else [{}]
+        made += [kind(lanes, **wish, **given) for wish in wishes]
     return [*made, *[replace(policy, barrier=False) for policy in made if isinstance(policy, Overlap)]]
 
 
@@ -143,7 +149,11 @@ FORTY = tuple(Share((number,)) for number in range(40))
 UNEVEN = tuple(Share((2 * n, 2 * n + 1) if n % 2 else (2 * n,)) for n in range(40))
 
 
-MANY = {lanes: {ids(each): each for each in all_policies(lanes)} for lanes in (FORTY, UNEVEN)}
+MANY = {
+    lanes: {ids(each): each for each in all_policies(lanes) if not isinstance(each, BlockPolicy)}
+    for lanes in (FORTY, UNEVEN)
+}
+"""Blocks get several lanes, and some wait for them: see test_block_decisions."""
 
 
 @pytest.mark.parametrize("lanes", MANY, ids=["even", "uneven"])

@@ -34,7 +34,7 @@ class Effort:
 
     queries: int = 4000
     seeds: int = 5
-    tune_queries: int = 2000
+    tune_queries: int = 4000
     tune_seeds: int = 1
     targets: tuple[float, ...] = TARGETS
     grain: float = 0.015

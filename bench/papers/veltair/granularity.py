@@ -55,7 +55,7 @@ def run(quick: bool, data_dir: Path, *, profile: Path | None = None, worlds: int
     summary = summarise(rows)
     _print(rows, summary)
     if quick:
-        Console().print(f"quick: {QUICK_WORLDS} worlds, {QUICK_QUERIES:,} queries")
+        Console().print(f"quick: {len(kept)} worlds, {QUICK_QUERIES:,} queries")
     return {"summary": summary, "rows": rows, "seeds": [drawn.seed for drawn in kept]}
 
 

@@ -26,7 +26,7 @@ from cotenant.work import Share, Work
 
 _RUNNING = StrandState.RUNNING
 _MOST_WAITING = 32
-"""Queries of one queue that one decision looks at; those behind them hardly go before these."""
+"""Queries of one queue that one decision looks at, those beyond help apart; what is behind hardly goes before these."""
 
 _Who = tuple[Tenant, int, int, int, BatchView | None, tuple[Query, ...]]
 """Tenant, shape and rows of a job; the number of its launch, or of its paused batch; its batch; its queries while they
@@ -90,7 +90,7 @@ class Floor:
                 desk = Desk(snapshot, drop) if desk is None else desk
                 merged = self._merged(desk, queue)
             else:
-                merged = [(query,) for query in queue.queries[:_MOST_WAITING]]
+                merged = self._first(queue, drop)
             for queries in merged:
                 first = queries[0]
                 items = first.items if len(queries) == 1 else sum([query.items for query in queries])
@@ -203,20 +203,46 @@ class Floor:
 
     def _within_reach(self, model: int, unit: int, deadlines: list[int]) -> int:
         """The earliest of the deadlines of a batch that it can still meet; the last one if it can meet none."""
-        dims, spans = self.tables.dims, self.tables.spans[model]
-        base = base_of(dims, model, 0, 0, self.total)
-        over = self._snapshot.now_ns + spans[base + dims[4 * model]] - spans[base + unit]
+        over = self._soonest_ns(model, unit)
         met = [deadline for deadline in deadlines if deadline >= over]
         return min(met) if met else max(deadlines)
 
+    def _soonest_ns(self, model: int, unit: int) -> int:
+        """When a model can be over that goes on from a unit now."""
+        dims, spans = self.tables.dims, self.tables.spans[model]
+        base = base_of(dims, model, 0, 0, self.total)
+        return self._snapshot.now_ns + spans[base + dims[4 * model]] - spans[base + unit]
+
+    def _first(self, queue: QueueView, drop: DropRule) -> Iterable[tuple[Query, ...]]:
+        """The first queries of a queue, each by itself."""
+        if len(queue.queries) <= _MOST_WAITING or drop is not DropRule.HOPELESS:
+            return [(query,) for query in queue.queries[:_MOST_WAITING]]
+        made, left = [], _MOST_WAITING
+        for query in queue.queries:
+            left -= not self._is_hopeless(queue.tenant, query)
+            made.append((query,))
+            if not left:
+                break
+        return made
+
+    def _is_hopeless(self, tenant: Tenant, query: Query) -> bool:
+        model = self.tables.number_of(tenant, query.shape, query.items)
+        return query.deadline_ns < self._soonest_ns(model, 0)
+
     def _merged(self, desk: Desk, queue: QueueView) -> Iterable[tuple[Query, ...]]:
-        """The waiting queries of a queue as batches, as every policy merges them."""
+        """The first waiting queries of a queue as batches, as every policy merges them."""
         size = self.total * self._lanes[0].size
-        for _ in range(_MOST_WAITING):
+        left = _MOST_WAITING
+        while left:
             at = desk.head_at(queue)
             if at >= len(queue.queries):
                 return
             head = queue.queries[at]
+            if desk.drops_hopeless and self._is_hopeless(queue.tenant, head):
+                desk.taken.add(head.id)
+                yield (head,)
+                continue
+            left -= 1
             alone = desk.latency_ns(queue.tenant.work(head.shape, head.items), size)
             queries, _ = desk.form_batch(queue, at, size, alone)
             desk.taken.update([query.id for query in queries])

@@ -279,9 +279,9 @@ def decide_slack(
     deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster: who is alone takes
     what there is, many share, who is late pays with more cores, and where the needs are more than the machine, the
     later deadlines get what is left. A block ends after `quantum_ns`, so that all is looked at again soon. Where fewer
-    than `narrow` of its cores are free, and a block ends soon, it waits for that, and nobody passes it. A waiting job
-    that now needs more than `dear` times the core time of a new one of its class (`preferred[model][level]`), while
-    others wait, is given up: the time is theirs.
+    than `narrow` of its cores are free, a job that has not begun waits for a block that runs, and nobody passes it. A
+    waiting job that now needs more than `dear` times the core time of a new one of its class
+    (`preferred[model][level]`), while others wait, is given up: the time is theirs.
     """
     target, quantum_ns, narrow, dear = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
     byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0
@@ -340,7 +340,7 @@ def decide_slack(
         end = ends[model][plan + price * units + unit]
         cores = wanted
         if cores > free:
-            if free < narrow * wanted and running > 0:
+            if jobs[at + STATE] == WAITS and free < narrow * wanted and running > 0:
                 break
             cores = free
         version = version_for(dims, spans[model], moved[model], model, level, byte_cost, unit, end, cores)

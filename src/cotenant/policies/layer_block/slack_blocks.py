@@ -24,16 +24,16 @@ class SlackBlocks(BlockPolicy):
     at a price of time: see `rules_slack`.
     `target`: the share of what is left to its deadline that a query is planned to take. `quantum_ms`: how long a block
     lasts at most, as far as cuts allow it. `narrow`: with fewer free cores than this part of those that it should have,
-    a block waits for others to end. `dear`: a waiting query that by now needs so many times the core time of a new one
-    is given up where others wait. `memory`: what traffic costs in plans and in the choice of versions, as a part of
-    what the whole machine costs for the time that it takes at full bandwidth.
+    a query does not begin while others run. `dear`: a waiting query that by now needs so many times the core time of a
+    new one is given up where others wait. `memory`: what traffic costs in plans and in the choice of versions, as a
+    part of what the whole machine costs for the time that it takes at full bandwidth.
     """
 
-    target: Target = 0.8
+    target: Target = 0.7
     quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0
-    narrow: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    dear: Annotated[float, Meta(ge=1)] = 1.3
-    memory: Annotated[float, Meta(ge=0, le=10)] = 0.75
+    narrow: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    dear: Annotated[float, Meta(ge=1)] = 1.2
+    memory: Annotated[float, Meta(ge=0, le=10)] = 0.5
 
     name: ClassVar[str] = "slack_blocks"
     adapts: ClassVar[bool] = True
