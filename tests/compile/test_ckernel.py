@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cotenant.compile.ckernel.backend import CKernel, text_of
 from cotenant.compile.knobs import Knobs, block_bytes, draw, parallelism_of, tasks_of
 from cotenant.compile.native import KernelStep, address, aligned_copy
 from cotenant.compile.packing import Array, from_blocks, pack_weights, to_blocks
 from cotenant.compile.problem import ACTIVATIONS, Activation, Problem, product
-from cotenant.compile.search import Trial
-from cotenant.compile.store import Store, text_of
+from cotenant.compile.store import Store
 from cotenant.compile.target import AVX2, AVX512, PORTABLE, Target, this_target
+from cotenant.compile.trial import Trial
 from cotenant.errors import InvalidValueError
 from kernels import a_compiler, a_store, activated, convolved
 
@@ -35,7 +36,7 @@ def runnable() -> list[Target]:
 def outcome(trial: Trial, store: Store, knobs: Knobs, parts: int = 1) -> Array:
     """What a kernel makes of a trial: [images, filters, rows, columns]. The rim must stay zero."""
     compiler = a_compiler()
-    library = store.load(store.build(trial.problem, knobs, compiler).library)
+    library = store.load(CKernel(compiler).make(trial.problem, knobs, store).library)
     run = library.kernel
     run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
     step: KernelStep = trial.step(address(library))
@@ -73,11 +74,12 @@ def convolutions(draw_: st.DrawFn) -> Problem:
         channels, filters = groups * max(1, channels // groups), groups * max(1, filters // groups)
     kernel = (draw_(st.integers(1, 5)), draw_(st.integers(1, 5)))
     pads = tuple(draw_(st.integers(0, 3)) for _ in range(4))
+    dilation = (1, 1) if kind == "pixels" else (draw_(st.integers(1, 3)), draw_(st.integers(1, 3)))
     return Problem(
         channels,
         filters,
-        draw_(st.integers(kernel[0], 13)),
-        draw_(st.integers(kernel[1], 17)),
+        draw_(st.integers((kernel[0] - 1) * dilation[0] + 1, 14)),
+        draw_(st.integers((kernel[1] - 1) * dilation[1] + 1, 17)),
         kernel,
         (draw_(st.integers(1, 3)), draw_(st.integers(1, 3))),
         (pads[0], pads[1], pads[2], pads[3]),
@@ -88,6 +90,7 @@ def convolutions(draw_: st.DrawFn) -> Problem:
         draw_(st.integers(0, 2)),
         draw_(st.integers(0, 2)),
         kind == "pixels",
+        dilation=dilation,
     )
 
 
@@ -167,6 +170,16 @@ def test_parallelism_and_locality_are_counted() -> None:
     assert block_bytes(problem, knobs, AVX512) == 4 * (weights + read + written)
 
 
+def test_a_dilated_layer_reads_more_rows() -> None:
+    """By hand: filters of 3 x 3 with two pixels between their taps span 7 x 7; 4 rows of output read 10."""
+    problem = Problem(32, 64, 8, 8, (3, 3), (1, 1), (3, 3, 3, 3), in_halo=3, dilation=(3, 3))
+    assert problem.extent == (7, 7)
+    assert (problem.out_height, problem.out_width) == (8, 8)
+    knobs = Knobs(2, 2, 4, 8, 1, 2)
+    weights, read, written = 2 * 16 * 32 * 9, 32 * 10 * 14, 2 * 16 * 4 * 8
+    assert block_bytes(problem, knobs, AVX512) == 4 * (weights + read + written)
+
+
 def test_weights_of_odd_groups_lie_where_their_channels_are() -> None:
     problem = Problem(6, 9, 1, 1, groups=3)
     weights = np.arange(1, 19, dtype=np.float32).reshape(9, 2, 1, 1)
@@ -178,7 +191,14 @@ def test_weights_of_odd_groups_lie_where_their_channels_are() -> None:
 
 
 def test_a_wrong_problem_is_refused() -> None:
-    for change in ({"groups": 3}, {"pads": (1, 0, 0, 0)}, {"kernel": (9, 1)}, {"pixels": True, "groups": 2}):
+    for change in (
+        {"groups": 3},
+        {"pads": (1, 0, 0, 0)},
+        {"kernel": (9, 1)},
+        {"pixels": True, "groups": 2},
+        {"pixels": True, "dilation": (2, 1)},
+        {"kernel": (3, 3), "dilation": (3, 1)},
+    ):
         with pytest.raises(InvalidValueError):
             Problem(**({"channels": 4, "filters": 4, "height": 5, "width": 5} | change))
     with pytest.raises(InvalidValueError, match="activation: kind is"):

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.compile.search import SearchEffort, search
+from cotenant.compile.backend import SearchEffort
+from cotenant.compile.ckernel.backend import CKernel
+from cotenant.compile.search import search
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.compiled.choice import (
@@ -24,7 +26,6 @@ from cotenant.execute.compiled.choice import (
     apply,
     choice_path,
     open_onnx,
-    runtime_of,
     save_choice,
     store_of,
 )
@@ -46,7 +47,7 @@ def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) 
     with CompiledModel.open(path, cache_dir=cache) as model:
         problems = [each for unit in model.planner(shapes, store.target.lanes).problems().values() for each in unit]
         found = {
-            each: search(each, store, runtime_of(store), compiler, SearchEffort(count, workers=2))
+            each: search(each, store, CKernel(compiler), SearchEffort(count, workers=2))
             for each in dict.fromkeys(problems)
         }
         kernels = tuple(ChosenKernels(each, tuple(c.library.key for c in made)) for each, made in found.items())

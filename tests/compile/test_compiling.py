@@ -11,17 +11,17 @@ import pytest
 
 from commands import Run, runner
 from cotenant.compile import toolchain
+from cotenant.compile.ckernel.backend import CKernel
 from cotenant.compile.knobs import Knobs
 from cotenant.compile.problem import Problem
 from cotenant.compile.selection import KernelVersion, pick
 from cotenant.compile.store import Built, KernelCandidate
-from cotenant.compile.target import PORTABLE
 from cotenant.execute.compiled.choice import choice_path
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.runner import open_model, to_numpy
 from cotenant.measure import compile_campaign
-from cotenant.measure.compile_campaign import CompileEffort, compile_repository, versions_of
+from cotenant.measure.compile_campaign import CompileEffort, compile_repository, explore_repository, versions_of
 from cotenant.measure.opening import open_version
 from cotenant.repository import STATE_FOLDER, find_versions
 from cotenant.work import Share
@@ -138,22 +138,33 @@ def test_kernels_that_give_another_answer_are_not_kept(root: Path, monkeypatch: 
 
 def test_versions_begin_with_the_fastest() -> None:
     def candidate(key: str, ns: int, parallelism: int, locality: int) -> KernelCandidate:
-        return KernelCandidate(Problem(1, 1, 1, 1), Knobs(), Built(key, "", "", 0.0), parallelism, locality, ns)
+        return KernelCandidate(Problem(1, 1, 1, 1), Knobs(), Built(key, "", "", 0.0), 1, parallelism, locality, ns)
 
     made = [candidate("a", 100, 9, 9), candidate("b", 120, 1, 8), candidate("c", 150, 8, 1), candidate("d", 201, 1, 1)]
-    assert versions_of(made, [1], PORTABLE) == ["a", "c", "b"]
+    assert versions_of(made, [1]) == ["a", "c", "b"]
 
 
 def test_a_version_for_more_cores_is_kept_where_the_fastest_has_one_task() -> None:
     problem = Problem(4, 4, 8, 8)
     made = [
-        KernelCandidate(problem, Knobs(rows=rows, row_tiles=tiles), Built(key, "", "", 0.0), 9, locality, ns)
-        for key, rows, tiles, locality, ns in (("one", 8, 1, 1, 100), ("two", 4, 1, 2, 110), ("three", 3, 1, 3, 111))
+        KernelCandidate(problem, Knobs(rows=rows), Built(key, "", "", 0.0), tasks, 9, locality, ns)
+        for key, rows, tasks, locality, ns in (("one", 8, 1, 1, 100), ("two", 4, 2, 2, 110), ("three", 3, 3, 3, 111))
     ]
-    assert versions_of(made, [1, 2, 4], PORTABLE)[:3] == ["one", "two", "three"]
+    assert versions_of(made, [1, 2, 4])[:3] == ["one", "two", "three"]
     loaded = [KernelVersion(at, tasks, ns) for at, (tasks, ns) in enumerate(((1, 100), (2, 110), (3, 111)))]
     assert [pick(loaded, 0, cores).address for cores in (1, 2, 3, 64)] == [0, 1, 2, 2]
     assert [pick(loaded, version, 2).address for version in (1, 2, 9)] == [1, 2, 2]
+
+
+def test_any_back_end_makes_candidates_without_a_choice(root: Path) -> None:
+    before = choice_of(root).exists()
+    results, errors = explore_repository(root, CKernel(a_compiler()), CompileEffort(2))
+    assert errors == {}
+    found = results["net"]
+    assert (found.layers, found.ckernel_us) == (10, found.us)
+    assert found.layers < found.candidates <= 20
+    assert found.us > 0
+    assert choice_of(root).exists() == before
 
 
 def test_the_command_tells_what_came_of_it(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +176,9 @@ def test_the_command_tells_what_came_of_it(root: Path, run: Run, monkeypatch: py
     status, out, _ = run("compile", root, "--candidates", 1, "--lanes", "0", "--budget-s", 0)
     assert status == 0
     assert "net" in out
+    status, _, err = run("compile", root, "--backend", "halide")
+    assert status == 2
+    assert "--backend is 'halide', expected one of: ckernel, tvm" in err
     monkeypatch.setenv("CC", "no-such-compiler")
     status, _, err = run("compile", root)
     assert status == 2

@@ -67,7 +67,7 @@ def network(path: Path) -> None:
     joined = w.op("Concat", w.conv(pooled, 24, 32, 1), w.conv(mean, 24, 16, 3, 1, groups=2), pooled, axis=1)
     odd = w.op("Softmax", joined, axis=1)  # for onnxruntime
     both = w.op("Mul", odd, joined)
-    both = w.op("Tanh", w.conv(both, 72, 20, 3, 1))
+    both = w.op("Tanh", w.conv(both, 72, 20, 3, 2, dilations=[2, 2]))
     flat = w.op("Flatten", w.op("Add", both, w.conv(both, 20, 20, 1)))
     logits = w.op("Gemm", flat, w.normal(720, 10, scale=1 / 27), w.normal(10))
     w.save(path, {"x": ["n", 3, SIZE, SIZE]}, [logits, both])

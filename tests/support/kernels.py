@@ -61,8 +61,8 @@ def convolved(problem: Problem, values: Array, weights: Array, bias: Array, adde
     """What a problem comes to, in double precision: [images, filters, rows, columns]."""
     top, left, bottom, right = problem.pads
     padded = np.pad(values.astype(np.float64), ((0, 0), (0, 0), (top, bottom), (left, right)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, problem.kernel, axis=(2, 3))
-    windows = windows[:, :, :: problem.stride[0], :: problem.stride[1]]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, problem.extent, axis=(2, 3))
+    windows = windows[:, :, :: problem.stride[0], :: problem.stride[1], :: problem.dilation[0], :: problem.dilation[1]]
     images, _, rows, columns = windows.shape[:4]
     grouped = windows.reshape(images, problem.groups, -1, rows, columns, *problem.kernel)
     filters = weights.astype(np.float64).reshape(problem.groups, -1, *weights.shape[1:])

@@ -38,8 +38,8 @@ def minilm(tmp_path_factory) -> Path:
     return path
 
 
-# bert_base is 0.4 GB; its builder runs below at a smaller size.
-@pytest.mark.parametrize("name", sorted(set(zoo.names()) - {"bert_base", "minilm"}))
+# bert_base is 0.4 GB, bert_large 1.3; their builder runs below at a smaller size.
+@pytest.mark.parametrize("name", sorted(set(zoo.names()) - {"bert_base", "bert_large", "minilm"}))
 def test_builder_writes_a_model_that_runs_at_batch_1_and_3(name, tmp_path):
     path = tmp_path / "made" / "model.onnx"
     zoo.build(name, path)

@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from cotenant.zoo import ZooError
 from cotenant.zoo import torch as zoo
@@ -87,6 +88,16 @@ def test_as_many_parameters_as_published(name: str, per_channel: int, published:
     assert parameters(module) + per_channel * channels(module) == published
 
 
+def test_ssd_on_vgg16_has_the_published_size() -> None:
+    """As the frameworks' reference model, which is for COCO; the paper's VOC model is the same with fewer classes."""
+    with torch.device("meta"):
+        made = detection.vgg_definition(classes=91)
+    assert parameters(made.module) == 35_641_826
+    with torch.device("meta"), FlopCounterMode(display=False) as counted:
+        detection.vgg_definition().module(torch.empty(1, 3, 300, 300))
+    assert counted.get_total_flops() / 2e9 == pytest.approx(31.4, abs=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "shapes"),
     [
@@ -97,6 +108,7 @@ def test_as_many_parameters_as_published(name: str, per_channel: int, published:
         ("lstm_classifier", [(2, 2)]),
         ("mask_rcnn", [(2, 100, 4), (2, 100), (2, 100), (2, 100, 28, 28)]),
         ("ssd_mobilenet", [(2, 1917, 4), (2, 1917, 91)]),
+        ("ssd_vgg16", [(2, 8732, 4), (2, 8732, 21)]),
         ("tiny_yolov2", [(2, 125, 13, 13)]),
     ],
 )

@@ -1,8 +1,10 @@
 """Generated kernels beside onnxruntime: every distinct convolution of ResNet-50 and MobileNet-V2, and whole models.
 
 A layer runs with what is fused to it. onnxruntime gets the same operator in the form its optimiser gives it (its own
-blocked layout, changes of layout left out) through an IO binding. Runs alternate; figures are lower quartiles: of CPU
-time on one core, of wall time on two. Kernels are the fastest of some candidates; they are kept in the user's cache.
+blocked layout, changes of layout left out) through an IO binding. oneDNN (package onednn-cpu-gomp) and TVM (extra tvm,
+the best of a few trials of its search) run beside them in processes of their own, where they are installed: yardsticks.
+Runs alternate, each after one that is not timed; figures are lower quartiles: of CPU time on one core, of wall time on
+two. Kernels are the fastest of some candidates; they are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._server import cache_folder
+from bench.papers.veltair._yardstick import TVM_TRIALS, Yardstick, timed
 from cotenant import zoo
+from cotenant.compile.backend import CANDIDATES, SearchEffort
+from cotenant.compile.ckernel.backend import CKernel
 from cotenant.compile.native import KernelStep, Runtime
 from cotenant.compile.problem import Problem
-from cotenant.compile.search import CANDIDATES, SearchEffort, Trial, search
+from cotenant.compile.search import search
 from cotenant.compile.selection import pick
 from cotenant.compile.store import KernelCandidate, Store
 from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.toolchain import Compiler, find_compiler
+from cotenant.compile.toolchain import find_compiler
+from cotenant.compile.trial import Trial
 from cotenant.execute.compiled.choice import runtime_of, version_of
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_session import session_options
@@ -37,16 +43,17 @@ from cotenant.execute.onnx.segments import SegmentedModel
 NAME = "veltair-kernels"
 SEED = 1
 MODELS = ("resnet50", "mobilenet_v2")
+YARDSTICKS = {"onednn": "oneDNN", "tvm": "TVM"}
 _SHAPES = {"input": (1, 3, 224, 224)}
 _QUICK_CANDIDATES, _QUICK_BUDGET_S, _QUICK_EVERY = 3, 12.0, 7
-_ROUNDS, _QUICK_ROUNDS = 25, 7
+_ROUNDS, _QUICK_ROUNDS = 15, 7
 _ACTIVATIONS = {"relu": "Relu", "clip": "Clip"}
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Compile, then measure. `data_dir` is not used."""
     folder = cache_folder() / NAME
-    store, compiler = Store(folder / "store", this_target(), this_maker()), find_compiler()
+    store, backend = Store(folder / "store", this_target(), this_maker()), CKernel(find_compiler())
     runtime = runtime_of(store)
     before = os.sched_getaffinity(0)
     cores = sorted(before)[:2]
@@ -68,12 +75,14 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     deadline = time.monotonic() + _QUICK_BUDGET_S if quick else float("inf")
     effort = SearchEffort(_QUICK_CANDIDATES if quick else CANDIDATES, deadline, len(before))
     wanted = dict.fromkeys([*layers, *(each for *_, problems in wholes.values() for each in problems)])
-    found = {each: _found(each, store, runtime, compiler, effort) for each in wanted}
+    found = {each: _found(each, store, backend, effort) for each in wanted}
     os.sched_setaffinity(0, cores[:1])
+    others = _Others(folder, cores, may_search=not quick)
     try:
-        rows = [_layer(each, found[each], store, runtime, cores, rounds) for each in layers]
+        rows = [_layer(each, found[each], store, runtime, cores, rounds, others) for each in layers]
         models = {name: _whole(*whole, found, store, runtime, cores, rounds) for name, whole in wholes.items()}
     finally:
+        others.close()
         os.sched_setaffinity(0, before)
         for compiled, plain, _ in wholes.values():
             compiled.close()
@@ -88,18 +97,52 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         "geomean_over_ort_1": _geomean([*dense, *depthwise]),
         **{f"{name}_over_ort": figures["over_ort_1"] for name, figures in models.items()},
         **{f"{name}_over_ort_2": figures["over_ort_2"] for name, figures in models.items() if figures["over_ort_2"]},
+        **{
+            f"geomean_over_{name}_{count}": _geomean([row[key] for row in rows if row[key]])
+            for name in YARDSTICKS
+            for count in (1, 2)
+            if any(row[key := f"over_{name}_{count}"] for row in rows)
+        },
+        "load_average": os.getloadavg()[0],
         "build_s_per_version": sum(built) / len(built),
         "candidates": max(len(candidates) for candidates in found.values()),
     }
-    _print(rows, models, summary, quick)
+    _print(rows, models, summary, quick, others.notes)
     return {"summary": summary, "rows": [*rows, *models.values()], "seeds": [SEED]}
 
 
-def _found(
-    problem: Problem, store: Store, runtime: Runtime, compiler: Compiler, effort: SearchEffort
-) -> Sequence[KernelCandidate]:
+class _Others:
+    """The yardsticks, by name and number of cores; `notes` say why one has empty rows."""
+
+    def __init__(self, folder: Path, cores: Sequence[int], *, may_search: bool) -> None:
+        self._may_search = may_search
+        self._made = {
+            (name, count): Yardstick(name, cores[:count], folder / "store")
+            for name in YARDSTICKS
+            for count in (1, 2)[: len(cores)]
+        }
+        self.notes = {name: each.note for (name, _), each in self._made.items() if each.note}
+
+    def ready(self, problem: Problem, count: int) -> dict[str, Callable[[], int]]:
+        """What samples a layer with so many cores, by name, of those that can run it."""
+        found = {}
+        for (name, cores), each in self._made.items():
+            if cores == count:
+                note = each.open(problem, may_search=self._may_search)
+                if note:
+                    self.notes.setdefault(name, note)
+                else:
+                    found[name] = each.sample
+        return found
+
+    def close(self) -> None:
+        for each in self._made.values():
+            each.close()
+
+
+def _found(problem: Problem, store: Store, backend: CKernel, effort: SearchEffort) -> Sequence[KernelCandidate]:
     known = [each for each in store.candidates(problem) if each.cpu_ns]
-    return known if len(known) >= effort.candidates - 2 else search(problem, store, runtime, compiler, effort)
+    return known if len(known) >= effort.candidates - 2 else search(problem, store, backend, effort)
 
 
 def _layer(
@@ -109,29 +152,32 @@ def _layer(
     runtime: Runtime,
     cores: Sequence[int],
     rounds: int,
+    others: _Others,
 ) -> dict[str, Any]:
     trial = Trial(problem, store.target.lanes)
     versions = [version_of(store, each) for each in candidates]
     block = runtime.block()
 
-    def ours(others: Sequence[int]) -> Callable[[], object]:
-        steps = (KernelStep * 1)(trial.step(pick(versions, 0, 1 + len(others)).address))
-        return lambda: runtime.run(block, steps, 0, 1, others, wait=True)
+    def ours(helpers: Sequence[int]) -> Callable[[], object]:
+        steps = (KernelStep * 1)(trial.step(pick(versions, 0, 1 + len(helpers)).address))
+        return lambda: runtime.run(block, steps, 0, 1, helpers, wait=True)
 
-    one = _timed(ours(()), _engine(problem, trial, (cores[0],)), rounds, is_wall=False)
-    row = {
+    row: dict[str, Any] = {
         "kind": "depthwise" if problem.is_depthwise else "dense",
         "layer": f"{problem.channels} > {problem.filters}, {problem.height} x {problem.width}, "
         f"{problem.kernel[0]} x {problem.kernel[1]} / {problem.stride[0]}",
-        "gflops_1": 2 * problem.macs / one[0],
-        "us_1": one[0] / 1e3,
-        "ort_us_1": one[1] / 1e3,
-        "over_ort_1": one[0] / one[1],
         "over_ort_2": None,
+        **{f"over_{name}_{count}": None for name in YARDSTICKS for count in (1, 2)},
     }
-    if len(cores) > 1:
-        two = _timed(ours(cores[1:]), _engine(problem, trial, tuple(cores)), rounds, is_wall=True)
-        row["over_ort_2"] = two[0] / two[1]
+    for count in (1, 2)[: len(cores)]:
+        calls = {
+            **_samplers(ours(cores[1:count]), _engine(problem, trial, tuple(cores[:count])), is_wall=count > 1),
+            **others.ready(problem, count),
+        }
+        found = _timed(calls, rounds)
+        row |= {f"{'' if name == 'ours' else name + '_'}us_{count}": ns / 1e3 for name, ns in found.items()}
+        row |= {f"over_{name}_{count}": found["ours"] / ns for name, ns in found.items() if name != "ours"}
+    row["gflops_1"] = 2 * problem.macs / (row["us_1"] * 1e3)
     return row
 
 
@@ -197,9 +243,12 @@ def _blocked(model: onnx.ModelProto) -> bytes:
     shapes = {info.name: [d.dim_value for d in info.type.tensor_type.shape.dim] for info in model.graph.input}
     first = shapes["x"]
     is_blocked = node.domain == "com.microsoft.nchwc"
-    dims = {node.input[0]: _padded(first) if is_blocked and first[1] > 3 else first}
+    # Channels are filled up to whole blocks, whose size is the processor's: the weights say to how many.
+    weights = next(each.dims for each in constants if each.name == node.input[1])
+    groups = next((each.i for each in node.attribute if each.name == "group"), 1)
+    dims = {node.input[0]: [1, weights[1] * groups, *first[2:]] if is_blocked else first}
     if len(node.input) > 3:
-        dims[node.input[3]] = _padded(shapes["z"]) if is_blocked else shapes["z"]
+        dims[node.input[3]] = [1, weights[0], *shapes["z"][2:]] if is_blocked else shapes["z"]
     values = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, dims[name]) for name in node.input if name not in held
     ]
@@ -207,10 +256,6 @@ def _blocked(model: onnx.ModelProto) -> bytes:
     graph = helper.make_graph([node], "layer", values, [output], constants)
     done = helper.make_model(graph, opset_imports=list(made.opset_import), ir_version=9)
     return bytes(done.SerializeToString())
-
-
-def _padded(dims: Sequence[int]) -> list[int]:
-    return [dims[0], -(-dims[1] // 16) * 16, *dims[2:]]
 
 
 def _whole(
@@ -234,7 +279,8 @@ def _whole(
             model.prepare([(0, model.unit_count)], threads)
             return lambda: model.run(0, model.unit_count, inputs, threads)
 
-        ours, theirs = _timed(call(compiled), call(plain), rounds, is_wall=count > 1)
+        found_ns = _timed(_samplers(call(compiled), call(plain), is_wall=count > 1), rounds)
+        ours, theirs = found_ns["ours"], found_ns["ort"]
         figures |= {f"us_{count}": ours / 1e3, f"ort_us_{count}": theirs / 1e3, f"over_ort_{count}": ours / theirs}
     right, got = (model.run(0, model.unit_count, inputs)["logits"] for model in (plain, compiled))
     figures["error"] = float(np.max(np.abs(got - right)) / np.max(np.abs(right)))
@@ -242,36 +288,51 @@ def _whole(
     return figures
 
 
-def _timed(
-    ours: Callable[[], object], theirs: Callable[[], object], rounds: int, *, is_wall: bool
-) -> tuple[float, float]:
-    clock = time.perf_counter_ns if is_wall else time.thread_time_ns
-    samples: list[list[int]] = [[], []]
-    ours()
-    theirs()
+def _samplers(
+    ours: Callable[[], object], theirs: Callable[[], object], *, is_wall: bool
+) -> dict[str, Callable[[], int]]:
+    return {
+        "ours": lambda: timed(ours, is_wall=is_wall),
+        "ort": lambda: timed(theirs, is_wall=is_wall),
+    }
+
+
+def _timed(calls: dict[str, Callable[[], int]], rounds: int) -> dict[str, float]:
+    """The lower quartile of each, in ns, taken in turn."""
+    samples: dict[str, list[int]] = {name: [] for name in calls}
     for _ in range(rounds):
-        for call, into in zip((ours, theirs), samples, strict=True):
-            began = clock()
-            call()
-            into.append(clock() - began)
-    first, second = (float(np.quantile(each, 0.25, method="lower")) for each in samples)
-    return first, second
+        for name, call in calls.items():
+            samples[name].append(call())
+    return {name: float(np.quantile(each, 0.25, method="lower")) for name, each in samples.items()}
 
 
 def _geomean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
 
 
-def _print(rows: list[dict[str, Any]], models: dict[str, dict[str, Any]], summary: dict[str, Any], quick: bool) -> None:
-    table = Table("layer", "kind", "GFLOPS", "us", "onnxruntime us", "over it, 1 core", "2 cores")
+def _print(
+    rows: list[dict[str, Any]],
+    models: dict[str, dict[str, Any]],
+    summary: dict[str, Any],
+    quick: bool,
+    notes: dict[str, str],
+) -> None:
+    names = [f"over {title}, {count}" for title in YARDSTICKS.values() for count in (1, 2)]
+    table = Table("layer", "kind", "GFLOPS", "us", "onnxruntime us", "over it, 1 core", "2 cores", *names)
     for row in [*rows, *models.values()]:
-        two = f"{row['over_ort_2']:.2f}" if row["over_ort_2"] else ""
         figures = (f"{row['gflops_1']:.0f}", f"{row['us_1']:.0f}", f"{row['ort_us_1']:.0f}", f"{row['over_ort_1']:.2f}")
-        table.add_row(row["layer"], row["kind"], *figures, two)
-    console = Console()
+        keys = ["over_ort_2", *(f"over_{name}_{count}" for name in YARDSTICKS for count in (1, 2))]
+        ratios = [f"{row[key]:.2f}" if row.get(key) else "" for key in keys]
+        table.add_row(row["layer"], row["kind"], *figures, *ratios)
+    console = Console(width=200)
     console.print(table)
     console.print(", ".join(f"{name} {value:.3g}" for name, value in summary.items()))
+    for name, note in notes.items():
+        console.print(f"{YARDSTICKS[name]} has empty rows: {note}", markup=False)
+    if "tvm" not in notes:
+        console.print(f"TVM: the best of {TVM_TRIALS} trials a layer, far from what hours of its search would find")
     if quick:
         console.print(
-            f"quick: every {_QUICK_EVERY}th layer, up to {_QUICK_CANDIDATES} candidates each, MobileNet-V2 whole"
+            f"quick: every {_QUICK_EVERY}th layer, up to {_QUICK_CANDIDATES} candidates each, MobileNet-V2 whole; "
+            "TVM only where it was tuned before"
         )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from cotenant.measure.compile_campaign import CompiledResult
+    from cotenant.measure.compile_campaign import CandidatesResult, CompiledResult
 
 
 def compile_(
@@ -27,19 +27,31 @@ def compile_(
             min=0.0, help="Seconds after which no further kernel is tried.", show_default="as long as it takes"
         ),
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="What makes the kernels. `ckernel`: C, for models to run on. `tvm` (extra tvm): candidates to compare "
+            "and select from, which no model runs."
+        ),
+    ] = "ckernel",
     lanes: Lanes = None,
     as_json: AsJson = False,
 ) -> None:
     """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
     from cotenant.execute.layout import cores_alone, lanes_of
-    from cotenant.measure.compile_campaign import CompileEffort, compile_repository
+    from cotenant.measure.compile_campaign import CompileEffort, backend_of, compile_repository, explore_repository
 
     settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
     cores = cores_alone(settings.device, "models are compiled")
     effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s)
+    maker = backend_of(backend)
+    results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]
     with progress_bar(quiet=as_json, what="compiling") as on_step:
-        results, errors = compile_repository(repository, lanes_of(settings.device, cores), effort, on_step)
+        if maker.serves:
+            results, errors = compile_repository(repository, lanes_of(settings.device, cores), effort, on_step)
+        else:
+            results, errors = explore_repository(repository, maker, effort, on_step)
     if as_json:
         print_json(msgspec.to_builtins({"models": results, "errors": errors}))
     else:
@@ -51,12 +63,22 @@ def compile_(
         raise typer.Exit(1)
 
 
-def results_table(results: Mapping[str, CompiledResult]) -> Table:
-    """A line a model: where it is faster, and where onnxruntime stays."""
+def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> Table:
+    """A line a model: where it is faster, and where onnxruntime stays; or what candidates there are."""
     from rich.table import Table
 
+    from cotenant.measure.compile_campaign import CandidatesResult
+
+    if any(isinstance(each, CandidatesResult) for each in results.values()):
+        table = Table("model", "layers", "candidates", "versions", "fastest of each layer, us", "ckernel's")
+        for name, each in results.items():
+            assert isinstance(each, CandidatesResult)
+            theirs = "" if each.ckernel_us is None else f"{each.ckernel_us:.0f}"
+            table.add_row(name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs)
+        return table
     table = Table("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
     for name, each in results.items():
+        assert not isinstance(each, CandidatesResult)
         ratios = ", ".join(f"{ratio:.2f} ({cores} core{'s' * (cores > 1)})" for cores, ratio in each.ratios.items())
         faster = [str(cores) for cores, ratio in each.ratios.items() if ratio <= 1]
         where = f"kernels at {', '.join(faster)}" if faster and each.units else "onnxruntime"

@@ -19,7 +19,7 @@ _SPARE_REGISTERS = 4
 """Left for weights, the number that is broadcast, and addresses."""
 
 
-class Knobs(Struct, frozen=True, forbid_unknown_fields=True):
+class Knobs(Struct, frozen=True, forbid_unknown_fields=True, tag="ckernel"):
     """A register tile is `blocks` blocks of filters x `rows` x `columns` pixels; `unroll` channels are written out.
 
     A task is `block_tiles` x `row_tiles` tiles of whole rows; `axis` is what cores divide first: `filters` (each reads
@@ -58,7 +58,7 @@ def block_bytes(problem: Problem, knobs: Knobs, target: Target) -> int:
     depth = problem.channels if problem.pixels else inner * (1 if problem.is_depthwise else lanes)
     blocks = min(knobs.blocks * knobs.block_tiles, blocks_of(problem.filters, lanes))
     rows = min(knobs.rows * knobs.row_tiles, problem.out_height)
-    in_rows = (rows - 1) * problem.stride[0] + high
+    in_rows = (rows - 1) * problem.stride[0] + problem.extent[0]
     read = in_rows * (problem.width + 2 * problem.in_halo) * (blocks * lanes if problem.is_depthwise else depth)
     weights = blocks * lanes * high * wide * (1 if problem.is_depthwise else depth)
     return _FLOAT_BYTES * (weights + read + blocks * lanes * rows * problem.out_width)

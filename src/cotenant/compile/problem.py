@@ -41,7 +41,7 @@ NONE = Activation()
 
 
 class Problem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A convolution of FP32 tensors (dilation 1) with bias, then perhaps a sum with another tensor, then an activation.
+    """A convolution of FP32 tensors with bias, then perhaps a sum with another tensor, then an activation.
 
     `height` and `width` are those of the input without padding; `pads` are rows above, columns before, rows below,
     columns behind. Tensors lie in blocks of channels (see `compile.packing`) with rims of zeros of `in_halo`,
@@ -67,9 +67,11 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
     add_halo: int = 0
     pixels: bool = False
     rows: bool = False
+    dilation: tuple[int, int] = (1, 1)
 
     def __post_init__(self) -> None:
-        sizes = (self.channels, self.filters, self.height, self.width, *self.kernel, *self.stride, self.groups)
+        steps = (*self.kernel, *self.stride, *self.dilation)
+        sizes = (self.channels, self.filters, self.height, self.width, *steps, self.groups)
         if min(sizes) < 1 or min(self.pads) < 0:
             raise InvalidValueError("problem", "sizes", (*sizes, *self.pads), "at least 1, and padding of at least 0")
         if self.channels % self.groups or self.filters % self.groups:
@@ -79,20 +81,26 @@ class Problem(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError("problem", "halos", halos, "at least the padding, and 0 or more")
         if min(self.out_height, self.out_width) < 1:
             raise InvalidValueError("problem", "kernel", self.kernel, "one that fits into the padded input")
-        if self.pixels and (self.groups > 1 or self.rows):
-            raise InvalidValueError("problem", "pixels", self.pixels, "False with groups or rows")
+        if self.pixels and (self.groups > 1 or self.rows or self.dilation != (1, 1)):
+            raise InvalidValueError("problem", "pixels", self.pixels, "False with groups, rows or a dilation")
         if self.rows and (self.groups > 1 or self.out_height > 1 or self.out_halo or self.add_halo):
             raise InvalidValueError("problem", "rows", self.rows, "a single row of pixels, no groups and no rim")
 
     @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns that a filter spans, those between its taps included."""
+        (high, wide), (down, right) = self.kernel, self.dilation
+        return (high - 1) * down + 1, (wide - 1) * right + 1
+
+    @property
     def out_height(self) -> int:
         """Rows of the output."""
-        return (self.height + self.pads[0] + self.pads[2] - self.kernel[0]) // self.stride[0] + 1
+        return (self.height + self.pads[0] + self.pads[2] - self.extent[0]) // self.stride[0] + 1
 
     @property
     def out_width(self) -> int:
         """Columns of the output."""
-        return (self.width + self.pads[1] + self.pads[3] - self.kernel[1]) // self.stride[1] + 1
+        return (self.width + self.pads[1] + self.pads[3] - self.extent[1]) // self.stride[1] + 1
 
     @property
     def is_depthwise(self) -> bool:

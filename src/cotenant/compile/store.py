@@ -1,32 +1,40 @@
 """Every candidate that was built and measured, and the libraries, in one folder.
 
 A line of JSON a candidate, appended when it was built and again when it was measured: what an interruption leaves is
-taken up. A library's name is its key: the digest of its text, the flags, the compiler and the processor. Loaded is only
-what has the digest that was written down here, on this machine, when it was made.
+taken up. A library's name is its key: the digest of what it was made of (text, flags, compiler) and the processor.
+Loaded is only what has the digest that was written down here, on this machine, when it was made.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from cotenant.compile.ckernel import dense, depthwise, runtime
+from cotenant.compile.ckernel import runtime
+from cotenant.compile.ckernel.dense import KERNEL
 from cotenant.compile.errors import CompileError
-from cotenant.compile.knobs import Knobs, block_bytes, parallelism_of
+from cotenant.compile.knobs import Knobs
 from cotenant.compile.native import Runtime, load
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 from cotenant.compile.toolchain import Compiler
-from cotenant.files import append_entry, read_entries
+from cotenant.compile.tvm.traces import TracedKnobs
+from cotenant.files import append_entry, read_entries, write_whole
 
-FORMAT = "cotenant-kernels/1"
+FORMAT = "cotenant-kernels/2"
 ENTRIES, LIBRARIES = "candidates.jsonl", "libraries"
+_LOCK = ".lock"
+_YOUNG_S = 3600.0
 _MEND = "remove it and run cotenant compile again"
 
 
@@ -42,15 +50,28 @@ class Built(Struct, frozen=True):
 class KernelCandidate(Struct, frozen=True, forbid_unknown_fields=True):
     """A kernel for a problem: how it was made, and its CPU time alone on one core, lower quartile, in ns; 0: unknown.
 
-    `parallelism` is its parallel extent times what is unrolled; `locality` are the bytes that a task touches.
+    `tasks` is its parallel extent, `parallelism` that times what is unrolled; `locality` are the bytes that a task
+    touches. `function` is its name in the library.
     """
 
     problem: Problem
-    knobs: Knobs
+    knobs: Knobs | TracedKnobs
     library: Built
+    tasks: int
     parallelism: int
     locality: int
     cpu_ns: int = 0
+    function: str = KERNEL
+
+    @property
+    def name(self) -> str:
+        """What it is called in choices: the key of its library, and its function where that holds several."""
+        return self.library.key if self.function == KERNEL else f"{self.library.key}:{self.function}"
+
+    @property
+    def backend(self) -> str:
+        """Who made it."""
+        return str(self.knobs.__struct_config__.tag)
 
 
 class _StoreLine(Struct, frozen=True):
@@ -72,64 +93,72 @@ class Store:
         self._candidates: dict[str, KernelCandidate] = {}
         self._runtimes: dict[str, Built] = {}
         self._loaded: dict[str, ctypes.CDLL] = {}
-        for entry in read_entries(folder / ENTRIES):
-            try:
-                line = msgspec.convert(entry, _StoreLine)
-            except msgspec.ValidationError:
-                continue  # of another version
-            if line.format == FORMAT and line.candidate is not None:
-                self._candidates[line.candidate.library.key] = line.candidate
-            elif line.format == FORMAT and line.runtime is not None:
+        for line in _lines(folder):
+            if line.candidate is not None:
+                self._candidates[line.candidate.name] = line.candidate
+            elif line.runtime is not None:
                 self._runtimes[line.runtime.key] = line.runtime
 
-    def candidates(self, problem: Problem) -> list[KernelCandidate]:
-        """What was made here for a problem, the fastest first, those that were not measured last."""
-        found = [c for c in self._all() if c.problem == problem and c.library.maker == self.maker]
-        return sorted(found, key=lambda each: (each.cpu_ns or 1 << 62, each.library.key))
+    def candidates(self, problem: Problem, backend: str = "ckernel") -> list[KernelCandidate]:
+        """What a back end made here for a problem, the fastest first, those that were not measured last."""
+        found = [
+            each
+            for each in self.all()
+            if each.problem == problem and each.library.maker == self.maker and each.backend == backend
+        ]
+        return sorted(found, key=lambda each: (each.cpu_ns or 1 << 62, each.name))
 
-    def find(self, key: str) -> KernelCandidate:
-        """The candidate whose library has this key. Raises CompileError when none was made here."""
+    def find(self, name: str) -> KernelCandidate:
+        """The candidate of this name. Raises CompileError when none was made here."""
         with self._lock:
-            found = self._candidates.get(key)
+            found = self._candidates.get(name)
         if found is None:
-            raise CompileError(f"{self.folder} has no record of a library {key}; run cotenant compile again")
+            raise CompileError(f"{self.folder} has no record of a library {name}; run cotenant compile again")
         return found
 
-    def key_of(self, text: str, compiler: Compiler) -> str:
-        """The key of a library with this text."""
-        whole = "\0".join((FORMAT, text, *self.target.flags, compiler.version, self.maker))
+    def key_of(self, *made_of: str) -> str:
+        """The key of a library that is made of this."""
+        whole = "\0".join((FORMAT, *made_of, self.maker))
         return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
-    def build(self, problem: Problem, knobs: Knobs, compiler: Compiler) -> KernelCandidate:
-        """Build a kernel, unless it is there. Raises CompileError."""
-        text = text_of(problem, knobs, self.target)
-        key = self.key_of(text, compiler)
+    def whole(self, name: str) -> KernelCandidate | None:
+        """The candidate of this name, if its library is there as it was made."""
         with self._lock:
-            known = self._candidates.get(key)
-        if known is not None and self._is_whole(known.library):
-            return known
-        made = KernelCandidate(
-            problem,
-            knobs,
-            self._built(key, text, compiler),
-            parallelism_of(problem, knobs, self.target),
-            block_bytes(problem, knobs, self.target),
-        )
-        self._keep(made)
-        return made
+            known = self._candidates.get(name)
+        return known if known is not None and self._is_whole(known.library) else None
+
+    def built(self, key: str, build: Callable[[Path], float]) -> Built:
+        """Have a library made at a path, in the seconds that this gives; what lay there before is forgotten."""
+        path = self.folder / LIBRARIES / f"{key}.so"
+        took = build(path)
+        with self._lock:
+            self._loaded.pop(key, None)
+        return Built(key, _digest(path), self.maker, round(took, 3))
+
+    def keep(self, candidate: KernelCandidate) -> None:
+        """Keep a candidate, in the place of what was known of it."""
+        with self._lock:
+            self._candidates[candidate.name] = candidate
+            self._append(_StoreLine(FORMAT, candidate=candidate))
 
     def measured(self, candidate: KernelCandidate, cpu_ns: int) -> KernelCandidate:
         """The candidate with its time, which is kept."""
         made = msgspec.structs.replace(candidate, cpu_ns=max(1, cpu_ns))
-        self._keep(made)
+        self.keep(made)
         return made
 
     def load(self, library: Built) -> ctypes.CDLL:
-        """Load a library. Raises CompileError when it was not made here, or is not as it was made."""
+        """Load a library. Raises CompileError as `checked` does."""
         with self._lock:
             found = self._loaded.get(library.key)
         if found is not None:
             return found
+        found = load(self.checked(library))
+        with self._lock:
+            return self._loaded.setdefault(library.key, found)
+
+    def checked(self, library: Built) -> Path:
+        """Where a library lies. Raises CompileError when it was not made here, or is not as it was made."""
         path = self.path_of(library)
         if library.maker != self.maker:
             raise CompileError(f"{path} was made on another machine ({library.maker}, this is {self.maker}); {_MEND}")
@@ -137,43 +166,83 @@ class Store:
             raise CompileError(f"{path} is gone; run cotenant compile again")
         if not self._is_whole(library):
             raise CompileError(f"{path} is not the library that was made here: its digest differs; {_MEND}")
-        found = load(path)
-        with self._lock:
-            return self._loaded.setdefault(library.key, found)
+        return path
 
     def runtime(self, compiler: Callable[[], Compiler]) -> Runtime:
         """The library that runs steps; built where it is not there. Raises CompileError."""
         text = runtime.source(self.target)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        digest = _text_digest(text)
         with self._lock:
-            known = [
-                each for key, each in self._runtimes.items() if key.startswith(digest) and each.maker == self.maker
-            ]
-        whole = [each for each in known if self._is_whole(each)]
+            known = list(self._runtimes.values())
+        whole = [each for each in known if self._is_runtime(each) and self._is_whole(each)]
         if whole:
             return Runtime(self.load(whole[-1]))
-        made = self._built(f"{digest}{self.key_of(text, compiler())[:16]}", text, compiler(), ("-pthread",))
-        append_entry(self.folder / ENTRIES, msgspec.to_builtins(_StoreLine(FORMAT, runtime=made)))
+        key, flags = self.key_of(text, *self.target.flags, compiler().version), (*self.target.flags, "-pthread")
+        made = self.built(f"{digest}{key[:16]}", partial(compiler().build, text, flags=flags))
         with self._lock:
+            self._append(_StoreLine(FORMAT, runtime=made))
             self._runtimes[made.key] = made
-            self._loaded.pop(made.key, None)
         return Runtime(self.load(made))
+
+    def drop(self, is_stale: Callable[[KernelCandidate], bool], in_use: Collection[str]) -> list[str]:
+        """Forget candidates and runtimes that are stale and whose libraries nobody uses; gives the libraries removed.
+
+        `in_use` are keys of libraries. Lines that are no candidates of this format go, and all but the last about each
+        candidate; what other processes append meanwhile stays. Libraries without a line stay for an hour: another
+        process may be about to write it.
+        """
+        with self._lock, self._alone():
+            named = {each.library.key for each in self._candidates.values()} | set(self._runtimes)
+            runtimes: dict[str, Built] = {}
+            candidates: dict[str, KernelCandidate] = {}
+            for line in _lines(self.folder):
+                named |= {each.key for each in (line.runtime, line.candidate and line.candidate.library) if each}
+                if line.candidate is not None and (
+                    line.candidate.library.key in in_use or not is_stale(line.candidate)
+                ):
+                    candidates[line.candidate.name] = line.candidate
+                elif line.runtime is not None and (line.runtime.key in in_use or self._is_runtime(line.runtime)):
+                    runtimes[line.runtime.key] = line.runtime
+            kept = [_StoreLine(FORMAT, runtime=each) for each in runtimes.values()]
+            kept += [_StoreLine(FORMAT, candidate=each) for each in candidates.values()]
+            self._candidates, self._runtimes = candidates, runtimes
+            if kept or (self.folder / ENTRIES).exists():
+                write_whole(self.folder / ENTRIES, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
+            wanted = {*runtimes, *(each.library.key for each in candidates.values()), *in_use}
+            return self._unlink(named, wanted)
 
     def path_of(self, library: Built) -> Path:
         """Where a library lies."""
         return self.folder / LIBRARIES / f"{library.key}.so"
 
-    def _built(self, key: str, text: str, compiler: Compiler, more: tuple[str, ...] = ()) -> Built:
-        path = self.folder / LIBRARIES / f"{key}.so"
-        took = compiler.build(text, path, (*self.target.flags, *more))
-        return Built(key, _digest(path), self.maker, round(took, 3))
+    def _append(self, line: _StoreLine) -> None:
+        with self._alone():
+            append_entry(self.folder / ENTRIES, msgspec.to_builtins(line))
 
-    def _keep(self, candidate: KernelCandidate) -> None:
-        with self._lock:
-            self._candidates[candidate.library.key] = candidate
-            append_entry(self.folder / ENTRIES, msgspec.to_builtins(_StoreLine(FORMAT, candidate=candidate)))
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other process writes the file."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / _LOCK).open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
-    def _all(self) -> Iterable[KernelCandidate]:
+    def _unlink(self, named: Collection[str], wanted: Collection[str]) -> list[str]:
+        removed = []
+        young = time.time() - _YOUNG_S
+        for path in sorted((self.folder / LIBRARIES).glob("*.so")):
+            if path.stem not in wanted and (path.stem in named or path.stat().st_mtime < young):
+                path.unlink(missing_ok=True)  # who has it in memory keeps it
+                self._loaded.pop(path.stem, None)
+                removed.append(path.stem)
+        return removed
+
+    def _is_runtime(self, library: Built) -> bool:
+        """Whether it is what this machine would build today, by whatever compiler."""
+        return library.maker == self.maker and library.key.startswith(_text_digest(runtime.source(self.target)))
+
+    def all(self) -> list[KernelCandidate]:
+        """Every candidate, of any back end and machine."""
         with self._lock:
             return list(self._candidates.values())
 
@@ -184,10 +253,19 @@ class Store:
             return False
 
 
-def text_of(problem: Problem, knobs: Knobs, target: Target) -> str:
-    """The text of a kernel."""
-    write = depthwise.source if problem.is_depthwise else dense.source
-    return write(problem, knobs, target)
+def _lines(folder: Path) -> Iterator[_StoreLine]:
+    """The lines of this format."""
+    for entry in read_entries(folder / ENTRIES):
+        try:
+            line = msgspec.convert(entry, _StoreLine)
+        except msgspec.ValidationError:
+            continue  # of another version
+        if line.format == FORMAT:
+            yield line
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _digest(path: Path) -> str:

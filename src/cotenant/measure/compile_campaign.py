@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from cotenant.compile.knobs import tasks_of
+from cotenant.compile.backend import CANDIDATES, Backend, SearchEffort
+from cotenant.compile.ckernel.backend import CKernel
+from cotenant.compile.errors import CompileError
 from cotenant.compile.problem import Problem
-from cotenant.compile.search import CANDIDATES, SearchEffort, search
+from cotenant.compile.search import search
 from cotenant.compile.selection import KernelVersion, Reading, single_pass, with_fastest
 from cotenant.compile.store import KernelCandidate, Store
-from cotenant.compile.target import Target
-from cotenant.compile.toolchain import Compiler, find_compiler
+from cotenant.compile.toolchain import find_compiler
+from cotenant.compile.tvm.backend import TvmSearch
 from cotenant.errors import ConfigError
 from cotenant.execute.compiled.choice import (
     FORMAT,
@@ -27,11 +29,11 @@ from cotenant.execute.compiled.choice import (
     KernelChoice,
     apply,
     choice_path,
-    runtime_of,
     save_choice,
     store_of,
 )
 from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.compiled.sweep import sweep
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
@@ -39,6 +41,7 @@ from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names
 from cotenant.work import Share
 
+BACKENDS = ("ckernel", "tvm")
 _ROUNDS = 15
 _SLACK_NS = 15_000_000_000
 """Fewer rounds where they would take longer than this."""
@@ -76,6 +79,63 @@ class _Opened:
     problems: list[Problem]
 
 
+class CandidatesResult(Struct, frozen=True):
+    """Candidates that another back end made for a model's layers, to compare: what Algorithm 1 keeps of them, the sum
+    of the layers' fastest times in us (each layer once), and the same of `ckernel`'s; None where it made none."""
+
+    layers: int
+    candidates: int
+    versions: int
+    us: float
+    ckernel_us: float | None
+
+
+def backend_of(name: str) -> Backend:
+    """A back end by name. Raises CompileError where what it needs is missing, ConfigError for another name."""
+    if name == "ckernel":
+        return CKernel(find_compiler())
+    if name == "tvm":
+        return TvmSearch()
+    raise ConfigError(f"--backend is {name!r}, expected one of: {', '.join(BACKENDS)}")
+
+
+def explore_repository(
+    root: Path, backend: Backend, effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
+) -> tuple[dict[str, CandidatesResult], dict[str, str]]:
+    """Make candidates for the layers of a repository's models with any back end; what models run on stays as it is.
+
+    Raises ConfigError where there is no model of ONNX.
+    """
+    store = store_of(root / STATE_FOLDER / "graphs")
+    errors: dict[str, str] = {}
+    results: dict[str, CandidatesResult] = {}
+    with ExitStack() as stack:
+        opened = _opened(root, store, errors, stack)
+        order = _by_weight(opened, errors, root)
+        deadline = time.monotonic() + effort.budget_s
+        found: dict[Problem, list[KernelCandidate]] = {}
+        for at, problem in enumerate(order):
+            on_step(at, len(order), _words(problem))
+            try:
+                found[problem] = search(problem, store, backend, SearchEffort(effort.candidates, deadline))
+            except CompileError as error:
+                errors[_words(problem)] = str(error)
+        on_step(len(order), len(order), "")
+        if not errors:
+            sweep(store, backend, set(order), {_content(each) for each in opened})
+        for each in opened:
+            made = [found[problem] for problem in each.problems if problem in found]
+            ours = [[c for c in store.candidates(layer[0].problem) if c.cpu_ns] for layer in made]
+            results[each.found.tenant] = CandidatesResult(
+                len(made),
+                sum(map(len, made)),
+                max((len(versions_of(layer, ())) for layer in made), default=0),
+                sum(layer[0].cpu_ns for layer in made) / 1e3,
+                sum(layer[0].cpu_ns for layer in ours) / 1e3 if ours and all(ours) else None,
+            )
+    return results, errors
+
+
 def compile_repository(
     root: Path, lanes: Sequence[Share], effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
 ) -> tuple[dict[str, CompiledResult], dict[str, str]]:
@@ -84,22 +144,16 @@ def compile_repository(
     It may be interrupted and goes on where it stopped. Raises CompileError where there is no compiler, ConfigError
     where there is no model of ONNX.
     """
-    compiler, store = find_compiler(), store_of(root / STATE_FOLDER / "graphs")
+    backend, store = CKernel(find_compiler()), store_of(root / STATE_FOLDER / "graphs")
     results: dict[str, CompiledResult] = {}
     errors: dict[str, str] = {}
     before = os.sched_getaffinity(0)
     with ExitStack() as stack:
         opened = _opened(root, store, errors, stack)
-        if not opened and not errors:
-            raise ConfigError(f"{root}: holds no model of ONNX, and others are not compiled")
-        weights: dict[Problem, int] = {}
-        for each in opened:
-            for problem in each.problems:
-                weights[problem] = weights.get(problem, 0) + problem.macs
-        order = sorted(weights, key=lambda problem: -weights[problem])
+        order = _by_weight(opened, errors, root)
         try:
             pin(lanes[0].cores[:1])
-            found = _searched(order, store, compiler, effort, len(before), on_step, len(opened))
+            found = _searched(order, store, backend, effort, len(before), on_step, len(opened))
             for at, each in enumerate(opened):
                 name = each.found.tenant
                 on_step(len(order) + at, len(order) + len(opened), f"{name} against onnxruntime")
@@ -108,6 +162,8 @@ def compile_repository(
         finally:
             os.sched_setaffinity(0, before)
         on_step(len(order) + len(opened), len(order) + len(opened), "")
+        if not errors:  # of a model that could not be opened nobody knows what it needs
+            sweep(store, backend, set(order), {_content(each) for each in opened})
     return results, errors
 
 
@@ -130,24 +186,44 @@ def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) 
     return made
 
 
+def _content(each: _Opened) -> str:
+    """The content of a model, as `content_of` gives it."""
+    return each.plain.graph_path.parent.name[:32]
+
+
+def _by_weight(opened: Sequence[_Opened], errors: Mapping[str, str], root: Path) -> list[Problem]:
+    """What all models ask for, the most work first. Raises ConfigError where there is no model."""
+    if not opened and not errors:
+        raise ConfigError(f"{root}: holds no model of ONNX, and others are not compiled")
+    weights: dict[Problem, int] = {}
+    for each in opened:
+        for problem in each.problems:
+            weights[problem] = weights.get(problem, 0) + problem.macs
+    return sorted(weights, key=lambda problem: -weights[problem])
+
+
+def _words(problem: Problem) -> str:
+    high, wide = problem.kernel
+    plane = f"{problem.height} x {problem.width}"
+    return f"{problem.channels} to {problem.filters} channels, {plane}, {high} x {wide}"
+
+
 def _searched(
     order: Sequence[Problem],
     store: Store,
-    compiler: Compiler,
+    backend: Backend,
     effort: CompileEffort,
     workers: int,
     on_step: OnStep,
     more: int,
 ) -> dict[Problem, list[KernelCandidate]]:
     """Candidates of each problem. Where the budget ends, those that have none yet get one."""
-    runtime = runtime_of(store)
     deadline = time.monotonic() + effort.budget_s
     each = SearchEffort(effort.candidates, deadline, workers)
     found = {}
     for at, problem in enumerate(order):
-        size = f"{problem.channels} to {problem.filters} channels, {problem.height} x {problem.width}"
-        on_step(at, len(order) + more, size)
-        found[problem] = search(problem, store, runtime, compiler, each)
+        on_step(at, len(order) + more, _words(problem))
+        found[problem] = search(problem, store, backend, each)
     return found
 
 
@@ -158,8 +234,7 @@ def _judged(
     model = each.compiled
     sizes = {1: lanes[0].cores[:1]} | {lane.size: lane.cores for lane in lanes}
     kernels = tuple(
-        ChosenKernels(problem, tuple(versions_of(found[problem], list(sizes), store.target)))
-        for problem in each.problems
+        ChosenKernels(problem, tuple(versions_of(found[problem], list(sizes)))) for problem in each.problems
     )
     left_out = _slower(model, KernelChoice(FORMAT, model.unit_count, kernels), store, each.shapes)
     choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
@@ -174,21 +249,21 @@ def _judged(
         ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
     planned = model.prepared(each.shapes[0])
     if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _NO_SLOWER:
-        choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]).unlink(missing_ok=True)
+        choice_path(root / STATE_FOLDER / "graphs", _content(each)).unlink(missing_ok=True)
     else:
         slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
         kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow)
-        save_choice(choice_path(root / STATE_FOLDER / "graphs", each.plain.graph_path.parent.name[:32]), kept)
+        save_choice(choice_path(root / STATE_FOLDER / "graphs", _content(each)), kept)
     ours = sum(planned.plan.ours)
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
 
 
-def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int], target: Target) -> list[str]:
+def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> list[str]:
     """The libraries of a layer's versions: the fastest alone, the fastest on each of these numbers of cores, then the
     choice of Algorithm 1 among those within twice the fastest."""
-    readings = [Reading(c.library.key, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
+    readings = [Reading(c.name, c.cpu_ns, c.parallelism, c.locality) for c in candidates]
     chosen = with_fastest(single_pass(readings, 2 * min(each.solo_ns for each in readings)), readings)
-    loaded = {c.library.key: KernelVersion(0, tasks_of(c.problem, c.knobs, target), c.cpu_ns) for c in candidates}
+    loaded = {c.name: KernelVersion(0, c.tasks, c.cpu_ns) for c in candidates}
     wide = [min(loaded, key=lambda key: loaded[key].ns_on(cores)) for cores in sizes]
     return list(dict.fromkeys([chosen[0], *wide, *chosen]))
 

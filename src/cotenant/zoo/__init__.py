@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["QUICK_START", "ZooError", "build", "build_repository", "names", "sample_inputs"]
 
-_BUILDERS = ("bert_base", "identity", "minilm", "mlp_recommender", "mobilenet_v2", "resnet50", "tiny")
+_BUILDERS = ("bert_base", "bert_large", "identity", "minilm", "mlp_recommender", "mobilenet_v2", "resnet50", "tiny")
 
 QUICK_START = ("ocr_detection", "ocr_orientation", "ocr_recognition", "magika", "silero_vad", "minilm", "resnet50")
 """Models of the quick-start repository: three orders of latency, one pipeline of three, one stateful model."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cotenant.zoo import carriers, small, text, vision
-from cotenant.zoo.bert import BERT_BASE, MINILM_L6
+from cotenant.zoo.bert import BERT_BASE, BERT_LARGE, MINILM_L6, BertShape
 from cotenant.zoo.errors import ZooError
 from cotenant.zoo.graph import Array, GraphWriter
 
@@ -38,12 +38,13 @@ def trained_minilm_weights() -> text.Weights:
     return read
 
 
-def _bert_base(rng: np.random.Generator) -> GraphWriter:
-    return text.bert("bert_base", BERT_BASE, text.seeded_weights(rng))
+def _bert(name: str, shape: BertShape) -> Callable[[np.random.Generator], GraphWriter]:
+    return lambda rng: text.bert(name, shape, text.seeded_weights(rng))
 
 
 _SEEDED: dict[str, Callable[[np.random.Generator], GraphWriter]] = {
-    "bert_base": _bert_base,
+    "bert_base": _bert("bert_base", BERT_BASE),
+    "bert_large": _bert("bert_large", BERT_LARGE),
     "identity": small.identity,
     "mlp_recommender": small.mlp_recommender,
     "mobilenet_v2": vision.mobilenet_v2,

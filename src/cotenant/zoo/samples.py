@@ -107,6 +107,7 @@ def _click(rng: np.random.Generator) -> dict[str, Array]:
 
 _SAMPLES: dict[str, Callable[[np.random.Generator], dict[str, Array]]] = {
     "bert_base": _tokens,
+    "bert_large": _tokens,
     "identity": _row,
     "magika": _magika,
     "minilm": _tokens,

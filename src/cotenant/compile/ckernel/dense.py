@@ -88,6 +88,7 @@ class _Dense:
         cells = list(product(range(count), range(height), range(width)))
         names = {cell: "a{}_{}_{}".format(*cell) for cell in cells}
         is_cut = self.passes < self.span
+        down, right = self.problem.dilation
         lines = [
             f"static void tile_{count}_{height}_{width}(const float *x, const float *w, const float *bias,",
             "    const float *add, float *out, long blocks, long left, long first, long last, long tail) {",
@@ -105,7 +106,8 @@ class _Dense:
             "  for (long i = 0; i < blocks; i++) {",
             f"    const long depth = i == blocks - 1 ? left : {self.depth};" if self.left else "",
             f"    for (long r = 0; r < {self.taps[0]}; r++) for (long s = 0; s < {self.taps[1]}; s++) {{",
-            f"      const float *p = x + i * {self.read.block} + r * {self.read.row} + s * {self.read.column};",
+            f"      const float *p = x + i * {self.read.block} + r * {down * self.read.row}"
+            f" + s * {right * self.read.column};",
             f"      const float *q = w + ((i * {self.taps[0]} + r) * {self.taps[1]} + s) * {self.depth * self.lanes};",
             *self._body(names, count),
             "    }",

@@ -15,6 +15,7 @@ from cotenant.compile.target import Target
 def source(problem: Problem, knobs: Knobs, target: Target) -> str:
     """As `dense.source`. A tile is rows x columns of one block of channels; all taps are written out."""
     lanes, (high, wide), (down, right) = target.lanes, problem.kernel, problem.stride
+    dilation = problem.dilation
     read = input_strides(problem, lanes)
     write = output_strides(problem, problem.out_halo, lanes)
     add = output_strides(problem, problem.add_halo, lanes)
@@ -31,7 +32,7 @@ def source(problem: Problem, knobs: Knobs, target: Target) -> str:
         for r, s in product(range(high), range(wide)):
             lines.append(f"  {{ const vec k = *(const vec *)(w + {(r * wide + s) * lanes});")
             for i, j in cells:
-                at = (i * down + r) * read.row + (j * right + s) * lanes
+                at = (i * down + r * dilation[0]) * read.row + (j * right + s * dilation[1]) * lanes
                 lines.append(f"    a{i}_{j} += k * *(const vec *)(x + {at});")
             lines.append("  }")
         for i, j in cells:

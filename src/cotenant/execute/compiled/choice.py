@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from cotenant.compile.errors import CompileError
-from cotenant.compile.knobs import tasks_of
+from cotenant.compile.knobs import Knobs
 from cotenant.compile.native import Runtime, address
 from cotenant.compile.problem import Problem
 from cotenant.compile.selection import KernelVersion
@@ -106,9 +106,10 @@ def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
 
 
 def version_of(store: Store, candidate: KernelCandidate) -> KernelVersion:
-    """A candidate, loaded. Raises CompileError when it cannot be."""
-    tasks = tasks_of(candidate.problem, candidate.knobs, store.target)
-    return KernelVersion(address(store.load(candidate.library)), tasks, candidate.cpu_ns)
+    """A candidate, loaded. Raises CompileError when it cannot be, or is not for compiled models."""
+    if not isinstance(candidate.knobs, Knobs):
+        raise CompileError(f"{candidate.name} was made by {candidate.backend}, whose kernels no model runs; {_MEND}")
+    return KernelVersion(address(store.load(candidate.library), candidate.function), candidate.tasks, candidate.cpu_ns)
 
 
 _runtimes: dict[str, Runtime] = {}

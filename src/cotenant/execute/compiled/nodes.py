@@ -34,6 +34,7 @@ class KernelNode:
     turned: bool = False
     kernel: tuple[int, int] = (1, 1)
     stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
     groups: int = 1
     mode: int = 0
@@ -107,7 +108,7 @@ class Lowering:
         source, filters = shape(inputs[0]), self._weights(inputs[1])
         if source is None or filters is None or len(source) != 4 or len(filters) != 4:
             return None
-        if given.get("auto_pad", b"NOTSET") != b"NOTSET" or any(each != 1 for each in given.get("dilations", ())):
+        if given.get("auto_pad", b"NOTSET") != b"NOTSET":
             return None
         if inputs[2] and self._weights(inputs[2]) is None:
             return None
@@ -116,6 +117,7 @@ class Lowering:
             return None
         pads = given.get("pads", (0, 0, 0, 0))
         stride = given.get("strides", (1, 1))
+        dilation = given.get("dilations", (1, 1))
         return KernelNode(
             "conv",
             (inputs[0], inputs[3]) if inputs[3] else (inputs[0],),
@@ -125,6 +127,7 @@ class Lowering:
             False,
             (filters[2], filters[3]),
             (stride[0], stride[1]),
+            (dilation[0], dilation[1]),
             (pads[0], pads[1], pads[2], pads[3]),
             given.get("group", 1),
             activation=activation,
@@ -165,8 +168,8 @@ class Lowering:
             if mode == 2 and last + kernel[axis] > source[axis + 2] + pads[axis + 2]:
                 return None
         whole = (pads[0], pads[1], pads[2], pads[3])
-        shape_of = (kernel[0], kernel[1]), (stride[0], stride[1])
-        return KernelNode("pool", (node.input[0],), node.output[0], "", "", False, *shape_of, whole, mode=mode)
+        sizes = (kernel[0], kernel[1]), (stride[0], stride[1])
+        return KernelNode("pool", (node.input[0],), node.output[0], "", "", False, *sizes, pads=whole, mode=mode)
 
     def _mean(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         source = shape(node.input[0])

@@ -175,12 +175,14 @@ class UnitPlanner:
             self._halos.get(node.output, 0),
             self._halos.get(node.inputs[1], 0) if node.adds else 0,
             is_pixels,
+            dilation=node.dilation,
         )
 
     def _is_pixels(self, node: KernelNode) -> bool:
         source = node.inputs[0]
         is_given = any(tensor.name == source for tensor in self._dfg.inputs)
-        return is_given and node.groups == 1 and self.shapes[source][1] <= _PIXEL_CHANNELS
+        is_plain = node.groups == 1 and node.dilation == (1, 1)
+        return is_given and is_plain and self.shapes[source][1] <= _PIXEL_CHANNELS
 
     def _fits(self, nodes: Sequence[KernelNode]) -> bool:
         """Whether all shapes are known, and channels are put together in whole blocks."""

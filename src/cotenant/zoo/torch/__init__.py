@@ -44,6 +44,7 @@ _MODULES: dict[str, str] = {
     "resnet101": "resnet",
     "resnet152": "resnet",
     "ssd_mobilenet": "detection",
+    "ssd_vgg16": "detection",
     "tiny_yolov2": "yolo",
     "vgg16": "plain",
     "vgg19": "plain",

@@ -44,8 +44,9 @@ def alexnet() -> Chain:
     )
 
 
-def vgg(convolutions: tuple[int, ...]) -> Chain:
-    """VGG without normalisation (Simonyan & Zisserman, ICLR 2015, table 1): convolutions before each pooling."""
+def vgg_features(convolutions: tuple[int, ...]) -> list[nn.Module]:
+    """VGG's convolutions without normalisation (Simonyan & Zisserman, ICLR 2015, table 1): so many before each
+    pooling."""
     layers: list[nn.Module] = []
     taken = 3
     for count, width in zip(convolutions, (64, 128, 256, 512, 512), strict=True):
@@ -53,7 +54,12 @@ def vgg(convolutions: tuple[int, ...]) -> Chain:
             layers += [nn.Conv2d(taken, width, 3, padding=1), nn.ReLU()]
             taken = width
         layers.append(nn.MaxPool2d(2))
-    return Chain(*layers, *_head(512 * 7 * 7))
+    return layers
+
+
+def vgg(convolutions: tuple[int, ...]) -> Chain:
+    """VGG with its head; see `vgg_features`."""
+    return Chain(*vgg_features(convolutions), *_head(512 * 7 * 7))
 
 
 def _head(taken: int) -> tuple[nn.Module, ...]:
