@@ -276,11 +276,11 @@ def decide_slack(
     """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by TARGET and on.
 
     Who has begun first, then deadlines. A job needs the cores of the least price of time at which it takes `target` of
-    what is left to its deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster: who is alone takes
-    what there is, many share, who is late pays with more cores, and where the needs are more than the machine, the
-    later deadlines get what is left. A block ends after `quantum_ns`, so that all is looked at again soon. Where fewer
-    than `narrow` of its cores are free, a job that has not begun waits for a block that runs, and nobody passes it. A
-    waiting job that now needs more than `dear` times the core time of a new one of its class
+    what is left to its deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster:
+    who is alone takes what there is, many share, who is late pays with more cores, and where the needs are more than
+    the machine, who comes later in the order gets what is left. A block ends after `quantum_ns`, so that all is looked
+    at again soon. Where fewer than `narrow` of its cores are free, a job that has not begun waits for a block that
+    runs, and nobody passes it. A waiting job that now needs more than `dear` times the core time of a new one of its class
     (`preferred[model][level]`), while others wait, is given up: the time is theirs.
     """
     target, quantum_ns, narrow, dear = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
