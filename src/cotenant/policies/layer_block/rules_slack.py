@@ -280,8 +280,8 @@ def decide_slack(
     who is alone takes what there is, many share, who is late pays with more cores, and where the needs are more than
     the machine, who comes later in the order gets what is left. A block ends after `quantum_ns`, so that all is looked
     at again soon. Where fewer than `narrow` of its cores are free, a job that has not begun waits for a block that
-    runs, and nobody passes it. A waiting job that now needs more than `dear` times the core time of a new one of its class
-    (`preferred[model][level]`), while others wait, is given up: the time is theirs.
+    runs, and nobody passes it. A waiting job that now needs more than `dear` times the core time of a new one of its
+    class (`preferred[model][level]`), while others wait, is given up: the time is theirs.
     """
     target, quantum_ns, narrow, dear = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
     byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0
