@@ -220,8 +220,8 @@ def test_decisions_by_slack_hold(floor: tuple, drops: bool, narrow: float) -> No
     hold(side, before, jobs, made, now, free)
     assert all(wanted == 0 for *_, wanted, _, _ in made), "it takes what it planned for"
     begun = [before[FIELDS * c[0] : FIELDS * c[0] + FIELDS] for c in made if c[1] == START]
-    order = [(old[-1], old[DEADLINE]) for old in begun]
-    assert order == sorted(order), "deadlines first"
+    order = [(old[-1], -old[STATE], old[DEADLINE]) for old in begun]
+    assert order == sorted(order), "who has begun first, then deadlines"
     runs = any(before[at + STATE] >= RUNS for at in range(0, len(before), FIELDS))
     waits = any(WAITS <= jobs[at + STATE] <= PAUSED for at in range(0, len(jobs), FIELDS))
     assert not waits or runs or begun or not free, "a wait that nothing ends"

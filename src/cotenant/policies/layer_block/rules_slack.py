@@ -1,4 +1,4 @@
-"""Pure rules of slack_blocks: a price of time, plans by dynamic programming, cores from slack, deadlines first.
+"""Pure rules of slack_blocks: a price of time, plans by dynamic programming, cores from slack.
 
 How they are written, and what `jobs` and `out` hold, is in `rules`. A *plan* of a model at a level and a price says for
 each unit on how many cores a block that begins there runs, and up to which unit these are held. Prices are in cores:
@@ -233,7 +233,10 @@ def need_of(
 
 
 def most_urgent(jobs: Sequence[int], rows: int) -> int:
-    """The job that goes next: by priority, then the earliest deadline, then who has begun. -1 where there is none."""
+    """The job that goes next: by priority, then who has begun, then the earliest deadline. -1 where there is none.
+
+    Who has begun goes first, or heavy models, whose deadlines are far, would begin and never get enough to end.
+    """
     best, best_rank, best_deadline, best_state = -1, 0, 0, 0
     for row in range(rows):
         at = FIELDS * row
@@ -243,10 +246,7 @@ def most_urgent(jobs: Sequence[int], rows: int) -> int:
             if (
                 best < 0
                 or rank < best_rank
-                or (
-                    rank == best_rank
-                    and (deadline < best_deadline or (deadline == best_deadline and state > best_state))
-                )
+                or (rank == best_rank and (state > best_state or (state == best_state and deadline < best_deadline)))
             ):
                 best, best_rank, best_deadline, best_state = row, rank, deadline, state
     return best
@@ -273,15 +273,15 @@ def decide_slack(
     rows: int,
     out: MutableSequence[int],
 ) -> int:
-    """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by RESERVE and on.
+    """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by TARGET and on.
 
-    Deadlines first. A job needs the cores of the least price of time at which it takes `target` of what is left to its
-    deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster: who is alone takes
-    what there is, many share, who is late pays with more cores, and where the needs are more than the machine, the
-    later deadlines get what is left. A block ends after `quantum_ns`, so that all is looked at again soon. Where fewer
-    than `narrow` of its cores are free, a job that has not begun waits for a block that runs, and nobody passes it. A
-    waiting job that now needs more than `dear` times the core time of a new one of its class
-    (`preferred[model][level]`), while others wait, is given up: the time is theirs.
+    Who has begun first, then deadlines. A job needs the cores of the least price of time at which it takes `target` of
+    what is left to its deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster:
+    who is alone takes what there is, many share, who is late pays with more cores, and where the needs are more than
+    the machine, who comes later in the order gets what is left. A block ends after `quantum_ns`, so that all is looked
+    at again soon. Where fewer than `narrow` of its cores are free, a job that has not begun waits for a block that
+    runs, and nobody passes it. A waiting job that now needs more than `dear` times the core time of a new one of its
+    class (`preferred[model][level]`), while others wait, is given up: the time is theirs.
     """
     target, quantum_ns, narrow, dear = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
     byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Ours: deadlines first, cores by a price of time, blocks planned over the whole model."""
+"""Ours: who has begun first, then deadlines; cores by a price of time; blocks planned over the whole model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cotenant.types import Query, Tenant
 
 @dataclass(frozen=True, slots=True)
 class SlackBlocks(BlockPolicy):
-    """Deadlines first; each block gets the cores that its query's slack, its class and the others leave it.
+    """Who has begun first, then deadlines; each block gets the cores that its slack needs and a part of what is left.
 
     Where its blocks are cut and how many cores each holds is planned over the rest of the model by dynamic programming,
     at a price of time: see `rules_slack`.
