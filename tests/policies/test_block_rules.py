@@ -129,7 +129,7 @@ def test_the_pressure_leaves_out_what_is_soon_over_and_oneself() -> None:
     assert drawn_now(dims, moved, jobs, 3, 120, -1) == 1000 / 100 + 400 / 50
     assert drawn_now(dims, moved, jobs, 3, 120, 0) == 400 / 50
     assert drawn_now(dims, moved, jobs, 3, 145, -1) == 1000 / 100, "5 of 50 ns are left of the other"
-    assert [pressure_of(18.0, 24.0, 0.5), pressure_of(18.0, 12.0, 0.5), pressure_of(18.0, 0.0, 0.5)] == [0.75, 1.0, 0.5]
+    assert [pressure_of(6.0, 24.0, 0.5), pressure_of(18.0, 12.0, 0.5), pressure_of(18.0, 0.0, 0.5)] == [0.75, 1.0, 0.5]
     assert [level_of(at, 5) for at in (0.0, 0.12, 0.13, 0.5, 1.0)] == [0, 0, 1, 2, 4]
     assert [level_of(at, 1) for at in (0.0, 1.0)] == [0, 0]
     assert [version_at((1, 3, 5, 1), 0, at) for at in range(5)] == [0, 1, 2, 2, 2]

@@ -231,11 +231,9 @@ def drawn_now(
 
 
 def pressure_of(drawn: float, bandwidth: float, beside: float) -> float:
-    """Pressure from 0 to 1: what is drawn over the bandwidth, where that is known; what is measured, if it is more."""
-    pressure = drawn / bandwidth if bandwidth > 0 else 0.0
-    if pressure > 1.0:
-        pressure = 1.0
-    return pressure if pressure > beside else beside
+    """Pressure from 0 to 1: what is drawn over the bandwidth, where that is known, and what others make of it."""
+    pressure = beside + (drawn / bandwidth if bandwidth > 0 else 0.0)
+    return pressure if pressure < 1.0 else 1.0
 
 
 def fastest_ns(dims: Sequence[int], spans: Sequence[int], jobs: Sequence[int], row: int, total: int) -> int:
