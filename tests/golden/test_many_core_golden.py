@@ -124,3 +124,7 @@ def test_explain_tells_version_cores_and_pressure_of_each_block() -> None:
             assert f"at a pressure of {launch['pressure_pct']} %" in told[0]
             break
     assert told, "no launch that wanted more under pressure"
+
+
+def test_no_golden_file_is_without_its_run() -> None:
+    assert {path.stem for path in GOLDEN.glob("many-core-*.jsonl")} == set(RUNS)

@@ -337,6 +337,6 @@ def test_the_golden_traces_show_every_event_and_every_outcome() -> None:
 
 def test_no_golden_file_is_without_its_test() -> None:
     traces = [f"{run}.jsonl" for run in [*RUNS, *CHANGES]]
-    assert sorted(path.name for path in GOLDEN.iterdir() if path.suffix != ".py" and path.name[0] != "_") == sorted(
-        [*traces, "plans", "policies.txt"]
-    )
+    kept = [path.name for path in GOLDEN.iterdir() if path.suffix != ".py" and path.name[0] != "_"]
+    others = [name for name in kept if not name.startswith("many-core-")]  # those have a module of their own
+    assert sorted(others) == sorted([*traces, "plans", "policies.txt"])

@@ -29,6 +29,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot, Work
+from cotenant.world.simulated import WorldEvent
 
 _ROUNDS = 40
 """Rounds of the slowest partition that are run."""
@@ -120,12 +121,12 @@ class Beside:
     def next_ns(self) -> int | None:
         return self._next()[0] if self._running else None
 
-    def pop(self) -> tuple[int, str | None]:
+    def pop(self) -> WorldEvent:
         at, number = self._next()
         self._go_to(at)
         del self._running[number], self._left[number]
         self._slow.clear()
-        return number, None
+        return WorldEvent(number)
 
     def _next(self) -> tuple[int, int]:
         self._look()
