@@ -5,6 +5,8 @@
   is a linear program; by duality every weighting of the lanes gives a bound: the sum over the tasks of what their
   cheapest device costs.
 - *Carlier's*: what starts after a head and leaves a tail behind it takes the head, its load, and the tail.
+- *Hubs*, tasks that are before or behind many others: what must be done before one, it, and what must be done behind
+  it, each at least its load, add up; so do those between several hubs.
 - *Articulation tasks*, which are before or behind every other task, cut the time: the bounds of the pieces add up.
 
 Sources: Carlier (1982) for one machine; the fractional load is the relaxation of unrelated machines (Lenstra, Shmoys
@@ -24,6 +26,9 @@ from cotenant.plan.placement.kernels import IMPOSSIBLE
 
 _ROUNDS = 100
 _FORBIDDEN = float("inf")
+_MOST = float(IMPOSSIBLE)
+_HUBS = 40
+"""Hubs that are looked at, and their pairs: those that are before or behind the most tasks."""
 _HEADS = 12
 """Heads, and tails, that Carlier's bound is tried for, evenly among those of the tasks."""
 
@@ -59,15 +64,16 @@ def bound_of(problem: PlacementProblem) -> PlacementBound:
             pieces += int(service[piece[0]].min())
         elif piece:
             pieces += _piece_ns(problem, piece, service)
-    best = max(path, load, pieces, _carlier(problem, whole, heads.min(axis=1), tails.min(axis=1)))
+    carlier = _carlier(problem, whole, heads.min(axis=1), tails.min(axis=1))
+    best = max(path, load, pieces, carlier, _hubs(problem, heads, tails))
     return PlacementBound(best, path, load, tuple(cuts))
 
 
 def load_bound_ns(problem: PlacementProblem, tasks: Sequence[int]) -> int:
     """Least time in which lanes can do these tasks, each divided over its devices as one likes.
 
-    With copies, hand-overs, the order and memory left out. Exact for two devices of a lane each; else the best of some
-    weightings of the lanes, each of which is a bound.
+    With copies, hand-overs, the order and memory left out. Exact for a device and equal lanes beside it; else the best
+    of some weightings of the lanes, each of which is a bound.
     """
     service = _service(problem)[list(tasks)]
     if not len(service):
@@ -75,8 +81,11 @@ def load_bound_ns(problem: PlacementProblem, tasks: Sequence[int]) -> int:
     lanes = np.zeros((len(problem.device_names), len(problem.lane_names)))
     for device, held in enumerate(problem.lanes):
         lanes[device, list(held)] = 1.0
-    if len(problem.device_names) == len(problem.lane_names) == 2 and np.array_equal(lanes.sum(axis=1), [1.0, 1.0]):
-        return int(_two_lanes(service) * (1 - 1e-12))
+    if len(problem.device_names) == len(problem.lane_names) >= 2 and bool((lanes.sum(axis=1) == 1.0).all()):
+        others = service[:, 1:]
+        if bool((others == others[:, :1]).all()):  # equal lanes are one of so many times their speed
+            pair = np.stack((service[:, 0], others[:, 0] / others.shape[1]), axis=1)
+            return int(_two_lanes(pair) * (1 - 1e-12))
     weights = np.full(len(problem.lane_names), 1.0 / len(problem.lane_names))
     best = 0.0
     width = 1.0
@@ -111,6 +120,30 @@ def _two_lanes(service: NDArray[np.float64]) -> float:
     firsts = np.concatenate((np.cumsum(a[::-1])[::-1], [0.0]))[at]
     seconds = np.concatenate(([0.0], np.cumsum(b)))[at]
     return float((weights * firsts + (1 - weights) * seconds).max())
+
+
+def _hubs(problem: PlacementProblem, heads: NDArray[np.float64], tails: NDArray[np.float64]) -> int:
+    size = problem.size
+    before = np.zeros((size, size), dtype=np.bool_)  # by task, who is before it
+    for i in range(size):
+        for j in problem.preds[i]:
+            before[i] |= before[j]
+            before[i, j] = True
+    related = before.sum(axis=0) + before.sum(axis=1)
+    hubs = sorted(np.argsort(-related, kind="stable")[:_HUBS].tolist()) if size > 1 else []
+    least = _service(problem).min(axis=1)
+    reached: dict[int, int] = {}
+    best = 0
+    for hub in hubs:
+        head = max(int(min(heads[hub].min(), _MOST)), load_bound_ns(problem, np.flatnonzero(before[hub]).tolist()))
+        for other in reached:
+            if before[hub, other]:
+                between = np.flatnonzero(before[hub] & before[:, other]).tolist()
+                head = max(head, reached[other] + load_bound_ns(problem, between))
+        reached[hub] = head + int(least[hub])
+        behind = load_bound_ns(problem, np.flatnonzero(before[:, hub]).tolist())
+        best = max(best, reached[hub] + max(behind, int(min(tails[hub].min(), _MOST))))
+    return best
 
 
 def articulation_tasks(problem: PlacementProblem) -> list[int]:

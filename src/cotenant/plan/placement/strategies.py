@@ -1,7 +1,7 @@
 """What places tasks: the protocol, the sequential execution, and the strategies of the paper.
 
 The *base* of a task is its device in the sequential execution (the GPU, for most); its *overflow* device is the other
-one on which it is quickest, equal ones (lanes of a processor) in turn.
+one on which it is quickest; of equal ones (lanes of a processor) that of its only predecessor, else each in turn.
 Source: SIR+ (SYSTOR 2022), section 4 and Algorithm 1. Algorithm 1 multiplies a size by a rate, where a time is meant
 (section 5 divides); it names no start, which is the assignment of SD (section 4.3).
 """
@@ -205,6 +205,7 @@ def _overflowed(problem: PlacementProblem, base: Sequence[int], moves: Callable[
         least = min(times[d] for d in others)
         equal = [d for d in others if times[d] == least]
         if moves(i, times[base[i]], least):
-            place[i] = equal[turn % len(equal)]
+            near = [place[j] for j in problem.preds[i] if place[j] in equal]
+            place[i] = near[0] if len(problem.preds[i]) == 1 and near else equal[turn % len(equal)]
             turn += 1
     return place
