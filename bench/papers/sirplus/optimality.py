@@ -47,6 +47,7 @@ TYPICAL = DetectorWorld(8.0, 12e9, 10.0, 7.0, 20.0, 1, TransferMode.DELAY)
 _EXACT = 200
 """Tasks up to which half of the time is the exact solver's."""
 _SHOWN = 200
+_WIDTH = 130
 
 
 def run(
@@ -63,7 +64,7 @@ def run(
     if edges is not None or link or memory:
         raise BenchError("--edges, --link and --memory say more about a graph; expected --graph FILE.csv with them")
     warm_up()
-    console = Console()
+    console = Console(width=max(_WIDTH, Console().width))
     seconds = QUICK_SECONDS if quick else SECONDS
     seeds = SEEDS[:1] if quick else SEEDS
     rows = []
@@ -92,8 +93,8 @@ def warm_up() -> None:
 
 def searcher(size: int, seconds: float, seed: int = 1) -> OverflowSearch:
     """Ours with so much time in all."""
-    exact = 0.6 * seconds if size <= _EXACT else 0.0
-    return OverflowSearch(steps=10_000_000, seconds=0.95 * seconds, exact_seconds=exact, seed=seed)
+    exact = (0.6 if size <= MILP_SIZE else 0.3) * seconds if size <= _EXACT else 0.0
+    return OverflowSearch(steps=10_000_000, seconds=0.9 * seconds, exact_seconds=exact, seed=seed)
 
 
 def measure(
@@ -150,7 +151,7 @@ def place_graph(
 ) -> dict[str, Any]:
     """Place a graph from tables, and print the plan if there is one that breaks no limit."""
     problem = PlacementProblem(read_graph(graph, edges, links, memory))
-    console = Console()
+    console = Console(width=max(_WIDTH, Console().width))
     linked = {(link.source, link.target) for link in problem.graph.links}
     names = problem.device_names
     apart = [f"{a}:{b}" for at, a in enumerate(names) for b in names[at + 1 :] if (a, b) not in linked]

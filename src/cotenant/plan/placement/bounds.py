@@ -37,13 +37,16 @@ _HEADS = 12
 class PlacementBound:
     """No plan is shorter. `path_ns`: heads and tails; `load_ns`: of all tasks at once; `makespan_ns`: the best of all.
 
-    `articulation` are the tasks that every other one is before or behind.
+    `articulation` are the tasks that every other one is before or behind; `heads_ns` and `tails_ns` the least times
+    before each task starts and after it ends.
     """
 
     makespan_ns: int
     path_ns: int
     load_ns: int
     articulation: tuple[int, ...]
+    heads_ns: tuple[int, ...]
+    tails_ns: tuple[int, ...]
 
     def gap_pct(self, makespan_ns: int) -> float:
         """How far a plan may be from the best one at most."""
@@ -66,7 +69,8 @@ def bound_of(problem: PlacementProblem) -> PlacementBound:
             pieces += _piece_ns(problem, piece, service)
     carlier = _carlier(problem, whole, heads.min(axis=1), tails.min(axis=1))
     best = max(path, load, pieces, carlier, _hubs(problem, heads, tails))
-    return PlacementBound(best, path, load, tuple(cuts))
+    least = [tuple(int(min(each, _MOST)) for each in ways.min(axis=1).tolist()) for ways in (heads, tails)]
+    return PlacementBound(best, path, load, tuple(cuts), *least)
 
 
 def load_bound_ns(problem: PlacementProblem, tasks: Sequence[int]) -> int:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+from cotenant.plan.placement.bounds import bound_of
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 from cotenant.plan.placement.strategies import sequential_ns
-from cotenant.plan.placement.task_graph import TransferMode
 from cotenant.plan.types import PlanError
 
 
@@ -78,11 +78,26 @@ class IntervalSearch:
                     if problem.space[d] == space
                 ]
                 model.add(sum(use * size for use, size in held) <= limit)
-        makespan = model.new_int_var(0, horizon, "")
-        model.add_max_equality(makespan, ends)
+        known = bound_of(problem)
+        most = horizon
+        line = problem.evaluate(hint) if hint is not None else None
+        if line is not None and line.is_feasible:
+            most = line.makespan_ns
+        makespan = model.new_int_var(min(known.makespan_ns, most), most, "")
+        heads, tails = known.heads_ns, known.tails_ns
+        for i, end in enumerate(ends):
+            model.add(makespan >= end + tails[i])
+            model.add(begins[i] >= heads[i])
+        for lane in range(len(problem.lane_names)):  # what lanes do at least, for the solver's linear relaxation
+            uses = [
+                (use, problem.service[i][d])
+                for i, on in enumerate(chosen)
+                for d, use in on.items()
+                if lane in problem.lanes[d]
+            ]
+            model.add(makespan >= sum(use * time for use, time in uses))
         model.minimize(makespan)
         if hint is not None:
-            line = problem.evaluate(hint)
             for i, on in enumerate(chosen):
                 for d, use in on.items():
                     model.add_hint(use, int(hint.place[i] == d))
@@ -129,6 +144,13 @@ class IntervalSearch:
                         continue
                     if cost == 0 or not crossing:
                         continue
+                    resource = problem.engine_of(a, b)
+                    if resource < 0:
+                        for reader in crossing:
+                            both = model.new_bool_var("")
+                            model.add(within[producer][a] + within[reader][b] <= 1 + both)
+                            model.add(begins[reader] >= ends[producer] + cost).only_enforce_if(both)
+                        continue
                     arrival = model.new_int_var(0, horizon, "")
                     is_there = model.new_bool_var("")
                     for reader in crossing:
@@ -136,13 +158,9 @@ class IntervalSearch:
                         model.add(within[producer][a] + within[reader][b] <= 1 + both)
                         model.add_implication(both, is_there)
                         model.add(begins[reader] >= arrival).only_enforce_if(both)
-                    resource = problem.engine_of(a, b)
                     begin = model.new_int_var(0, horizon, "")
                     model.add(begin >= ends[producer]).only_enforce_if(is_there)
-                    if resource >= 0 and problem.graph.transfers is not TransferMode.DELAY:
-                        lanes[resource].append(model.new_optional_interval_var(begin, cost, arrival, is_there, ""))
-                    else:
-                        model.add(arrival >= begin + cost).only_enforce_if(is_there)
+                    lanes[resource].append(model.new_optional_interval_var(begin, cost, arrival, is_there, ""))
 
 
 @dataclass(frozen=True, slots=True)
