@@ -162,14 +162,15 @@ class PlacementProblem:
         if sorted(plan.order) != list(range(self.size)) or len(plan.place) != self.size:
             raise InvalidValueError(where, "order", len(plan.order), "every task of the graph once")
         position = {task: at for at, task in enumerate(plan.order)}
-        for i in range(self.size):
-            if not 0 <= plan.place[i] < len(self.device_names) or self.service[i][plan.place[i]] < 0:
+        for i, (device, before) in enumerate(zip(plan.place, self.preds, strict=True)):
+            if not 0 <= device < len(self.device_names) or self.service[i][device] < 0:
                 name = self.graph.tasks[i].name
-                raise InvalidValueError(where, f"device of {name!r}", plan.place[i], "one that can run it")
-            late = [j for j in self.preds[i] if position[j] > position[i]]
-            if late:
-                names = [self.graph.tasks[j].name for j in (i, late[0])]
-                raise InvalidValueError(where, "order", names, "readers behind what they read")
+                raise InvalidValueError(where, f"device of {name!r}", device, "one that can run it")
+            at = position[i]
+            for j in before:
+                if position[j] > at:
+                    names = [self.graph.tasks[task].name for task in (i, j)]
+                    raise InvalidValueError(where, "order", names, "readers behind what they read")
 
     def _engines(self) -> tuple[list[int], list[str]]:
         """The resource of copies by pair of spaces, -1 for none; names of the engines."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass
+from functools import lru_cache
 
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 
@@ -46,7 +47,8 @@ class Heft:
         return TaskPlan(tuple(place), tuple(sorted(range(problem.size), key=lambda i: (start[i], end[i], i))))
 
 
-def upward_ranks(problem: PlacementProblem) -> list[int]:
+@lru_cache(maxsize=4)
+def upward_ranks(problem: PlacementProblem) -> tuple[int, ...]:
     """Mean time from the start of each task to the end of all, in ns: means over devices, and over pairs for copies."""
     spaces = range(len(problem.space_names))
     pairs = [(a, b) for a in spaces for b in spaces if a != b]
@@ -62,7 +64,7 @@ def upward_ranks(problem: PlacementProblem) -> list[int]:
         for tensor in problem.inputs[i]:
             j = problem.producer[tensor]
             behind[j] = max(behind[j], ranks[i] + mean_copy[tensor])
-    return ranks
+    return tuple(ranks)
 
 
 def _ready(problem: PlacementProblem, i: int, device: int, place: list[int], end: list[int]) -> int | None:

@@ -13,8 +13,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from importlib.util import find_spec
 from random import Random
+
+import numpy as np
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.placement.bounds import bound_of
@@ -182,15 +185,11 @@ class _OverflowRun:
     def _start(self, more: Sequence[PlacementStrategy]) -> tuple[str, int]:
         """Plans of all others: the name of the best, and its cost or that of the worse of sequential and Comm+SD."""
         problem = self.problem
-        others: list[PlacementStrategy] = [Sequential(), QueueDelay(moves_all=True), QueueDelay(), Slowdown()]
-        others += [CommSlowdown(as_published=True), CommSlowdown(), Heft(), *more]
+        plans = [*usual_plans(problem), *((other.name, other.place(problem)) for other in more)]
         costs: dict[str, int] = {}
-        for other in others:
-            plan = other.place(problem)
-            costs[other.name] = self._offer(plan)
+        for name, plan in plans:
+            costs[name] = self._offer(plan)
             self._offer(problem.dispatch(plan.place, upward_ranks(problem)))
-        for device in range(len(problem.device_names)):
-            costs[problem.device_names[device]] = self._offer(queued(problem, based_on(problem, device)))
         return min(costs, key=costs.__getitem__), min(costs["sequential"], costs["comm_sd"])
 
     def _offer(self, plan: TaskPlan) -> int:
@@ -319,15 +318,21 @@ class _OverflowRun:
         return f"no placement was found within the limits; in the nearest one {' and '.join(broken)}"
 
 
+@lru_cache(maxsize=4)
+def usual_plans(problem: PlacementProblem) -> tuple[tuple[str, TaskPlan], ...]:
+    """What every search begins with, by name: the plans of all quick strategies, and all on each device that it can."""
+    others: list[PlacementStrategy] = [Sequential(), QueueDelay(moves_all=True), QueueDelay(), Slowdown()]
+    others += [CommSlowdown(as_published=True), CommSlowdown(), Heft()]
+    plans = [(other.name, other.place(problem)) for other in others]
+    for device, name in enumerate(problem.device_names):
+        plans.append((f"all on {name}", queued(problem, based_on(problem, device))))
+    return tuple(plans)
+
+
 def noisy(problem: PlacementProblem, cv: float, seed: int) -> list[int]:
     """Service times by task and device, each task's times by a log-normal factor of mean 1 and this variation."""
-    import math
-
-    rng = Random(seed)
-    sigma = math.sqrt(math.log1p(cv * cv))
-    factors = [math.exp(rng.gauss(-sigma * sigma / 2, sigma)) for _ in range(problem.size)]
-    return [
-        round(value * factor) if value >= 0 else -1
-        for times, factor in zip(problem.service, factors, strict=True)
-        for value in times
-    ]
+    sigma = np.sqrt(np.log1p(cv * cv))
+    factors = np.random.default_rng(seed).lognormal(-sigma * sigma / 2, sigma, problem.size)
+    times = np.array(problem.service)
+    noised: list[int] = np.where(times >= 0, np.rint(times * factors[:, None]), -1).astype(np.int64).ravel().tolist()
+    return noised
