@@ -61,9 +61,9 @@ def chains_with_fan_out(size: int, seed: int) -> TaskGraph:
     writer = GraphWriter()
     last = _add(writer, rng, [])
     while len(writer.tasks) < size:
-        for _ in range(rng.randint(1, 4)):
+        for _ in range(min(rng.randint(1, 4), size - len(writer.tasks))):
             last = _add(writer, rng, [last])
-        left = size - len(writer.tasks) - 1
+        left = size - len(writer.tasks) - 1  # without the task that joins
         if left < 4:
             continue
         length = rng.randint(1, max(1, min(20, left // 4)))
