@@ -160,18 +160,21 @@ class _OverflowRun:
             )
         began_as, guard = self._start(more)
         levels = levels_of(self.problem, FANS)
+        began_with = self.best
+        turns = len(levels) + 2 if levels else 1
         for number, level in enumerate(levels):
             smaller = PlacementProblem(level.graph, self.problem.kernels)
             assert self.best is not None
             start = level.shrink(self.best, smaller)
             plans = [start, smaller.dispatch(start.place, upward_ranks(smaller))]
-            found = self._anneal(smaller, plans, [[i] for i in range(smaller.size)], number, len(levels) + 1)
+            found = self._anneal(smaller, plans, [[i] for i in range(smaller.size)], number, turns)
             self._offer(level.expand(found))
             self._offer(self.problem.dispatch(self.candidates[-1].place, upward_ranks(self.problem)))
         assert self.best is not None
         blocks = [list(block) for block in levels[0].blocks] if levels else [[i] for i in range(self.problem.size)]
-        found = self._anneal(self.problem, [self.best], blocks, len(levels), len(levels) + 1)
-        self._offer(found)
+        if levels and began_with is not None:  # what branches cannot say may be far from what they led to
+            self._offer(self._anneal(self.problem, [began_with], blocks, turns - 2, turns))
+        self._offer(self._anneal(self.problem, [self.best], blocks, turns - 1, turns))
         proved = self._exact()
         plan = self._robust(guard)
         line = self.problem.evaluate(plan)
@@ -247,10 +250,14 @@ class _OverflowRun:
             costs[0] = costs[1]
             steps = self.settings.steps // len(_HEATS)
             heat = share * (int(costs[1]) % PENALTY) * len(problem.lane_names) / size
-            done = 0
-            while done < steps and not self._is_over(level, levels, turn):
+            done, gone = 0, 0.0
+            began = time.monotonic()
+            until = self._until(level, levels, turn)
+            while done < steps and gone < 1.0 and not self._is_over():
                 todo = min(chunk, steps - done)
-                heats = ints([int(heat * (1 - done / steps)), int(heat * (1 - (done + todo) / steps))])
+                # It cools down by what is gone of the steps or of the time, whichever ends first.
+                rate = gone / done if done else 1 / steps
+                heats = ints([int(heat * (1 - gone)), int(heat * max(0.0, 1 - gone - rate * todo))])
                 self.evaluated += int(
                     kernels.annealing.anneal(
                         *(problem.flat, problem.scratch, problem.view, order, place, best_order, best_place, where),
@@ -258,18 +265,29 @@ class _OverflowRun:
                     )
                 )
                 done += todo
+                gone = done / steps
+                if until is not None:
+                    now = time.monotonic()
+                    gone = max(gone, (now - began) / (until - began) if until > now else 1.0)
         return TaskPlan(tuple(map(int, best_place)), tuple(map(int, best_order)))
 
-    def _is_over(self, level: int, levels: int, turn: int) -> bool:
+    def _until(self, level: int, levels: int, turn: int) -> float | None:
+        """When a restart of a level must end: levels of branches share 30 % of the time, both of all tasks the rest."""
+        settings = self.settings
+        if settings.seconds is None:
+            return None
+        ends = [0.0, *(0.3 * (number + 1) / (levels - 2) for number in range(levels - 2)), 0.65, 1.0]
+        first, last = ends[level : level + 2] if levels > 1 else (0.0, 1.0)
+        share = first + (last - first) * (turn + 1) / len(_HEATS)
+        return self.began + max(0.0, settings.seconds - settings.exact_seconds) * share
+
+    def _is_over(self) -> bool:
         settings = self.settings
         if self.is_latency and self.cost <= self.bound:
             return True
         if not self.is_stopped and settings.progress is not None:
             self.is_stopped = not settings.progress(self.evaluated, min(self.cost, IMPOSSIBLE), self.bound)
-        if self.is_stopped or settings.seconds is None:
-            return self.is_stopped
-        share = (level + (turn + 1) / len(_HEATS)) / levels
-        return time.monotonic() - self.began >= max(0.0, settings.seconds - settings.exact_seconds) * share
+        return self.is_stopped
 
     def _exact(self) -> bool:
         settings, problem = self.settings, self.problem
