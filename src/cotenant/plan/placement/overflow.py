@@ -20,6 +20,7 @@ from random import Random
 import numpy as np
 
 from cotenant.errors import InvalidValueError
+from cotenant.plan.placement.annealing import WINDOW
 from cotenant.plan.placement.bounds import bound_of
 from cotenant.plan.placement.contract import levels_of
 from cotenant.plan.placement.exact import IntervalSearch
@@ -42,7 +43,7 @@ FANS = (12, 4, 2)
 """Neighbours that make a hub, by level: whole branches, pieces of them between forks, chains."""
 _HEATS = (1.0, 0.3, 0.1, 0.03)
 """By how many tasks of mean size a plan may get worse at the start of each restart of a level."""
-_CHUNK = 4_000_000
+_CHUNK = 300_000
 """Tasks that are evaluated between two looks at the clock (plain Python: a hundredth of it)."""
 _EXACT_SIZE = 200
 _SCENARIOS = 16
@@ -159,7 +160,7 @@ class _OverflowRun:
                 "no placement can run: some tasks exchange tensors, and no link joins devices that run them"
             )
         began_as, guard = self._start(more)
-        levels = levels_of(self.problem, FANS)
+        levels = levels_of(self.problem, FANS) if self.problem.size > WINDOW else []
         began_with = self.best
         turns = len(levels) + 2 if levels else 1
         for number, level in enumerate(levels):
@@ -240,7 +241,7 @@ class _OverflowRun:
         seed = ints([1 + Random(f"{self.settings.seed} {level}").randrange(2**31 - 2)])
         best_order, best_place = ints(best.order), ints(best.place)
         costs = ints([least, least])
-        chunk = max(50, _CHUNK // size // (1 if kernels.is_compiled else 100))
+        chunk = max(50, _CHUNK // min(size, WINDOW) // (1 if kernels.is_compiled else 100))
         for turn, share in enumerate(_HEATS):
             order, place = best_order.copy(), best_place.copy()
             position = [0] * size
