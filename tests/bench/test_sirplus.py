@@ -56,6 +56,17 @@ def test_a_plan_that_breaks_a_limit_is_not_printed(tmp_path: Path, capsys: pytes
     assert "no placement was found within the limits" in " ".join(capsys.readouterr().out.split())
 
 
+def test_where_no_placement_can_run_there_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = "task,device,ms\na,x,1\nb,gpu,1\nc,gpu,0\n"
+    result = optimality.place_graph(*files(tmp_path, tasks, "from,to,bytes\nb,c,0\na,b,1\n"), [], [], 0.2)
+    assert result["summary"] == dict.fromkeys(
+        ("makespan_ms", "bound_ms", "sequential_ms", "comm_sd_ms", "heft_ms"), None
+    ) | {"feasible": 0}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no --link x:gpu: nothing is copied" in printed
+    assert "no placement can run" in printed
+
+
 @pytest.mark.parametrize(
     ("tasks", "edges", "named"),
     [

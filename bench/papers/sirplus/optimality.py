@@ -154,7 +154,7 @@ def place_graph(
 ) -> dict[str, Any]:
     """Place a graph from tables, and print the plan if there is one that breaks no limit."""
     problem = PlacementProblem(read_graph(graph, edges, links, memory))
-    console = Console(width=max(_WIDTH, Console().width))
+    console = Console(width=max(_WIDTH, Console().width), emoji=False, highlight=False)  # names are others'
     linked = {(link.source, link.target) for link in problem.graph.links}
     names = problem.device_names
     apart = [f"{a}:{b}" for at, a in enumerate(names) for b in names[at + 1 :] if (a, b) not in linked]

@@ -39,7 +39,8 @@ class Heft:
                 if best is None or begin + spent < best[0]:
                     best = (begin + spent, begin, d)
             if best is None:  # no link from where its inputs are: the plan cannot run, and its evaluation says so
-                best = (end[i], end[i], problem.devices_of(i)[0])
+                ready = max(end[j] for j in problem.preds[i])
+                best = (ready, ready, problem.devices_of(i)[0])
             end[i], start[i], place[i] = best
             for lane in problem.lanes[place[i]]:
                 insort(taken[lane], (start[i], end[i]))
