@@ -19,7 +19,10 @@ from cotenant.errors import CotenantError
 
 COMMANDS = {"report": "bench._report", "fetch": "bench._weights", "reproduce": "bench._reproduce"}
 """What is no benchmark: the module with the function of that name. Text that it returns is printed."""
-_OWN = ("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed")
+_OWN = (
+    *("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed"),
+    *("graph", "edges", "link", "memory"),
+)
 """Options that only some benchmarks or commands have."""
 _NAMES = {"source": "from"}
 """Options by another name than the parameter that they are for."""
@@ -80,6 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR|FILE", help=about)
     about = "reproduce: run nothing, take the results that are kept"
     parser.add_argument("--committed", action="store_true", default=None, help=about)
+    about = "sirplus-optimality: place these tasks, a table of task, device, ms and memory (bytes), and nothing else"
+    parser.add_argument("--graph", type=Path, metavar="FILE.csv", help=about)
+    about = "sirplus-optimality: what tasks exchange, a table of from, to, bytes and, if named, tensor"
+    parser.add_argument("--edges", type=Path, metavar="FILE.csv", help=about)
+    about = "sirplus-optimality: rate and latency between two devices, in both directions; may be given several times"
+    parser.add_argument("--link", action="append", metavar="A:B=12GB/s,10us", help=about)
+    about = "sirplus-optimality: what the tasks on a device may take together; may be given several times"
+    parser.add_argument("--memory", action="append", metavar="DEVICE=BYTES", help=about)
     parser.add_argument("--rates", metavar="R,R,R", help="gpulet-scenarios: rates a second that a model may have")
     return parser
 
@@ -127,7 +138,11 @@ def _run(chosen: argparse.Namespace) -> int:
         return 0
     from bench._record import make_record, save, to_line
 
-    options = [f"{_option(key)}={value}" for key, value in own.items()]
+    options = [
+        f"{_option(key)}={each}"
+        for key, value in own.items()
+        for each in (value if isinstance(value, list) else [value])
+    ]
     options += [option for option, is_set in (("--quick", chosen.quick), ("--json", chosen.json)) if is_set]
     record = make_record(
         benchmark.name, shlex.join(["python", "-m", "bench", benchmark.name, *options]), result, (before, pace_us())

@@ -20,7 +20,7 @@ from cotenant.profile.device import this_device
 RESULTS = FOLDER / "results"
 _PACKAGES = (
     *("numpy", "onnx", "onnxruntime", "grpcio", "protobuf", "uvicorn", "uvloop", "httptools", "msgspec"),
-    *("scipy", "scikit-learn"),
+    *("scipy", "scikit-learn", "ortools", "numba"),
 )
 
 

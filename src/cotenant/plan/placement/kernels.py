@@ -1,0 +1,225 @@
+"""The evaluator of plans and the orders of queues, over flat sequences of integers.
+
+One source, run in two ways: by Python over lists, and compiled by numba over arrays (`compiled`). So only integers and
+loops are here: both ways give the same numbers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Ints = list[int]
+"""A flat sequence of 64-bit integers: a list here, an array where compiled."""
+
+IMPOSSIBLE = 1 << 61
+"""What a plan costs that needs a copy between spaces without a link."""
+PENALTY = 1 << 52
+"""What a plan costs more that breaks a limit: beyond every cost of one that breaks none (52 days in nanoseconds)."""
+UNIT = 1024
+"""Weights of an objective are shares of this."""
+
+
+class FlatGraph(NamedTuple):
+    """A task graph as numbers. Tasks, devices, lanes, spaces and tensors count from 0.
+
+    `sizes`: tasks, devices, spaces, lanes, resources (lanes and copy engines), hand-over ns. `service` and `memory` are
+    by task and device (-1: cannot run), `copy` by tensor and both spaces (-1: no link). `engine` is the resource of
+    copies between two spaces, -1 for none. `tail` is the least time from a task's end to the end of all. `limits` are
+    by space, -1 for none. What `_start` names is where the entries of each task or device begin in the sequence beside
+    it.
+    """
+
+    sizes: Ints
+    service: Ints
+    memory: Ints
+    in_start: Ints
+    in_tensor: Ints
+    producer: Ints
+    copy: Ints
+    space: Ints
+    lane_start: Ints
+    lanes: Ints
+    engine: Ints
+    tail: Ints
+    limits: Ints
+    pred_start: Ints
+    preds: Ints
+    succ_start: Ints
+    succs: Ints
+
+
+class Scratch(NamedTuple):
+    """What evaluations write: ends by task, by resource when it is free and how long it was busy, bytes by space.
+
+    `arrived` holds by tensor and space when its copy is there, in the evaluation that `seen` names; `stamp[0]` is the
+    number of the latest one.
+    """
+
+    start: Ints
+    end: Ints
+    free: Ints
+    busy: Ints
+    used: Ints
+    arrived: Ints
+    seen: Ints
+    stamp: Ints
+
+
+def evaluate(g: FlatGraph, w: Scratch, order: Ints, place: Ints, cutoff: int) -> int:
+    """Makespan of a plan in ns: every lane runs its tasks one at a time in the plan's order.
+
+    A copy is queued when the first reader in that order comes up. Gives IMPOSSIBLE where a link is missing, or as soon
+    as the makespan is known to exceed `cutoff`.
+    """
+    n, devices, spaces, hand = g.sizes[0], g.sizes[1], g.sizes[2], g.sizes[5]
+    service, memory, in_start, in_tensor, producer = g.service, g.memory, g.in_start, g.in_tensor, g.producer
+    copy, space, lane_start, lanes, tail = g.copy, g.space, g.lane_start, g.lanes, g.tail
+    start, end, free, busy, used = w.start, w.end, w.free, w.busy, w.used
+    arrived, seen = w.arrived, w.seen
+    for x in range(g.sizes[4]):
+        free[x] = 0
+        busy[x] = 0
+    for x in range(spaces):
+        used[x] = 0
+    stamp = w.stamp[0] + 1
+    w.stamp[0] = stamp
+    makespan = 0
+    for p in range(n):
+        i = order[p]
+        d = place[i]
+        s = space[d]
+        ready = 0
+        spent = service[i * devices + d]
+        crossed = 0
+        for k in range(in_start[i], in_start[i + 1]):
+            t = in_tensor[k]
+            j = producer[t]
+            at = end[j]
+            e = place[j]
+            if e != d:
+                crossed = hand
+                r = space[e]
+                if r != s:
+                    key = t * spaces + s
+                    if seen[key] == stamp:
+                        at = arrived[key]
+                    else:
+                        cost = copy[(t * spaces + r) * spaces + s]
+                        if cost < 0:
+                            return IMPOSSIBLE
+                        x = g.engine[r * spaces + s]
+                        if x >= 0:
+                            if free[x] > at:
+                                at = free[x]
+                            free[x] = at + cost
+                            busy[x] += cost
+                        at += cost
+                        seen[key] = stamp
+                        arrived[key] = at
+            if at > ready:
+                ready = at
+        spent += crossed
+        for k in range(lane_start[d], lane_start[d + 1]):
+            x = lanes[k]
+            if free[x] > ready:
+                ready = free[x]
+        done = ready + spent
+        for k in range(lane_start[d], lane_start[d + 1]):
+            x = lanes[k]
+            free[x] = done
+            busy[x] += spent
+        used[s] += memory[i * devices + d]
+        start[i] = ready
+        end[i] = done
+        if done > makespan:
+            makespan = done
+        if done + tail[i] > cutoff:
+            return IMPOSSIBLE
+    return makespan
+
+
+def cost_of(g: FlatGraph, w: Scratch, makespan: int, weights: Ints) -> int:
+    """What an objective makes of an evaluated plan.
+
+    `weights`: shares (of UNIT) of makespan, of the busiest resource's time, of the bytes in a space; that space; the
+    latency that must not be exceeded, -1 for none. Broken limits cost PENALTY and what they are exceeded by.
+    """
+    if makespan >= IMPOSSIBLE:
+        return IMPOSSIBLE
+    period = 0
+    for x in range(g.sizes[4]):
+        if w.busy[x] > period:
+            period = w.busy[x]
+    cost = (weights[0] * makespan + weights[1] * period + weights[2] * w.used[weights[3]]) // UNIT
+    for s in range(g.sizes[2]):
+        if g.limits[s] >= 0 and w.used[s] > g.limits[s]:
+            cost += PENALTY + (w.used[s] - g.limits[s])
+    if weights[4] >= 0 and makespan > weights[4]:
+        cost += PENALTY + (makespan - weights[4])
+    return cost
+
+
+def dispatch(g: FlatGraph, w: Scratch, place: Ints, priority: Ints, by_arrival: int, order: Ints, left: Ints) -> int:
+    """Order the tasks of a placement as queues would: always the task that can start first, then the most urgent.
+
+    Urgent is, where `by_arrival`, what was ready first (a queue that gives out in the order of arrival), else what has
+    the highest `priority`. Fills `order`; `left` is scratch of three entries a task. Gives the number of tasks ordered.
+    """
+    n, devices, spaces = g.sizes[0], g.sizes[1], g.sizes[2]
+    for x in range(g.sizes[4]):
+        w.free[x] = 0
+    count = 0
+    for i in range(n):
+        left[i] = g.pred_start[i + 1] - g.pred_start[i]
+        if left[i] == 0:
+            left[n + i] = 0
+            left[2 * n + count] = i
+            count += 1
+    for p in range(n):
+        best = -1
+        best_start = 0
+        best_key = 0
+        for q in range(count):
+            i = left[2 * n + q]
+            begin = left[n + i]
+            key = begin if by_arrival else -priority[i]
+            for k in range(g.lane_start[place[i]], g.lane_start[place[i] + 1]):
+                if w.free[g.lanes[k]] > begin:
+                    begin = w.free[g.lanes[k]]
+            is_better = best < 0 or begin < best_start or (begin == best_start and key < best_key)
+            if not is_better and begin == best_start and key == best_key and i < left[2 * n + best]:
+                is_better = True
+            if is_better:
+                best, best_start, best_key = q, begin, key
+        i = left[2 * n + best]
+        count -= 1
+        left[2 * n + best] = left[2 * n + count]
+        order[p] = i
+        d = place[i]
+        crossed = 0
+        for k in range(g.pred_start[i], g.pred_start[i + 1]):
+            if place[g.preds[k]] != d:
+                crossed = g.sizes[5]
+        done = best_start + g.service[i * devices + d] + crossed
+        w.end[i] = done
+        for k in range(g.lane_start[d], g.lane_start[d + 1]):
+            w.free[g.lanes[k]] = done
+        for k in range(g.succ_start[i], g.succ_start[i + 1]):
+            j = g.succs[k]
+            left[j] -= 1
+            if left[j] == 0:
+                ready = 0
+                s = g.space[place[j]]
+                for m in range(g.in_start[j], g.in_start[j + 1]):
+                    t = g.in_tensor[m]
+                    made = g.producer[t]
+                    at = w.end[made]
+                    cost = g.copy[(t * spaces + g.space[place[made]]) * spaces + s]
+                    if cost > 0:
+                        at += cost
+                    if at > ready:
+                        ready = at
+                left[n + j] = ready
+                left[2 * n + count] = j
+                count += 1
+    return n
