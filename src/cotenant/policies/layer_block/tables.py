@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from cotenant.core.predictor import BlockPredictor, Predictor, Spans
+from cotenant.errors import CotenantError
 from cotenant.policies.layer_block.rules import fill_averages, fill_tight
 from cotenant.policies.layer_block.rules_slack import fill_plans
 from cotenant.types import Tenant
@@ -137,10 +138,24 @@ class ModelTables:
         """The pieces by the unit with which each begins, and their number at the last."""
 
     def use(self, predictor: Predictor) -> None:
-        """Believe this from now on."""
+        """Believe this from now on. What is made of the same beliefs stays: making plans takes long, and predictors are
+        replaced, too, for a margin or the pressure from outside, which nothing here depends on."""
         if predictor is not self._predictor or len(self._known) > _MOST_MODELS:
-            self._clear()
+            if len(self._known) > _MOST_MODELS or not self._believes_the_same(predictor):
+                self._clear()
             self._predictor = predictor
+
+    def _believes_the_same(self, predictor: Predictor) -> bool:
+        """Whether it knows all models by the same spans as the one before."""
+        before, now = getattr(self._predictor, "spans", None), getattr(predictor, "spans", None)
+        if self._predictor is None or before is None or now is None:
+            return False
+        if bandwidth_of(predictor)[0] != bandwidth_of(self._predictor)[0]:
+            return False
+        try:
+            return all(now(*model) is before(*model) for model in self._known)
+        except CotenantError:  # it knows nothing of a model that may have gone
+            return False
 
     def number_of(self, tenant: Tenant, shape: int, items: int) -> int:
         """The number of a model."""
