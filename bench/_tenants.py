@@ -16,6 +16,7 @@ import uvloop
 from bench._registry import BenchError
 from bench._server import serving
 from cotenant.config import NS_PER_MS, load_model_config, load_server_config
+from cotenant.load import run_load_process
 from cotenant.load.clients import HttpClient, Reply
 from cotenant.load.http import HttpPool
 from cotenant.measure.solo import Effort
@@ -115,6 +116,34 @@ def workload(
         tenants.append(TenantLoad(model, prefix + model, Poisson(rate), slo_ns=round(slo_ms * NS_PER_MS)))
     duration_ns = round((seconds + warm_up_s) * 1e9)
     return Workload(tuple(tenants), duration_ns, seed=seed, warmup_ns=round(warm_up_s * 1e9))
+
+
+def send_load(
+    root: Path,
+    contender: Contender,
+    url: str,
+    rates: Mapping[str, float],
+    inputs: Inputs,
+    seed: int,
+    seconds: float,
+    warm_up_s: float,
+) -> dict[str, Any]:
+    """Send Poisson arrivals at `rates` to a contender that is up; what became of them, as a row of results."""
+    load = workload(root, contender.prefix, rates, seed, seconds, warm_up_s)
+    named = {contender.prefix + model: samples for model, samples in inputs.items()}
+    result = run_load_process(load, http_url=url, inputs=named)
+    total = result.summary.total
+    return {
+        "contender": contender.name,
+        "offered_per_s": total.offered_per_s,
+        "attainment": total.attainment or 0.0,
+        "goodput_per_s": total.goodput_per_s,
+        "late": total.late / max(1, total.answered + total.late),
+        "p99_ms": total.p99_ms,
+        "failed": total.failed,
+        "send_lag_p99_ms": result.lag.p99_ns / 1e6,
+        **{f"attainment_{each.tenant}": each.attainment for each in result.summary.tenants},
+    }
 
 
 def ours(name: str, root: Path, *options: str) -> Contender:

@@ -32,10 +32,9 @@ from rich.table import Table
 from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
-from bench._tenants import Contender, Inputs, closed_loop, ours, prepare, sample_all, warm_up, workload
+from bench._tenants import Contender, Inputs, closed_loop, ours, prepare, sample_all, send_load, warm_up
 from bench.peers import mlserver_process as mlserver
 from cotenant.config import load_server_config
-from cotenant.load import run_load_process
 from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
 from cotenant.profile.profile_file import load_profile
 from cotenant.repository import SERVER_FILE, profile_path
@@ -98,6 +97,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         capacity_url = servers.enter_context(everything.start())
         pairs = list(combinations(models, 2))
         factors = QUICK_FACTORS if quick else FACTORS
+        seconds = QUICK_SECONDS if quick else SECONDS
         with Progress(console=console) as progress:
             named = {contender.name: contender for contender in contenders}
             peers = [named[PEER]] if PEER in named else []
@@ -113,7 +113,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
                     turn = number % len(own)
                     for contender in (*own[turn:], *own[:turn], *last):
                         rates = {name: capacity * factor * part for name, part in mix.items()}
-                        row = _run(root, contender, urls[contender.name], rates, mine, quick)
+                        row = send_load(root, contender, urls[contender.name], rates, mine, SEED, seconds, WARM_UP_S)
                         rows.append({"pair": "+".join(pair), "load": factor, "capacity_per_s": capacity, **row})
                         progress.advance(task)
                     _wait_idle()
@@ -189,26 +189,6 @@ def _peer(root: Path, models: Sequence[str], quick: bool, console: Console) -> l
 def _capacity(url: str, mix: Mapping[str, float], inputs: Inputs, quick: bool) -> float:
     seconds = _QUICK_SATURATE_S if quick else _SATURATE_S
     return max(uvloop.run(closed_loop(url, "", mix, inputs, seconds)) for _ in range(2))
-
-
-def _run(
-    root: Path, contender: Contender, url: str, rates: Mapping[str, float], inputs: Inputs, quick: bool
-) -> dict[str, Any]:
-    load = workload(root, contender.prefix, rates, SEED, QUICK_SECONDS if quick else SECONDS, WARM_UP_S)
-    named = {contender.prefix + model: samples for model, samples in inputs.items()}
-    result = run_load_process(load, http_url=url, inputs=named)
-    total = result.summary.total
-    return {
-        "contender": contender.name,
-        "offered_per_s": total.offered_per_s,
-        "attainment": total.attainment or 0.0,
-        "goodput_per_s": total.goodput_per_s,
-        "late": total.late / max(1, total.answered + total.late),
-        "p99_ms": total.p99_ms,
-        "failed": total.failed,
-        "send_lag_p99_ms": result.lag.p99_ns / 1e6,
-        **{f"attainment_{each.tenant}": each.attainment for each in result.summary.tenants},
-    }
 
 
 def _means(rows: Sequence[dict[str, Any]], key: str) -> dict[tuple[str, float, str], float]:

@@ -27,9 +27,8 @@ from rich.table import Table
 from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
-from bench._tenants import SAMPLES, Contender, Inputs, closed_loop, core_times, ours, warm_up, workload
+from bench._tenants import SAMPLES, Contender, Inputs, closed_loop, core_times, ours, send_load, warm_up
 from cotenant.config import load_server_config
-from cotenant.load import run_load_process
 from cotenant.measure.compile_campaign import CompiledResult, CompileEffort, compile_repository
 from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
 from cotenant.measure.sweep import served_shares
@@ -73,6 +72,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     share = for_capacity(service_ns, 1, 1.0)
     mix = {name: rate / sum(share.values()) for name, rate in share.items()}
     factors, seeds = (QUICK_FACTORS, QUICK_SEEDS) if quick else (FACTORS, SEEDS)
+    seconds = QUICK_SECONDS if quick else SECONDS
     rows: list[dict[str, Any]] = []
     with ExitStack() as servers, Progress(console=console) as progress:
         task = progress.add_task("runs", total=len(factors) * len(seeds) * len(CONTENDERS))
@@ -84,15 +84,15 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         everything = ours("capacity", root, "--policy", "fcfs", "--drop", "none", "--no-trace")
         with everything.start() as url:
             asyncio.run(warm_up(url, "", inputs))
-            seconds = _QUICK_SATURATE_S if quick else _SATURATE_S
-            capacity = max(uvloop.run(closed_loop(url, "", mix, inputs, seconds)) for _ in range(2))
+            saturate_s = _QUICK_SATURATE_S if quick else _SATURATE_S
+            capacity = max(uvloop.run(closed_loop(url, "", mix, inputs, saturate_s)) for _ in range(2))
         console.print(f"capacity: {capacity:.1f} queries/s")
         for seed in seeds:
             for factor in factors:
                 turn = seed % len(contenders)
                 for each in (*contenders[turn:], *contenders[:turn]):
                     rates = {name: capacity * factor * part for name, part in mix.items()}
-                    row = _run(root, each, urls[each.name], rates, inputs, seed, quick)
+                    row = send_load(root, each, urls[each.name], rates, inputs, seed, seconds, WARM_UP_S)
                     rows.append({"load": factor, "seed": seed, "capacity_per_s": capacity, **row})
                     progress.advance(task)
     summary = _summary(rows)
@@ -143,24 +143,6 @@ def _contender(name: str, root: Path, compiled: Path) -> Contender:
     is_compiled = name.startswith(_COMPILED)
     policy = name.removeprefix(_COMPILED)
     return ours(name, compiled if is_compiled else root, "--policy", policy, "--drop", "hopeless", "--no-trace")
-
-
-def _run(
-    root: Path, contender: Contender, url: str, rates: Mapping[str, float], inputs: Inputs, seed: int, quick: bool
-) -> dict[str, Any]:
-    load = workload(root, contender.prefix, rates, seed, QUICK_SECONDS if quick else SECONDS, WARM_UP_S)
-    result = run_load_process(load, http_url=url, inputs=inputs)
-    total = result.summary.total
-    return {
-        "contender": contender.name,
-        "offered_per_s": total.offered_per_s,
-        "attainment": total.attainment or 0.0,
-        "goodput_per_s": total.goodput_per_s,
-        "p99_ms": total.p99_ms,
-        "failed": total.failed,
-        "send_lag_p99_ms": result.lag.p99_ns / 1e6,
-        **{f"attainment_{each.tenant}": each.attainment for each in result.summary.tenants},
-    }
 
 
 def _gains(rows: Sequence[Mapping[str, Any]], name: str, other: str) -> list[tuple[float, float]]:
