@@ -28,7 +28,7 @@ class SearchEffort:
 OnBuilt = Callable[["KernelCandidate"], None]
 
 
-class Backend(Protocol):
+class KernelBackend(Protocol):
     """A maker of kernels. Its candidates carry a type of knobs of its own, whose tag is its `name`."""
 
     @property

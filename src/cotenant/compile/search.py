@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from cotenant.compile.backend import Backend, SearchEffort
+from cotenant.compile.backend import KernelBackend, SearchEffort
 from cotenant.compile.problem import Problem
 from cotenant.compile.store import KernelCandidate, Store
 
@@ -12,7 +12,7 @@ from cotenant.compile.store import KernelCandidate, Store
 def search(
     problem: Problem,
     store: Store,
-    backend: Backend,
+    backend: KernelBackend,
     effort: SearchEffort = SearchEffort(),
     on_built: Callable[[KernelCandidate], None] = lambda _: None,
 ) -> list[KernelCandidate]:

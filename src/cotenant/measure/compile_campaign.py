@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from msgspec import Struct
 
-from cotenant.compile.backend import CANDIDATES, Backend, SearchEffort
+from cotenant.compile.backend import CANDIDATES, KernelBackend, SearchEffort
 from cotenant.compile.ckernel.backend import CKernel
 from cotenant.compile.errors import CompileError
 from cotenant.compile.problem import Problem
@@ -94,7 +94,7 @@ class CandidatesResult(Struct, frozen=True):
     ckernel_us: float | None
 
 
-def backend_of(name: str) -> Backend:
+def backend_of(name: str) -> KernelBackend:
     """A back end by name. Raises CompileError where what it needs is missing, ConfigError for another name."""
     if name == "ckernel":
         return CKernel(find_compiler())
@@ -104,7 +104,7 @@ def backend_of(name: str) -> Backend:
 
 
 def explore_repository(
-    root: Path, backend: Backend, effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
+    root: Path, backend: KernelBackend, effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
 ) -> tuple[dict[str, CandidatesResult], dict[str, str]]:
     """Make candidates for the layers of a repository's models with any back end; what models run on stays as it is.
 
@@ -218,7 +218,7 @@ def _words(problem: Problem) -> str:
 def _searched(
     order: Sequence[Problem],
     store: Store,
-    backend: Backend,
+    backend: KernelBackend,
     effort: CompileEffort,
     workers: int,
     on_step: OnStep,

@@ -13,8 +13,21 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Share
 
 
+class CheckedOptions:
+    """What refuses bad options of a policy."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]
+
+    def check(self, option: str, is_good: bool, expected: str) -> None:
+        """Raises InvalidValueError for an option that is not good."""
+        if not is_good:
+            raise InvalidValueError(f"policy {self.name!r}", option, getattr(self, option), expected)
+
+
 @dataclass(frozen=True, slots=True)
-class BasePolicy:
+class BasePolicy(CheckedOptions):
     """A policy without `name`, `grouped`, `cautious` and `decide`: `core.snapshot.Policy` says what they are.
 
     Raises InvalidValueError when there is no lane or `drop` is not a DropRule.
@@ -26,17 +39,10 @@ class BasePolicy:
     sizes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Sizes in cores of the lanes, each once."""
 
-    name: ClassVar[str]
-
     def __post_init__(self) -> None:
         self.check("lanes", bool(self.lanes), "at least one partition")
         self.check("drop", isinstance(self.drop, DropRule), "a DropRule")
         object.__setattr__(self, "sizes", tuple(dict.fromkeys(lane.size for lane in self.lanes)))
-
-    def check(self, option: str, is_good: bool, expected: str) -> None:
-        """Raises InvalidValueError for an option that is not good."""
-        if not is_good:
-            raise InvalidValueError(f"policy {self.name!r}", option, getattr(self, option), expected)
 
     @property
     def shares(self) -> tuple[Share, ...]:

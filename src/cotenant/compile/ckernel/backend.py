@@ -29,7 +29,7 @@ _TOLERANCE = 1e-4
 
 
 class CKernel:
-    """See `compile.backend.Backend`. Candidates are drawn at random."""
+    """See `compile.backend.KernelBackend`. Candidates are drawn at random."""
 
     name = "ckernel"
     serves = True
@@ -38,7 +38,7 @@ class CKernel:
         self._compiler = compiler
 
     def build(self, problem: Problem, store: Store, effort: SearchEffort, on_built: OnBuilt) -> list[KernelCandidate]:
-        """See Backend."""
+        """See KernelBackend."""
         drawn = draw(problem, store.target, effort.candidates, _SEED)
         built: list[KernelCandidate] = []
         errors: list[CompileError] = []
@@ -80,7 +80,7 @@ class CKernel:
         return made
 
     def measure(self, problem: Problem, store: Store, built: Sequence[KernelCandidate]) -> list[KernelCandidate]:
-        """See Backend."""
+        """See KernelBackend."""
         runtime = store.runtime(lambda: self._compiler)
         trial = Trial(problem, store.target.lanes)
         steps: list[KernelStep] = []
@@ -103,7 +103,7 @@ class CKernel:
         return [store.measured(each, int(ns)) for each, ns in zip(kept, times, strict=True)]
 
     def is_current(self, candidate: KernelCandidate, store: Store) -> bool:
-        """See Backend."""
+        """See KernelBackend."""
         knobs = candidate.knobs
         if not isinstance(knobs, Knobs):
             return False

@@ -40,7 +40,7 @@ def require_tvm() -> None:
 
 
 class TvmSearch:
-    """See `compile.backend.Backend`. Raises CompileError where TVM is not installed."""
+    """See `compile.backend.KernelBackend`. Raises CompileError where TVM is not installed."""
 
     name = "tvm"
     serves = False
@@ -52,7 +52,7 @@ class TvmSearch:
         self._tuning = tuning
 
     def build(self, problem: Problem, store: Store, effort: SearchEffort, on_built: OnBuilt) -> list[KernelCandidate]:
-        """See Backend. The candidates of a layer are one library; schedules of earlier searches are in it again."""
+        """See KernelBackend. A layer's candidates are one library; schedules of earlier searches are in it again."""
         known = [each for each in store.candidates(problem, self.name) if store.whole(each.name) is not None]
         known = [each for each in known if self.is_current(each, store)]
         if len(known) >= effort.candidates or (known and time.monotonic() > effort.deadline):
@@ -80,7 +80,7 @@ class TvmSearch:
         return made
 
     def measure(self, problem: Problem, store: Store, built: Sequence[KernelCandidate]) -> list[KernelCandidate]:
-        """See Backend."""
+        """See KernelBackend."""
         self._tuning.use_cores(sorted(os.sched_getaffinity(0))[:1])
         calls: list[Callable[[], object]] = []
         kept: list[KernelCandidate] = []
@@ -110,7 +110,7 @@ class TvmSearch:
         return [store.measured(each, int(ns)) for each, ns in zip(kept, times, strict=True)]
 
     def is_current(self, candidate: KernelCandidate, store: Store) -> bool:
-        """See Backend."""
+        """See KernelBackend."""
         knobs = candidate.knobs
         made_by = (self._tuning.VERSION, self._tuning.target_text(store.target))
         return isinstance(knobs, TracedKnobs) and (knobs.version, knobs.target) == made_by

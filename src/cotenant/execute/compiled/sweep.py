@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from cotenant.compile.backend import Backend
+from cotenant.compile.backend import KernelBackend
 from cotenant.compile.errors import CompileError
 from cotenant.compile.problem import Problem
 from cotenant.compile.store import LIBRARIES, KernelCandidate, Store
@@ -15,7 +15,7 @@ from cotenant.execute.compiled.choice import CHOICES, FORMAT, KernelChoice
 from cotenant.files import load
 
 
-def sweep(store: Store, backend: Backend, problems: Collection[Problem], contents: Collection[str]) -> list[str]:
+def sweep(store: Store, backend: KernelBackend, problems: Collection[Problem], contents: Collection[str]) -> list[str]:
     """Remove what no model needs; gives the keys of the libraries removed.
 
     `problems` and `contents` are those of the models there are. Kept is what a choice of one of them names, what a
@@ -68,7 +68,7 @@ def _chosen(store: Store, contents: Collection[str], in_use: Collection[str]) ->
 
 
 def _stale(
-    store: Store, backend: Backend, problems: Collection[Problem], named: Collection[str]
+    store: Store, backend: KernelBackend, problems: Collection[Problem], named: Collection[str]
 ) -> Callable[[KernelCandidate], bool]:
     def is_stale(candidate: KernelCandidate) -> bool:
         if candidate.name in named:

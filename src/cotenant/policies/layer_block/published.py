@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
-from cotenant.errors import InvalidValueError
+from cotenant.policies.base import CheckedOptions
 from cotenant.policies.desk import Key
 from cotenant.policies.layer_block.floor import Floor
 from cotenant.policies.layer_block.rules_blocks import (
@@ -33,7 +33,7 @@ _FEW_LANES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class BlockPolicy:
+class BlockPolicy(CheckedOptions):
     """A policy of blocks without `decide`: it launches in any union of its lanes, which are of one size.
 
     `drop`: when waiting queries are given up. Raises InvalidValueError when there is no lane, lanes differ in size or
@@ -46,7 +46,6 @@ class BlockPolicy:
     shares: tuple[Share, ...] = field(init=False, repr=False, compare=False)
     """The lanes, and where they are few all unions of them, else the union of all."""
 
-    name: ClassVar[str]
     preempt: ClassVar[bool] = True
     cautious: ClassVar[bool] = False
     grouped: ClassVar[bool] = False
@@ -67,11 +66,6 @@ class BlockPolicy:
             for some in combinations(self.lanes, size)
         ]
         object.__setattr__(self, "shares", tuple(dict.fromkeys((*self.lanes, *found))))
-
-    def check(self, option: str, is_good: bool, expected: str) -> None:
-        """Raises InvalidValueError for an option that is not good."""
-        if not is_good:
-            raise InvalidValueError(f"policy {self.name!r}", option, getattr(self, option), expected)
 
     @property
     def is_adaptive(self) -> bool:
