@@ -36,7 +36,7 @@ TENANTS = (
 )
 RUNS: dict[str, Policy] = {
     "many-core-layer-block": LayerBlock(LANES, target=0.6),
-    "many-core-slack-blocks": SlackBlocks(LANES, quantum_ms=1.5),
+    "many-core-slack-blocks": SlackBlocks(LANES, stretch=0.2),
 }
 
 

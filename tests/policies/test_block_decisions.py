@@ -112,6 +112,13 @@ class Side:
         )
         return [out[at : at + ACTS] for at in range(0, count * ACTS, ACTS)]
 
+    def presses(self, job: list[int], now: int, patience: float) -> bool:
+        """Whether a job has begun and must go on: by definition, on every unit by itself."""
+        spans, units = self.models[job[MODEL]], range(job[UNIT], self.models[job[MODEL]].units)
+        base = (self.total - 1) * (spans.units + 1)
+        alone = sum(spans.ns[base + unit + 1] - spans.ns[base + unit] for unit in units)
+        return job[STATE] == PAUSED and job[DEADLINE] - now <= patience * alone
+
 
 def row(model: int, state: int, arrival: int, deadline: int, unit: int = 0, cores: int = 0, **more: int) -> list[int]:
     return [
@@ -220,8 +227,8 @@ def test_decisions_by_slack_hold(floor: tuple, drops: bool, narrow: float) -> No
     hold(side, before, jobs, made, now, free)
     assert all(wanted == 0 for *_, wanted, _, _ in made), "it takes what it planned for"
     begun = [before[FIELDS * c[0] : FIELDS * c[0] + FIELDS] for c in made if c[1] == START]
-    order = [(old[-1], -old[STATE], old[DEADLINE]) for old in begun]
-    assert order == sorted(order), "who has begun first, then deadlines"
+    order = [(old[-1], not side.presses(old, now, 1.3), old[DEADLINE]) for old in begun]
+    assert order == sorted(order), "who has begun and must go on first, then deadlines"
     runs = any(before[at + STATE] >= RUNS for at in range(0, len(before), FIELDS))
     waits = any(WAITS <= jobs[at + STATE] <= PAUSED for at in range(0, len(jobs), FIELDS))
     assert not waits or runs or begun or not free, "a wait that nothing ends"
@@ -328,3 +335,15 @@ def test_ours_gives_up_who_has_become_too_dear_while_others_wait() -> None:
     made = side.slack(list(jobs), 0, 4, True, (1.0, 800, 0.5, 1.2, 0.5))
     assert made[0][:2] == [0, DROP]
     assert side.slack(jobs[:FIELDS], 0, 4, True, (1.0, 800, 0.5, 1.2, 0.5))[0][:2] == [0, START], "nobody else waits"
+
+
+def test_who_has_begun_lets_others_pass_only_while_it_can_wait() -> None:
+    side = Side([even(10, 1, 100)], 1, slo=10_000)
+    knobs = 0.9, 800, 0.5, 3.0, 0.5
+    for left, first in ((1501, 1), (1500, 0)):  # 500 ns are left to run, and 3 times as long is its patience
+        jobs = [*row(0, PAUSED, 0, left, 5), *row(0, WAITS, 0, 1450)]
+        assert side.slack(jobs, 0, 1, knobs=knobs)[0][:2] == [first, START]
+    begun = [*row(0, PAUSED, 0, 1500, 5), *row(0, PAUSED, 0, 1400, 5), *row(0, PAUSED, 0, 1000, 9)]
+    assert side.slack(begun, 0, 1, knobs=knobs)[0][0] == 1, "of two that must go on the earlier deadline"
+    ranked = [*row(0, PAUSED, 0, 600, 5), *row(0, WAITS, 0, 9000, rank=LOW - 1)]
+    assert side.slack(ranked, 0, 1, knobs=knobs)[0][0] == 1, "a priority goes before all"

@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[Policy, float]] = {
     "clockwork": (Clockwork(ONE_LANE), 1.1),
     "overlap": (Overlap(TWO_LANES), 1.1),
     "layer-block": (LayerBlock(TWO_LANES), 1.1),
-    "slack-blocks": (SlackBlocks(TWO_LANES, quantum_ms=20.0), 1.1),
+    "slack-blocks": (SlackBlocks(TWO_LANES), 1.1),
     "duty-cycle": (DutyCycle(TWO_LANES, preempt=True, rounds=ROUNDS), 1.1),
 }
 """Policy and load of each run."""

@@ -119,7 +119,7 @@ class Stage:
         if isinstance(policy, Prema):
             family, ints = _loop.PREMA, [round(policy.quantum_ms * 1e6)]
         elif isinstance(policy, SlackBlocks):
-            family, floats = _loop.SLACK, list(policy.knobs)
+            family, floats = _loop.SLACK, list(policy.knobs(int(min(self.slo))))
         elif isinstance(policy, ModelWise):
             ints = [rules_blocks.WHOLE, 0, 0, 0, 0]
         elif isinstance(policy, LayerWise):

@@ -29,6 +29,7 @@ from cotenant.policies.layer_block.rules import (
     draw_of,
     drawn_now,
     drop_hopeless,
+    fastest_ns,
     level_of,
     moved_base_of,
     pressure_of,
@@ -38,7 +39,7 @@ from cotenant.policies.layer_block.rules import (
 )
 
 KNOBS = 5
-TARGET, QUANTUM_NS, NARROW, DEAR, MEMORY = range(KNOBS)
+TARGET, QUANTUM_NS, NARROW, PATIENCE, MEMORY = range(KNOBS)
 """The options of slack_blocks as the rules take them."""
 
 
@@ -232,23 +233,40 @@ def need_of(
     return cheapest_in_time(lefts, level * prices * (units + 1), units + 1, prices, unit, left_ns)
 
 
-def most_urgent(jobs: Sequence[int], rows: int) -> int:
-    """The job that goes next: by priority, then who has begun, then the earliest deadline. -1 where there is none.
+def most_urgent(
+    dims: Sequence[int],
+    spans: Sequence[Sequence[int]],
+    jobs: Sequence[int],
+    rows: int,
+    now: int,
+    total: int,
+    patience: float,
+) -> int:
+    """The job that goes next: by priority, then who has begun and must go on, then by deadline. -1 where there is none.
 
-    Who has begun goes first, or heavy models, whose deadlines are far, would begin and never get enough to end.
+    Who has begun must go on where no more than `patience` times what it needs at least, alone on all cores, is left to
+    its deadline. Else heavy models, whose deadlines are far, would begin and never get enough to end; before that they
+    can wait, and would keep those with near deadlines from few cores.
     """
-    best, best_rank, best_deadline, best_state = -1, 0, 0, 0
+    best, best_rank, best_deadline, best_presses = -1, 0, 0, False
     for row in range(rows):
         at = FIELDS * row
         state = jobs[at + STATE]
         if WAITS <= state <= PAUSED:
             rank, deadline = jobs[at + RANK], jobs[at + DEADLINE]
+            if best >= 0 and rank > best_rank:
+                continue
+            presses = False
+            if state == PAUSED:
+                needed = fastest_ns(dims, spans[jobs[at + MODEL]], jobs, row, total)
+                presses = deadline - now <= patience * needed
             if (
                 best < 0
                 or rank < best_rank
-                or (rank == best_rank and (state > best_state or (state == best_state and deadline < best_deadline)))
+                or (presses and not best_presses)
+                or (presses == best_presses and deadline < best_deadline)
             ):
-                best, best_rank, best_deadline, best_state = row, rank, deadline, state
+                best, best_rank, best_deadline, best_presses = row, rank, deadline, presses
     return best
 
 
@@ -275,15 +293,15 @@ def decide_slack(
 ) -> int:
     """One decision of slack_blocks. Gives the number of changes in `out`. `knobs` are numbered by TARGET and on.
 
-    Who has begun first, then deadlines. A job needs the cores of the least price of time at which it takes `target` of
-    what is left to its deadline. What the needs of all leave is shared out equally, as far as it makes blocks faster:
-    who is alone takes what there is, many share, who is late pays with more cores, and where the needs are more than
-    the machine, who comes later in the order gets what is left. A block ends after `quantum_ns`, so that all is looked
-    at again soon. Where fewer than `narrow` of its cores are free, a job that has not begun waits for a block that
-    runs, and nobody passes it. A waiting job that now needs more than `dear` times the core time of a new one of its
-    class (`preferred[model][level]`), while others wait, is given up: the time is theirs.
+    Who has begun and must go on first, then deadlines. A job needs the cores of the least price of time at which it
+    takes `target` of what is left to its deadline. What the needs of all leave is shared out equally, as far as it
+    makes blocks faster: who is alone takes what there is, many share, who is late pays with more cores, and where the
+    needs are more than the machine, who comes later in the order gets what is left. A block ends after `quantum_ns`, so
+    that all is looked at again soon. Where fewer than `narrow` of its cores are free, a job that has not begun waits
+    for a block that runs, and nobody passes it. A waiting job that now needs more core time than a new one of its class
+    would (`preferred[model][level]`), while others wait, is given up: the time is theirs.
     """
-    target, quantum_ns, narrow, dear = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[DEAR]
+    target, quantum_ns, narrow, patience = knobs[TARGET], knobs[QUANTUM_NS], knobs[NARROW], knobs[PATIENCE]
     byte_cost = knobs[MEMORY] * total / bandwidth if bandwidth > 0 else 0.0
     count = 0
     if drops:
@@ -309,7 +327,7 @@ def decide_slack(
             price = need_of(dims, lefts[model], jobs, row, now, level, prices, target)
             needed += widths[model][(level * prices + price) * units + unit]
     while free > 0:
-        row = most_urgent(jobs, rows)
+        row = most_urgent(dims, spans, jobs, rows, now, total, patience)
         if row < 0:
             break
         at = FIELDS * row
@@ -322,7 +340,7 @@ def decide_slack(
         price = need_of(dims, lefts[model], jobs, row, now, level, prices, target)
         if drops and jobs[at + STATE] == WAITS and waiting > 1 and price > own:
             needs = works[model][left_at + price * (units + 1)]
-            if needs > dear * works[model][left_at + own * (units + 1)]:
+            if needs > works[model][left_at + own * (units + 1)]:
                 count = write_drop(jobs, row, lefts[model][left_at + price * (units + 1)], out, count)
                 needed -= widths[model][plan + price * units]
                 waiting -= 1

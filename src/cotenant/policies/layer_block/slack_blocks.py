@@ -1,4 +1,4 @@
-"""Ours: who has begun first, then deadlines; cores by a price of time; blocks planned over the whole model."""
+"""Ours: who must go on, then deadlines; cores by a price of time; blocks planned over the whole model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
-from cotenant.policies.desk import Key
+from cotenant.policies.desk import Key, Stretch
 from cotenant.policies.layer_block.published import BlockPolicy, Target
 from cotenant.policies.layer_block.rules_slack import decide_slack
 from cotenant.policies.layer_block.tables import PRICES
@@ -18,21 +18,23 @@ from cotenant.types import Query, Tenant
 
 @dataclass(frozen=True, slots=True)
 class SlackBlocks(BlockPolicy):
-    """Who has begun first, then deadlines; each block gets the cores that its slack needs and a part of what is left.
+    """Who must go on, then deadlines; each block gets the cores that its slack needs and a part of what is left.
 
     Where its blocks are cut and how many cores each holds is planned over the rest of the model by dynamic programming,
     at a price of time: see `rules_slack`.
-    `target`: the share of what is left to its deadline that a query is planned to take. `quantum_ms`: how long a block
-    lasts at most, as far as cuts allow it. `narrow`: with fewer free cores than this part of those that it should have,
-    a query does not begin while others run. `dear`: a waiting query that by now needs so many times the core time of a
-    new one is given up where others wait. `memory`: what traffic costs in plans and in the choice of versions, as a
-    part of what the whole machine costs for the time that it takes at full bandwidth.
+    `target`: the share of what is left to its deadline that a query is planned to take. A block lasts `stretch` of the
+    shortest SLO at most, and never more than `quantum_ms`, as far as cuts allow it. `narrow`: with fewer free cores
+    than this part of those that it should have, a query does not begin while others run. `patience`: who has begun goes
+    before earlier deadlines where less than so many times what it needs at least is left to its own. `memory`: what
+    traffic costs in plans and in the choice of versions, as a part of what the whole machine costs for the time that it
+    takes at full bandwidth.
     """
 
     target: Target = 0.7
-    quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 1.0
+    stretch: Stretch = 0.07
+    quantum_ms: Annotated[float, Meta(gt=0, le=1000)] = 4.0
     narrow: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    dear: Annotated[float, Meta(ge=1)] = 1.2
+    patience: Annotated[float, Meta(ge=1)] = 5.0
     memory: Annotated[float, Meta(ge=0, le=10)] = 0.5
 
     name: ClassVar[str] = "slack_blocks"
@@ -41,15 +43,16 @@ class SlackBlocks(BlockPolicy):
 
     def __post_init__(self) -> None:
         BlockPolicy.__post_init__(self)
+        self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
         self.check("quantum_ms", 0 < self.quantum_ms <= 1000, "above 0, up to 1000")
         self.check("narrow", 0 <= self.narrow <= 1, "a share")
-        self.check("dear", self.dear >= 1, "at least 1")
+        self.check("patience", self.patience >= 1, "at least 1")
         self.check("memory", 0 <= self.memory <= 10, "a number from 0 to 10")
 
-    @property
-    def knobs(self) -> tuple[float, ...]:
-        """The options as the rules take them."""
-        return self.target, self.quantum_ms * 1e6, self.narrow, self.dear, self.memory
+    def knobs(self, shortest_slo_ns: int) -> tuple[float, ...]:
+        """The options as the rules take them, for the shortest SLO of a tenant."""
+        quantum_ns = min(self.quantum_ms * 1e6, self.stretch * shortest_slo_ns)
+        return self.target, quantum_ns, self.narrow, self.patience, self.memory
 
     @property
     def byte_price(self) -> float:
@@ -65,7 +68,7 @@ class SlackBlocks(BlockPolicy):
         floor = self.floor(snapshot, memory)
         tables, (bandwidth, beside) = floor.tables, floor.beside
         count = decide_slack(
-            self.knobs,
+            self.knobs(min([queue.tenant.slo_ns for queue in snapshot.queues.values()])),
             self.drop is DropRule.HOPELESS,
             snapshot.now_ns,
             floor.free,
