@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from cotenant.errors import InvalidValueError
 
 CPU = "cpu"
 """The device whose slots are cores."""
+_FLAGS = bytes.maketrans(b"01", b"\0\1")
 
 
 class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_like=True):
@@ -86,6 +88,22 @@ class Share(_Derived):
             raise InvalidValueError("share", "device", self.device, "the name of a device, such as cpu or cuda:0")
         object.__setattr__(self, "mask", sum(1 << core for core in self.cores) << self.first)
         object.__setattr__(self, "size", len(self.cores))
+
+    @classmethod
+    def of_mask(cls, mask: int, device: str = CPU, first: int = 0) -> Share:
+        """The share of the slots whose bits are set: some, and none below the device's first one."""
+        made = object.__new__(cls)
+        bits = bin(mask >> first)[:1:-1].encode().translate(_FLAGS)
+        cores = tuple(compress(range(len(bits)), bits))
+        for name, value in (
+            ("cores", cores),
+            ("device", device),
+            ("first", first),
+            ("mask", mask),
+            ("size", len(cores)),
+        ):
+            object.__setattr__(made, name, value)
+        return made
 
     def __reduce__(self) -> tuple[type[Share], tuple[tuple[int, ...], str, int]]:
         return Share, (self.cores, self.device, self.first)
