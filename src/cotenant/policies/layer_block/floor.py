@@ -20,7 +20,7 @@ from cotenant.policies.layer_block.rules import (
     WAITS,
     base_of,
 )
-from cotenant.policies.layer_block.tables import ModelTables, bandwidth_of
+from cotenant.policies.layer_block.tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 

@@ -27,6 +27,7 @@ from cotenant.policies.layer_block.rules import (
     UNIT,
     WAITS,
     WANTED,
+    alone_of,
     base_of,
     draw_of,
     drawn_now,
@@ -100,7 +101,7 @@ def next_block(
     level = level_of(pressure, dims[4 * model + 2])
     version = version_at(dims, model, level) if adapts else 0
     rate = rate_of(dims, spans_m, jobs, row, now, target, replans, total)
-    alone = base_of(dims, model, 0, 0, total)
+    alone = alone_of(dims, model, total)
     most = total
     end = units
     if granularity == LAYERS:
@@ -305,7 +306,7 @@ def tokens_of(
     at = FIELDS * row
     model, rank = jobs[at + MODEL], jobs[at + RANK]
     weight = HIGHEST_TOKENS if rank == 1 else MIDDLE_TOKENS if rank == 2 else LOWEST_TOKENS
-    alone = base_of(dims, model, 0, 0, total)
+    alone = alone_of(dims, model, total)
     done = spans[model][alone + jobs[at + UNIT]] - spans[model][alone]
     whole = spans[model][alone + dims[4 * model]] - spans[model][alone]
     waited = now - jobs[at + ARRIVAL] - done
