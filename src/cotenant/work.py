@@ -92,17 +92,22 @@ class Share(_Derived):
     @classmethod
     def of_mask(cls, mask: int, device: str = CPU, first: int = 0) -> Share:
         """The share of the slots whose bits are set: some, and none below the device's first one."""
-        made = object.__new__(cls)
         bits = bin(mask >> first)[:1:-1].encode().translate(_FLAGS)
-        cores = tuple(compress(range(len(bits)), bits))
-        for name, value in (
-            ("cores", cores),
-            ("device", device),
-            ("first", first),
-            ("mask", mask),
-            ("size", len(cores)),
-        ):
-            object.__setattr__(made, name, value)
+        return cls._made(tuple(compress(range(len(bits)), bits)), device, first, mask)
+
+    def joined(self, other: Share) -> Share:
+        """These slots, and then those of another share of the device, none of which is among these."""
+        return Share._made((*self.cores, *other.cores), self.device, self.first, self.mask | other.mask)
+
+    @classmethod
+    def _made(cls, cores: tuple[int, ...], device: str, first: int, mask: int) -> Share:
+        """One that is known to be right."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "cores", cores)
+        object.__setattr__(made, "device", device)
+        object.__setattr__(made, "first", first)
+        object.__setattr__(made, "mask", mask)
+        object.__setattr__(made, "size", len(cores))
         return made
 
     def __reduce__(self) -> tuple[type[Share], tuple[tuple[int, ...], str, int]]:

@@ -157,7 +157,7 @@ class Floor:
             else:
                 had = self._snapshot.running[number].launch.share
                 more = self._share_of(self._take(cores - had.size // size, 0))
-                grows.append(Growth(number, Share((*had.cores, *more.cores), had.device, had.first), takes))
+                grows.append(Growth(number, had.joined(more), takes))
         return Decision(tuple(starts), tuple(drops), self.tables, False, tuple(grows))
 
     def _take(self, count: int, held: int) -> int:

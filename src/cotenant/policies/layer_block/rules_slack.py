@@ -274,7 +274,7 @@ def decide_slack(
         count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
     drawn = drawn_now(dims, moved, jobs, rows, now, -1)
     pressure = pressure_of(drawn, bandwidth, beside)
-    active, waiting, running, needed = 0, 0, 0, 0
+    active, waiting, running, needed, levels, level = 0, 0, 0, 0, 1, 0
     for row in range(rows):
         at = FIELDS * row
         state = jobs[at + STATE]
@@ -290,14 +290,15 @@ def decide_slack(
             unit, begins = jobs[at + END], jobs[at + DUE]
         units = dims[4 * model]
         if unit < units:
-            plan = level_of(pressure, dims[4 * model + 2]) * prices
+            if dims[4 * model + 2] != levels:
+                levels = dims[4 * model + 2]
+                level = level_of(pressure, levels)
             left_ns = target * (jobs[at + DEADLINE] - begins)
+            plan = level * prices
             price = cheapest_in_time(lefts[model], plan * (units + 1), units + 1, prices, unit, left_ns)
             needed += widths[model][(plan + price) * units + unit]
-    while free > 0:
+    while free > 0 and active > running:
         row = most_urgent(jobs, rows)
-        if row < 0:
-            break
         at = FIELDS * row
         model, unit = jobs[at + MODEL], jobs[at + UNIT]
         units, levels = dims[4 * model], dims[4 * model + 2]
