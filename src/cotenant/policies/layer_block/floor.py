@@ -28,9 +28,6 @@ _RUNNING = StrandState.RUNNING
 _MOST_WAITING = 32
 """Queries of one queue that one decision looks at, those beyond help apart; what is behind hardly goes before these."""
 
-_MOST_ROWS = 4096
-"""Rows that are kept from one decision to the next."""
-
 _Who = tuple[Tenant, int, int, int, BatchView | None, tuple[Query, ...]]
 """Tenant, shape and rows of a job; the number of its launch, or of its paused batch; its batch; its queries while they
 wait."""
@@ -75,7 +72,7 @@ class Floor:
                 found += [self._waiting_row(queue.tenant, queries) for queries in self._merged(desk, queue)]
             else:
                 self._add_first(queue, drop, found)
-        if len(known) > _MOST_ROWS:
+        if len(known) > 4 * len(found) + 64:
             tables.rows = {number: known[number] for number in running}
         if len(found) > 1:
             found.sort(key=_number)

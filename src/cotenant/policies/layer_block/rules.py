@@ -307,7 +307,9 @@ def drop_hopeless(
     for row in range(rows):
         at = FIELDS * row
         if 0 <= jobs[at + STATE] <= PAUSED:
-            needed = fastest_ns(dims, spans[jobs[at + MODEL]], jobs, row, total)
+            model = jobs[at + MODEL]
+            base = alone_of(dims, model, total)
+            needed = spans[model][base + dims[4 * model]] - spans[model][base + jobs[at + UNIT]]
             if needed > jobs[at + DEADLINE] - now:
                 count = write_drop(jobs, row, needed, out, count)
     return count

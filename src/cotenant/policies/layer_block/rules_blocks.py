@@ -303,7 +303,8 @@ def decide_blocks(
         count = write_start(jobs, row, now, end, version, cores, wanted, takes, pressure, out, count)
         free -= cores
         left -= 1
-        drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], end, cores, takes)
+        if free > 0 and left > 0:
+            drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], end, cores, takes)
     return count
 
 

@@ -340,5 +340,6 @@ def decide_slack(
         count = write_start(jobs, row, now, end, version, cores, 0, takes, pressure, out, count)
         running += 1
         free -= cores
-        drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
+        if free > 0 and active > running:
+            drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
     return count
