@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
 
 from msgspec import Struct
 
@@ -14,6 +15,7 @@ from cotenant.errors import InvalidValueError
 
 CPU = "cpu"
 """The device whose slots are cores."""
+_FLAGS = bytes.maketrans(b"01", b"\0\1")
 
 
 class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_like=True):
@@ -86,6 +88,27 @@ class Share(_Derived):
             raise InvalidValueError("share", "device", self.device, "the name of a device, such as cpu or cuda:0")
         object.__setattr__(self, "mask", sum(1 << core for core in self.cores) << self.first)
         object.__setattr__(self, "size", len(self.cores))
+
+    @classmethod
+    def of_mask(cls, mask: int, device: str = CPU, first: int = 0) -> Share:
+        """The share of the slots whose bits are set: some, and none below the device's first one."""
+        bits = bin(mask >> first)[:1:-1].encode().translate(_FLAGS)
+        return cls._made(tuple(compress(range(len(bits)), bits)), device, first, mask)
+
+    def joined(self, other: Share) -> Share:
+        """These slots, and then those of another share of the device, none of which is among these."""
+        return Share._made((*self.cores, *other.cores), self.device, self.first, self.mask | other.mask)
+
+    @classmethod
+    def _made(cls, cores: tuple[int, ...], device: str, first: int, mask: int) -> Share:
+        """One that is known to be right."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "cores", cores)
+        object.__setattr__(made, "device", device)
+        object.__setattr__(made, "first", first)
+        object.__setattr__(made, "mask", mask)
+        object.__setattr__(made, "size", len(cores))
+        return made
 
     def __reduce__(self) -> tuple[type[Share], tuple[tuple[int, ...], str, int]]:
         return Share, (self.cores, self.device, self.first)

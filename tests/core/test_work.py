@@ -105,3 +105,17 @@ def test_files_say_nothing_twice_of_a_share() -> None:
     read = msgspec.json.decode(told, type=Share)
     assert (read, read.mask, read.size) == (share, share.mask, 32)
     assert pickle.loads(pickle.dumps(share)).mask == share.mask
+
+
+@given(
+    slots=st.sets(st.integers(0, 140), min_size=1),
+    others=st.sets(st.integers(141, 200), min_size=1),
+    first=st.integers(0, 90),
+)
+def test_a_share_by_its_mask_is_the_one_by_its_cores(slots: set[int], others: set[int], first: int) -> None:
+    share, other = (Share(tuple(sorted(each)), "cuda:0", first) for each in (slots, others))
+    assert (made := Share.of_mask(share.mask, "cuda:0", first)) == share
+    assert (made.mask, made.size) == (share.mask, share.size)
+    both = Share((*other.cores, *share.cores), "cuda:0", first)
+    assert (made := other.joined(share)) == both
+    assert (made.mask, made.size) == (both.mask, both.size)

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from cotenant import trace
 from cotenant.core.engine import Engine
-from cotenant.core.snapshot import Policy
+from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.policies.layer_block.published import LayerBlock
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.registry import rebuild_policy
@@ -21,7 +23,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.sim.driver import simulate
 from cotenant.trace.explain import Explanation, explain
-from cotenant.types import Query, Tenant
+from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.many_core import ManyCore, ManyCoreWorld
 from golden_files import GOLDEN, agree
@@ -94,6 +96,38 @@ def test_a_golden_trace_replays_to_itself(run: str) -> None:
     head, records = trace.read(path)
     lines = [line for _, line in trace.replay(head, records, rebuild_policy)]
     assert lines == path.read_bytes().splitlines()[1:]
+
+
+class Forgetful:
+    """Decides with its memory, and at every third decision once more without: the decision has to be the same."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.count = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.policy, name)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        made = self.policy.decide(snapshot, memory)
+        self.count += 1
+        if self.count % 3 == 0:
+            assert self.policy.decide(snapshot, None) == made
+            assert self.policy.decide(snapshot, memory) == made
+        return made
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_what_is_kept_between_decisions_changes_none(run: str) -> None:
+    forgetful = Forgetful(RUNS[run])
+    tenants = (replace(TENANTS[0], max_batch=3), TENANTS[1])
+    engine = Engine(tenants, forgetful, TablePredictor(TABLES), Machine.cpu(range(CORES)))  # type: ignore[arg-type]
+    tables = {name: table.versions for name, table in TABLES.items() if isinstance(table.versions, VersionTable)}
+    outcomes: Counter[Outcome] = Counter()
+    world = ManyCoreWorld(tables, ManyCore(BANDWIDTH))
+    simulate(engine, world, workload(), lambda respond, now_ns: outcomes.update([respond.outcome]))
+    assert forgetful.count > 40
+    assert outcomes.total() == len(workload())
 
 
 def test_the_traces_show_what_blocks_have() -> None:

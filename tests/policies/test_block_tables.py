@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cotenant.policies.layer_block import tables as tables_module
+from cotenant.policies.layer_block.floor import lowest
 from cotenant.policies.layer_block.tables import ModelTables
 from cotenant.predict.margin import SafetyMargin
 from cotenant.predict.table import TablePredictor
@@ -37,3 +40,9 @@ def test_plans_are_made_again_for_other_latencies_alone(monkeypatch: pytest.Monk
     tables.use(slower)
     assert tables.number_of(TENANT, 0, 1) == 0
     assert len(made) == 3, "nothing was known of it in between"
+
+
+@given(st.integers(0, (1 << 80) - 1), st.integers(0, 90))
+def test_the_lowest_bits_are_taken_run_by_run(mask: int, count: int) -> None:
+    places = [at for at in range(80) if mask >> at & 1][:count]
+    assert lowest(mask, count) == sum(1 << at for at in places)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 from msgspec import structs
 
 from cotenant.core.actions import Action, Enqueue, Launch, Release, Respond
@@ -147,7 +149,7 @@ class Books:
             ahead,
             is_part,
             start.after,
-            tuple([cut for cut in cuts if work.start < cut < work.end]) if start.grows else (),
+            cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
             start.wanted,
             start.pressure_pct,
         )

@@ -20,7 +20,7 @@ from cotenant.policies.layer_block.rules import (
     WAITS,
     base_of,
 )
-from cotenant.policies.layer_block.tables import ModelTables, bandwidth_of
+from cotenant.policies.layer_block.tables import ModelTables
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
@@ -43,7 +43,7 @@ class Floor:
     the number of free lanes, of which there are `total`.
     """
 
-    __slots__ = ("_free_mask", "_lanes", "_snapshot", "_who", "free", "jobs", "out", "rows", "tables", "total")
+    __slots__ = ("_found", "_free_mask", "_lanes", "_snapshot", "free", "jobs", "out", "rows", "tables", "total")
 
     def __init__(self, snapshot: Snapshot, lanes: Sequence[Share], tables: ModelTables, drop: DropRule) -> None:
         self._snapshot = snapshot
@@ -51,58 +51,36 @@ class Floor:
         self.tables = tables
         self.total = len(lanes)
         tables.use(snapshot.predictor)
-        free, size = snapshot.free_mask, lanes[0].size
-        if size == 1:
-            self._free_mask = free & tables.mask
-            self.free = self._free_mask.bit_count()
-        else:
-            self._free_mask = sum([lane.mask for lane in lanes if lane.mask & free == lane.mask])
-            self.free = self._free_mask.bit_count() // size
+        mask, size = snapshot.free_mask, lanes[0].size
+        mask = mask & tables.mask if size == 1 else sum([lane.mask for lane in lanes if lane.mask & mask == lane.mask])
+        self._free_mask = mask
+        self.free = mask.bit_count() // size
         found: list[_Row] = []
-        number_of, places = tables.number_of, tables.places
         running, known = snapshot.running, tables.rows
         for number, run in running.items():
             kept = known.get(number)
             if kept is None or kept[0] is not run:
                 kept = known[number] = run, self._running_row(number, run)
             found.append(kept[1])
-        if len(known) > 4 * len(running) + 64:
-            tables.rows = {number: known[number] for number in running}
-        for batch in snapshot.paused:
-            tenant = batch.tenant
-            model = number_of(tenant, batch.shape, batch.items)
-            queries = batch.queries
-            first, unit = queries[0], places[model][batch.next_unit]
-            own = 0 if batch.share is None else (batch.share.mask & self._free_mask).bit_count() // size
-            deadline = first.deadline_ns
-            if len(queries) > 1:
-                deadline = self._within_reach(model, unit, [query.deadline_ns for query in queries])
-            rank = min([query.rank for query in queries])
-            row = (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, rank)
-            found.append((first.id, row, (tenant, batch.shape, batch.items, batch.id, batch, ())))
+        found += [self._paused_row(batch) for batch in snapshot.paused]
         desk: Desk | None = None
         for queue in snapshot.queues.values():
             if not queue.queries:
                 continue
-            tenant = queue.tenant
-            merged: Iterable[tuple[Query, ...]]
-            if tenant.max_batch > 1 and len(queue.queries) > 1:
+            if queue.tenant.max_batch > 1 and len(queue.queries) > 1:
                 desk = Desk(snapshot, drop) if desk is None else desk
-                merged = self._merged(desk, queue)
+                found += [self._waiting_row(queue.tenant, queries) for queries in self._merged(desk, queue)]
             else:
-                merged = self._first(queue, drop)
-            for queries in merged:
-                first = queries[0]
-                items = first.items if len(queries) == 1 else sum([query.items for query in queries])
-                model, deadline = number_of(tenant, first.shape, items), first.deadline_ns
-                if len(queries) > 1:
-                    deadline = self._within_reach(model, 0, [query.deadline_ns for query in queries])
-                row = (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, first.rank)
-                found.append((first.id, row, (tenant, first.shape, items, -1, None, queries)))
-        found.sort(key=_number)
-        self.jobs = [each for _, row, _ in found for each in row]
-        self._who = [who for *_, who in found]
+                self._add_first(queue, drop, found)
+        if len(known) > 4 * len(found) + 64:
+            tables.rows = {number: known[number] for number in running}
+        if len(found) > 1:
+            found.sort(key=_number)
+        self._found = found
         self.rows = len(found)
+        self.jobs: list[int] = []
+        for _, row, _ in found:
+            self.jobs += row
         self.out = [0] * (ACTS * len(found))
 
     def _running_row(self, number: int, run: Running) -> _Row:
@@ -127,59 +105,64 @@ class Floor:
         )
         return launch.queries[0], row, (tenant, batch.shape, batch.items, number, batch, ())
 
-    @property
-    def beside(self) -> tuple[float, float]:
-        """Bandwidth of the memory in bytes per ns, 0 where it is not known, and the pressure measured from outside."""
-        return bandwidth_of(self._snapshot.predictor)
+    def _paused_row(self, batch: BatchView) -> _Row:
+        tenant, queries, held = batch.tenant, batch.queries, batch.share
+        model = self.tables.number_of(tenant, batch.shape, batch.items)
+        first, unit = queries[0], self.tables.places[model][batch.next_unit]
+        own = 0 if held is None else (held.mask & self._free_mask).bit_count() // self._lanes[0].size
+        deadline, rank = first.deadline_ns, first.rank
+        if len(queries) > 1:
+            deadline = self._within_reach(model, unit, [query.deadline_ns for query in queries])
+            rank = min([query.rank for query in queries])
+        row = (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, rank)
+        return first.id, row, (tenant, batch.shape, batch.items, batch.id, batch, ())
+
+    def _waiting_row(self, tenant: Tenant, queries: tuple[Query, ...]) -> _Row:
+        """That of queries that may begin as one batch."""
+        first = queries[0]
+        items, deadline = first.items, first.deadline_ns
+        if len(queries) > 1:
+            items = sum([query.items for query in queries])
+        model = self.tables.number_of(tenant, first.shape, items)
+        if len(queries) > 1:
+            deadline = self._within_reach(model, 0, [query.deadline_ns for query in queries])
+        row = (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, first.rank)
+        return first.id, row, (tenant, first.shape, items, -1, None, queries)
 
     def decision(self, count: int) -> Decision:
         """The decision of the first `count` changes in `out`."""
-        out, who, now = self.out, self._who, self._snapshot.now_ns
+        out, found = self.out, self._found
         starts: list[Start] = []
         drops: list[Drop] = []
         grows: list[Growth] = []
         size = self._lanes[0].size
         for at in range(0, ACTS * count, ACTS):
             row, act, end, version, cores, wanted, takes, pressure = out[at : at + ACTS]
-            tenant, shape, items, number, batch, queries = who[row]
+            tenant, shape, items, number, batch, queries = found[row][2]
             if act == START:
-                held = 0 if batch is None or batch.share is None else batch.share.mask
-                mask = self._take(cores, held)
-                start = 0 if batch is None else batch.next_unit
+                held, start, resumed = 0, 0, None
+                if batch is not None:
+                    start, resumed = batch.next_unit, number
+                    held = 0 if batch.share is None else batch.share.mask
                 work = Work(tenant.name, shape, items, start, tenant.cuts[end], version)
-                share = self._share_of(mask)
-                starts.append(
-                    Start(
-                        work,
-                        queries,
-                        share,
-                        max(takes, 1),
-                        None if batch is None else number,
-                        grows=wanted > 0,
-                        wanted=wanted * size,
-                        pressure_pct=pressure,
-                    )
-                )
+                share, takes = self._share_of(self._take(cores, held)), takes if takes > 0 else 1
+                starts.append(Start(work, queries, share, takes, resumed, (), wanted > 0, wanted * size, pressure))
             elif act == DROP:
                 members = queries if batch is None else batch.queries
-                reason = hopeless(takes, self.jobs[FIELDS * row + DEADLINE] - now)
+                reason = hopeless(takes, self.jobs[FIELDS * row + DEADLINE] - self._snapshot.now_ns)
                 drops += [Drop(query.id, reason) for query in members]
             else:
                 had = self._snapshot.running[number].launch.share
                 more = self._share_of(self._take(cores - had.size // size, 0))
-                grows.append(Growth(number, Share((*had.cores, *more.cores), had.device, had.first), takes))
-        return Decision(tuple(starts), tuple(drops), self.tables, grows=tuple(grows))
+                grows.append(Growth(number, had.joined(more), takes))
+        return Decision(tuple(starts), tuple(drops), self.tables, False, tuple(grows))
 
     def _take(self, count: int, held: int) -> int:
         """Take free lanes: those that it held first, then the first ones. Gives their mask."""
         taken, free = 0, self._free_mask
         if self._lanes[0].size == 1:
-            for part in (free & held, free & ~held):
-                while part and count:
-                    bit = part & -part
-                    taken |= bit
-                    part ^= bit
-                    count -= 1
+            taken = lowest(free & held, count)
+            taken |= lowest(free & ~taken, count - taken.bit_count())
             self._free_mask = free & ~taken
             return taken
         for those in (held, -1) if held else (-1,):
@@ -195,8 +178,7 @@ class Floor:
         found = shares.get(mask)
         if found is None:
             lane = self._lanes[0]
-            cores = mask >> lane.first
-            found = Share(tuple([at for at in range(cores.bit_length()) if cores >> at & 1]), lane.device, lane.first)
+            found = Share.of_mask(mask, lane.device, lane.first)
             if len(shares) < 1 << 12:
                 shares[mask] = found
         return found
@@ -213,17 +195,18 @@ class Floor:
         base = base_of(dims, model, 0, 0, self.total)
         return self._snapshot.now_ns + spans[base + dims[4 * model]] - spans[base + unit]
 
-    def _first(self, queue: QueueView, drop: DropRule) -> Iterable[tuple[Query, ...]]:
-        """The first queries of a queue, each by itself."""
-        if len(queue.queries) <= _MOST_WAITING or drop is not DropRule.HOPELESS:
-            return [(query,) for query in queue.queries[:_MOST_WAITING]]
-        made, left = [], _MOST_WAITING
+    def _add_first(self, queue: QueueView, drop: DropRule, found: list[_Row]) -> None:
+        """Find the rows of the first queries of a queue, each by itself. They stay as they are while these wait."""
+        tenant, known, left = queue.tenant, self.tables.rows, _MOST_WAITING
+        looks = drop is DropRule.HOPELESS and len(queue.queries) > left
         for query in queue.queries:
-            left -= not self._is_hopeless(queue.tenant, query)
-            made.append((query,))
+            kept = known.get(~query.id)
+            if kept is None or kept[0] is not query or kept[1][2][0] is not tenant:
+                kept = known[~query.id] = query, self._waiting_row(tenant, (query,))
+            found.append(kept[1])
+            left -= not (looks and self._is_hopeless(tenant, query))
             if not left:
                 break
-        return made
 
     def _is_hopeless(self, tenant: Tenant, query: Query) -> bool:
         model = self.tables.number_of(tenant, query.shape, query.items)
@@ -247,3 +230,18 @@ class Floor:
             queries, _ = desk.form_batch(queue, at, size, alone)
             desk.taken.update([query.id for query in queries])
             yield queries
+
+
+def lowest(mask: int, count: int) -> int:
+    """The lowest `count` of the bits that are set; all of them where there are fewer."""
+    if mask.bit_count() <= count:
+        return mask
+    taken = 0
+    while count > 0:  # one run of set bits after the other
+        first = mask & -mask
+        rest = mask & (mask + first)
+        run = mask ^ rest
+        length = run.bit_count()
+        taken |= run if length <= count else (first << count) - first
+        mask, count = rest, count - length
+    return taken

@@ -103,7 +103,7 @@ def decide_by(
 ) -> Decision:
     """One decision by blocks of a granularity: see rules_blocks."""
     floor = policy.floor(snapshot, memory)
-    tables, (bandwidth, beside) = floor.tables, floor.beside
+    tables = floor.tables
     count = decide_blocks(
         granularity,
         grain,
@@ -115,8 +115,8 @@ def decide_by(
         snapshot.now_ns,
         floor.free,
         floor.total,
-        bandwidth,
-        beside,
+        tables.bandwidth,
+        tables.beside,
         tables.dims,
         tables.spans,
         tables.moved,

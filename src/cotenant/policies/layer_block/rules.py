@@ -43,6 +43,13 @@ def base_of(dims: Sequence[int], model: int, version: int, level: int, cores: in
     return ((version * dims[at + 2] + level) * most + cores - 1) * (dims[at] + 1)
 
 
+def alone_of(dims: Sequence[int], model: int, total: int) -> int:
+    """Where the times alone, on all cores and in the first version, begin in `spans`."""
+    at = 4 * model
+    most = dims[at + 3]
+    return ((total if total < most else most) - 1) * (dims[at] + 1)
+
+
 def moved_base_of(dims: Sequence[int], model: int, version: int, cores: int) -> int:
     """Where the bytes of a version on so many cores begin in `moved`."""
     at = 4 * model
@@ -82,16 +89,16 @@ def least_cores(
     stride = dims[4 * model] + 1
     if most > dims[4 * model + 3]:
         most = dims[4 * model + 3]
-    first = base_of(dims, model, version, level, 1)
-    at = first + (most - 1) * stride
-    least = spans[at + end] - spans[at + start]
+    begin = base_of(dims, model, version, level, 1) - stride + start
+    end += begin - start
+    least = spans[end + most * stride] - spans[begin + most * stride]
     if least > budget_ns:
         budget_ns = least
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
-        at = first + (middle - 1) * stride
-        if spans[at + end] - spans[at + start] <= budget_ns:
+        at = middle * stride
+        if spans[end + at] - spans[begin + at] <= budget_ns:
             high = middle
         else:
             low = middle + 1
@@ -181,7 +188,7 @@ def rate_of(
     at = FIELDS * row
     model = jobs[at + MODEL]
     units = dims[4 * model]
-    alone = base_of(dims, model, 0, 0, total)
+    alone = alone_of(dims, model, total)
     left = jobs[at + DEADLINE] - now
     if replans and left > 0:
         rest = spans[alone + units] - spans[alone + jobs[at + UNIT]]
@@ -214,18 +221,13 @@ def drawn_now(
     for row in range(rows):
         at = FIELDS * row
         if jobs[at + STATE] >= RUNS and row != skipped:
-            since, due = jobs[at + SINCE], jobs[at + DUE]
-            if due - now > SOON * (due - since):
+            due = jobs[at + DUE]
+            takes = due - jobs[at + SINCE]
+            if due - now > SOON * takes:
                 model = jobs[at + MODEL]
-                drawn += draw_of(
-                    dims,
-                    moved[model],
-                    model,
-                    jobs[at + VERSION],
-                    jobs[at + UNIT],
-                    jobs[at + END],
-                    jobs[at + CORES],
-                    due - since,
+                moved_m, base = moved[model], moved_base_of(dims, model, jobs[at + VERSION], jobs[at + CORES])
+                drawn += (moved_m[base + jobs[at + END]] - moved_m[base + jobs[at + UNIT]]) / (
+                    takes if takes > 0 else 1
                 )
     return drawn
 
@@ -240,7 +242,7 @@ def fastest_ns(dims: Sequence[int], spans: Sequence[int], jobs: Sequence[int], r
     """The least time in which a job's remaining units can be done: alone, on all cores."""
     at = FIELDS * row
     model = jobs[at + MODEL]
-    base = base_of(dims, model, 0, 0, total)
+    base = alone_of(dims, model, total)
     return spans[base + dims[4 * model]] - spans[base + jobs[at + UNIT]]
 
 
@@ -305,7 +307,9 @@ def drop_hopeless(
     for row in range(rows):
         at = FIELDS * row
         if 0 <= jobs[at + STATE] <= PAUSED:
-            needed = fastest_ns(dims, spans[jobs[at + MODEL]], jobs, row, total)
+            model = jobs[at + MODEL]
+            base = alone_of(dims, model, total)
+            needed = spans[model][base + dims[4 * model]] - spans[model][base + jobs[at + UNIT]]
             if needed > jobs[at + DEADLINE] - now:
                 count = write_drop(jobs, row, needed, out, count)
     return count

@@ -27,6 +27,7 @@ from cotenant.policies.layer_block.rules import (
     UNIT,
     WAITS,
     WANTED,
+    alone_of,
     base_of,
     draw_of,
     drawn_now,
@@ -61,12 +62,15 @@ def averages_of(
     pressure: float,
 ) -> int:
     """The sum of Avg_C over the tasks that have begun, and `this` one. `averages[model][level]`: see fill_averages."""
-    summed = 0
+    summed, levels, level = 0, 1, 0
     for row in range(rows):
         at = FIELDS * row
         if row == this or jobs[at + STATE] >= PAUSED:
             model = jobs[at + MODEL]
-            summed += averages[model][level_of(pressure, dims[4 * model + 2])]
+            if dims[4 * model + 2] != levels:
+                levels = dims[4 * model + 2]
+                level = level_of(pressure, levels)
+            summed += averages[model][level]
     return summed
 
 
@@ -100,7 +104,7 @@ def next_block(
     level = level_of(pressure, dims[4 * model + 2])
     version = version_at(dims, model, level) if adapts else 0
     rate = rate_of(dims, spans_m, jobs, row, now, target, replans, total)
-    alone = base_of(dims, model, 0, 0, total)
+    alone = alone_of(dims, model, total)
     most = total
     end = units
     if granularity == LAYERS:
@@ -244,9 +248,16 @@ def decide_blocks(
         count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
     by_slack = granularity == LAYERS
     drawn = drawn_now(dims, moved, jobs, rows, now, -1)
-    has_grown = False
+    left, growing = 0, 0
+    for row in range(rows):
+        state = jobs[FIELDS * row + STATE]
+        if state == RUNS:
+            growing += 1
+        elif 0 <= state <= PAUSED:
+            left += 1
+    has_grown = growing == 0
     while free > 0:
-        row = first_to_go(jobs, rows, by_slack, dims, spans, total)
+        row = first_to_go(jobs, rows, by_slack, dims, spans, total) if left > 0 else -1
         at = FIELDS * row
         if not has_grown and (row < 0 or jobs[at + STATE] == WAITS or jobs[at + CORES] == 0):
             count, free = grow_all(dims, spans, jobs, rows, now, free, out, count)
@@ -291,7 +302,9 @@ def decide_blocks(
             takes = block_ns(dims, spans, model, version, pressure, jobs[at + UNIT], end, cores)
         count = write_start(jobs, row, now, end, version, cores, wanted, takes, pressure, out, count)
         free -= cores
-        drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], end, cores, takes)
+        left -= 1
+        if free > 0 and left > 0:
+            drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], end, cores, takes)
     return count
 
 
@@ -305,7 +318,7 @@ def tokens_of(
     at = FIELDS * row
     model, rank = jobs[at + MODEL], jobs[at + RANK]
     weight = HIGHEST_TOKENS if rank == 1 else MIDDLE_TOKENS if rank == 2 else LOWEST_TOKENS
-    alone = base_of(dims, model, 0, 0, total)
+    alone = alone_of(dims, model, total)
     done = spans[model][alone + jobs[at + UNIT]] - spans[model][alone]
     whole = spans[model][alone + dims[4 * model]] - spans[model][alone]
     waited = now - jobs[at + ARRIVAL] - done

@@ -200,37 +200,21 @@ def version_for(
 ) -> int:
     """The version of a block that costs least, core time and traffic, of those for this level or a higher one."""
     best = version_at(dims, model, level)
+    last = dims[4 * model + 1] - 1
+    if best == last:
+        return best
+    at, bytes_at = base_of(dims, model, best, level, cores), moved_base_of(dims, model, best, cores)
+    step = dims[4 * model + 3] * (dims[4 * model] + 1)
     least = -1.0
-    for version in range(best, dims[4 * model + 1]):
-        at = base_of(dims, model, version, level, cores)
-        bytes_at = moved_base_of(dims, model, version, cores)
+    for version in range(best, last + 1):
         cost = cores * (spans[at + end] - spans[at + start]) + byte_cost * (
             moved[bytes_at + end] - moved[bytes_at + start]
         )
         if least < 0 or cost < least:
             best, least = version, cost
+        at += dims[4 * model + 2] * step
+        bytes_at += step
     return best
-
-
-def need_of(
-    dims: Sequence[int],
-    lefts: Sequence[int],
-    jobs: Sequence[int],
-    row: int,
-    now: int,
-    level: int,
-    prices: int,
-    target: float,
-) -> int:
-    """The price of time that a job has to pay from its next block on: the least at which it takes `target` of what is
-    left to its deadline when that begins."""
-    at = FIELDS * row
-    units = dims[4 * jobs[at + MODEL]]
-    unit, begins = jobs[at + UNIT], now
-    if jobs[at + STATE] > PAUSED:
-        unit, begins = jobs[at + END], jobs[at + DUE]
-    left_ns = target * (jobs[at + DEADLINE] - begins)
-    return cheapest_in_time(lefts, level * prices * (units + 1), units + 1, prices, unit, left_ns)
 
 
 def most_urgent(
@@ -308,7 +292,7 @@ def decide_slack(
         count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
     drawn = drawn_now(dims, moved, jobs, rows, now, -1)
     pressure = pressure_of(drawn, bandwidth, beside)
-    active, waiting, running, needed = 0, 0, 0, 0
+    active, waiting, running, needed, levels, level = 0, 0, 0, 0, 1, 0
     for row in range(rows):
         at = FIELDS * row
         state = jobs[at + STATE]
@@ -319,17 +303,20 @@ def decide_slack(
             waiting += 1
         elif state > PAUSED:
             running += 1
-        model = jobs[at + MODEL]
-        level = level_of(pressure, dims[4 * model + 2])
+        model, unit, begins = jobs[at + MODEL], jobs[at + UNIT], now
+        if state > PAUSED:  # what it needs from its next block on, when this one ends
+            unit, begins = jobs[at + END], jobs[at + DUE]
         units = dims[4 * model]
-        unit = jobs[at + UNIT] if state <= PAUSED else jobs[at + END]
         if unit < units:
-            price = need_of(dims, lefts[model], jobs, row, now, level, prices, target)
-            needed += widths[model][(level * prices + price) * units + unit]
-    while free > 0:
+            if dims[4 * model + 2] != levels:
+                levels = dims[4 * model + 2]
+                level = level_of(pressure, levels)
+            left_ns = target * (jobs[at + DEADLINE] - begins)
+            plan = level * prices
+            price = cheapest_in_time(lefts[model], plan * (units + 1), units + 1, prices, unit, left_ns)
+            needed += widths[model][(plan + price) * units + unit]
+    while free > 0 and active > running:
         row = most_urgent(dims, spans, jobs, rows, now, total, patience)
-        if row < 0:
-            break
         at = FIELDS * row
         model, unit = jobs[at + MODEL], jobs[at + UNIT]
         units, levels = dims[4 * model], dims[4 * model + 2]
@@ -337,7 +324,8 @@ def decide_slack(
         level = level_of(pressure, levels)
         plan, left_at = level * prices * units, level * prices * (units + 1)
         own = preferred[model][level]
-        price = need_of(dims, lefts[model], jobs, row, now, level, prices, target)
+        left_ns = target * (jobs[at + DEADLINE] - now)
+        price = cheapest_in_time(lefts[model], left_at, units + 1, prices, unit, left_ns)
         if drops and jobs[at + STATE] == WAITS and waiting > 1 and price > own:
             needs = works[model][left_at + price * (units + 1)]
             if needs > works[model][left_at + own * (units + 1)]:
@@ -370,5 +358,6 @@ def decide_slack(
         count = write_start(jobs, row, now, end, version, cores, 0, takes, pressure, out, count)
         running += 1
         free -= cores
-        drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
+        if free > 0 and active > running:
+            drawn += draw_of(dims, moved[model], model, version, unit, end, cores, takes)
     return count

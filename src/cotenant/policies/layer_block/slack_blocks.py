@@ -66,15 +66,15 @@ class SlackBlocks(BlockPolicy):
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """See Policy."""
         floor = self.floor(snapshot, memory)
-        tables, (bandwidth, beside) = floor.tables, floor.beside
+        tables = floor.tables
         count = decide_slack(
             self.knobs(min([queue.tenant.slo_ns for queue in snapshot.queues.values()])),
             self.drop is DropRule.HOPELESS,
             snapshot.now_ns,
             floor.free,
             floor.total,
-            bandwidth,
-            beside,
+            tables.bandwidth,
+            tables.beside,
             len(PRICES),
             tables.dims,
             tables.spans,

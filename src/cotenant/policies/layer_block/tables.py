@@ -86,6 +86,8 @@ class ModelTables:
         "_predictor",
         "_size",
         "averages",
+        "bandwidth",
+        "beside",
         "dims",
         "ends",
         "lefts",
@@ -109,6 +111,8 @@ class ModelTables:
         """All slots of the lanes."""
         self._options = adapts, target, plans, memory
         self._predictor: Predictor | None = None
+        self.bandwidth = self.beside = 0.0
+        """Of the memory in bytes per ns, 0 where it is not known, and the pressure that is measured from outside."""
         self.shares: dict[int, Share] = {}
         """Unions of lanes by their masks."""
         self._clear()
@@ -123,7 +127,8 @@ class ModelTables:
     def _clear(self) -> None:
         self._known: dict[tuple[str, int, int], tuple[int, Tenant]] = {}
         self.rows: dict[int, Any] = {}
-        """The rows of launches under way by their numbers, each with what it was made of."""
+        """The rows of launches under way by their numbers, and of queries that wait by the complement of theirs, each
+        with what it was made of."""
         self.dims: list[int] = []
         self.spans: list[Sequence[int]] = []
         self.moved: list[Sequence[int]] = []
@@ -144,6 +149,7 @@ class ModelTables:
             if len(self._known) > _MOST_MODELS or not self._believes_the_same(predictor):
                 self._clear()
             self._predictor = predictor
+            self.bandwidth, self.beside = bandwidth_of(predictor)
 
     def _believes_the_same(self, predictor: Predictor) -> bool:
         """Whether it knows all models by the same spans as the one before."""
