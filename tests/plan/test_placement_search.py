@@ -61,6 +61,24 @@ def test_no_plan_is_below_the_bound_and_ours_is_near_the_best(
         assert best <= makespan_ns(problem, other.place(problem))
 
 
+@given(st.integers(0, 10_000), st.integers(2, 6), st.sampled_from(KINDS))
+@settings(max_examples=15)
+def test_from_a_plan_the_solver_gives_one_that_is_no_worse_and_a_bound_that_holds(
+    seed: int, size: int, kind: tuple[tuple[TaskDevice, ...], TransferMode]
+) -> None:
+    pytest.importorskip("ortools", reason="exact placement needs OR-Tools")
+    problem = PlacementProblem(random_graph(seed, size, *kind), PLAIN)
+    plan, best = Heft().place(problem), best_of_all(problem)
+    solved = IntervalSearch(seconds=20).solve(problem, plan)
+    assert solved.bound_ns <= best
+    if kind[1] is TransferMode.DELAY:
+        assert solved.is_proved
+        assert makespan_ns(problem, solved.plan) == best == solved.bound_ns
+    hurried = IntervalSearch(seconds=1e-9).solve(problem, plan)
+    assert hurried.bound_ns <= best
+    assert makespan_ns(problem, hurried.plan) <= makespan_ns(problem, plan)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_exact_solvers_find_the_best_of_all(seed: int) -> None:
     pytest.importorskip("ortools", reason="exact placement needs OR-Tools")

@@ -45,7 +45,7 @@ MILP_SIZE = 60
 GRAPH_SECONDS = 20.0
 TYPICAL = DetectorWorld(8.0, 12e9, 10.0, 7.0, 20.0, 1, TransferMode.DELAY)
 _EXACT = 200
-"""Tasks up to which half of the time is the exact solver's."""
+"""Tasks up to which most of the time is the exact solver's."""
 _SHOWN = 200
 _WIDTH = 130
 _MILP_QUICK = 24
@@ -96,7 +96,7 @@ def warm_up() -> None:
 
 def searcher(size: int, seconds: float, seed: int = 1) -> OverflowSearch:
     """Ours with so much time in all."""
-    exact = (0.6 if size <= MILP_SIZE else 0.3) * seconds if size <= _EXACT else 0.0
+    exact = 0.7 * seconds if size <= _EXACT else 0.0
     return OverflowSearch(steps=10_000_000, seconds=0.9 * seconds, exact_seconds=exact, seed=seed)
 
 
