@@ -26,7 +26,6 @@ from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 from cotenant.plan.placement.strategies import sequential_ns
 from cotenant.plan.types import PlanError
 
-
 _HUBS = 12
 _FEW = 80
 """Up to so many tasks the solver is quicker without a linear relaxation."""
