@@ -25,10 +25,10 @@ from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import ModelProfile, Profile
 from cotenant.repository import (
     CONFIG_FILE,
-    STATE_FOLDER,
     ModelVersion,
     check_owners,
     find_versions,
+    graphs_path,
     model_names,
 )
 from cotenant.repository.formats import Arithmetic
@@ -84,8 +84,7 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     name = found.tenant
     model = found.config.model
     arithmetic = Arithmetic(model.precision, model.channels_last)
-    graphs = root / STATE_FOLDER / "graphs"
-    runner = open_model(found.path, cache_dir=graphs, name=name, device=device, arithmetic=arithmetic)
+    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=device, arithmetic=arithmetic)
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
