@@ -10,7 +10,7 @@ import pytest
 
 from bench.__main__ import main
 from bench._registry import BenchError, benchmarks
-from bench.papers.sirplus import optimality
+from bench.papers.sirplus import lane, optimality
 from bench.papers.sirplus._detectors import BASELINE_MS, CLASSES, WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._graph_csv import read_graph
 from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
@@ -170,4 +170,12 @@ def test_detectors_take_what_the_paper_says_and_are_as_wide(model: str) -> None:
     line = problem.evaluate(plan)
     assert line is not None
     assert violations(problem, plan, line) == []
-    assert {"sirplus-optimality", "sirplus-strategies"} <= set(benchmarks())
+    assert {"sirplus-optimality", "sirplus-strategies", "lane"} <= set(benchmarks())
+
+
+def test_lanes_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(lane, "_NAP_S", 0.0)
+    summary = lane.measured(3)["summary"]
+    assert set(summary) == {"chain_overhead_us", "handover_us", "handover_queued_us", "bare_lock_us"}
+    assert min(summary[name] for name in ("handover_us", "handover_queued_us")) > 0
+    assert "a lane that sleeps" in capsys.readouterr().out

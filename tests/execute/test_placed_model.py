@@ -47,16 +47,23 @@ def assert_equal(got: dict[str, Any], expected: dict[str, Any]) -> None:
         np.testing.assert_array_equal(to_numpy(got)[name], value, err_msg=name)
 
 
-def lane_threads() -> list[str]:
-    return [each.name for each in threading.enumerate() if each.name.startswith("cotenant-lane")]
+class LaneWatch:
+    """Lanes that begin after this was made."""
 
+    def __init__(self) -> None:
+        self._before = set(threading.enumerate())
 
-def lanes_left() -> list[str]:
-    """Those that are there when such as end have ended: the last run tells them to, and nobody waits for it."""
-    ending = [t for t in threading.enumerate() if t.name == "cotenant-lane-1"]
-    for thread in ending:
-        thread.join(5)
-    return lane_threads()
+    @property
+    def names(self) -> list[str]:
+        new = [each for each in threading.enumerate() if each not in self._before]
+        return [each.name for each in new if each.name.startswith("cotenant-lane")]
+
+    def left(self) -> list[str]:
+        """Those that are there when such as end have ended: they are told to, and nobody waits for it."""
+        for each in threading.enumerate():
+            if each not in self._before:
+                each.join(5)
+        return self.names
 
 
 def fork(s: samples.Sketch) -> onnx.ModelProto:
@@ -96,11 +103,11 @@ def test_any_placement_gives_what_the_whole_gives(tmp_path: Path, seed: int, siz
 
 def test_a_branching_model_runs_in_pieces_with_a_lane_for_the_other_core(forked: PlacedModel) -> None:
     assert [piece.cores for piece in forked.pieces] == [range(2), range(1), range(1, 2), range(2)]
-    before = lane_threads()
+    watch = LaneWatch()
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
-    assert lane_threads() == [*before, "cotenant-lane-1"]
+    assert watch.names == ["cotenant-lane-1"]
     forked.keep([1])
-    assert lanes_left() == before
+    assert watch.left() == []
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
 
 
@@ -172,15 +179,15 @@ def test_a_piece_that_fails_fails_its_launch_once(tmp_path: Path) -> None:
         units = [(name, "cpu:1" if "Gather" in name else device) for name, device in units]
         model.place(placement(model, units))
         assert {piece.cores for piece in model.pieces} == {range(1), range(1, 2), range(2)}
-        before = lane_threads()
+        watch = LaneWatch()
         for _ in range(3):
             with pytest.raises(ModelError, match="indices element out of data bounds"):
                 model.run(0, model.unit_count, {**good, "index": np.array([1, 20])}, CORES)
             assert_equal(model.run(0, model.unit_count, good, CORES), whole(source, good))
         with pytest.raises(TensorError, match="'x' is missing"):
             model.run(0, model.unit_count, {"index": good["index"]}, CORES)
-        assert lane_threads() == [*before, "cotenant-lane-1"]
-    assert lanes_left() == before
+        assert watch.names == ["cotenant-lane-1"]
+    assert watch.left() == []
 
 
 def test_without_pieces_or_lanes_it_runs_sequentially(
@@ -220,13 +227,13 @@ def test_tensors_go_when_the_last_reader_has_ended(forked: PlacedModel) -> None:
 
 
 def test_it_ends_with_its_model(tmp_path: Path) -> None:
-    before = lane_threads()
+    watch = LaneWatch()
     with opened(FORK, tmp_path) as model:
         model.place(placement(model, list(zip(model.dfg.unit_names, FORKED, strict=True))))
         model.run(0, 6, FEEDS, CORES)
     with pytest.raises(ModelError, match="closed"):
         model.run(0, 6, FEEDS, CORES)
-    assert lanes_left() == before
+    assert watch.left() == []
 
 
 def test_a_placement_of_another_graph_is_refused(forked: PlacedModel) -> None:

@@ -91,26 +91,30 @@ class PieceRun:
             self._stop()
 
     def _end(self, at: int) -> int | None:
-        """A piece has ended: what it read may go, others become ready. Gives the one of this thread, if any."""
+        """A piece has ended: others become ready, what it read may go. Gives the one of this thread, if any."""
         piece = self._pieces[at]
         ready = []
         with self._lock:
-            for name in piece.inputs:
-                self._readers[name] -= 1
-                if not self._readers[name]:  # of what is kept there are fewer than none
-                    self._tensors.pop(name, None)
             for follower in piece.followers:
                 self._waits[follower] -= 1
                 if not self._waits[follower]:
                     ready.append(follower)
-            self._left -= 1
-            is_over = not self._left
         mine = None
-        for follower in ready:
+        for follower in ready:  # first of all: they wait for it
             if self._pieces[follower].cores[0] == piece.cores[0]:
                 mine = follower
             else:
                 self._hand_over(follower)
+        dropped = []
+        with self._lock:
+            for name in piece.inputs:
+                self._readers[name] -= 1
+                if not self._readers[name]:  # of what is kept there are fewer than none
+                    dropped.append(name)
+            self._left -= 1
+            is_over = not self._left
+        for name in dropped:
+            self._tensors.pop(name, None)
         if is_over:
             self._turn.put(-1)
         return mine
