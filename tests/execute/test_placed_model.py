@@ -102,7 +102,7 @@ def test_any_placement_gives_what_the_whole_gives(tmp_path: Path, seed: int, siz
 
 
 def test_a_branching_model_runs_in_pieces_with_a_lane_for_the_other_core(forked: PlacedModel) -> None:
-    assert [piece.cores for piece in forked.pieces] == [range(2), range(1), range(1, 2), range(2)]
+    assert [piece.cores for piece in forked.pieces(2)] == [range(2), range(1), range(1, 2), range(2)]
     watch = LaneWatch()
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
     assert watch.names == ["cotenant-lane-1"]
@@ -123,7 +123,7 @@ def test_a_linear_model_is_one_ordinary_session(tmp_path: Path) -> None:
             model.place(placement(model, [(name, device) for name in model.dfg.unit_names]))
             model.keep([])
             model.prepare([(0, model.unit_count)], CORES)
-            assert len(model.pieces) == 1
+            assert len(model.pieces(2)) == 1
             assert list(model._segments) == [(threads, 0, model.unit_count)]
             assert_equal(model.run(0, model.unit_count, feeds, CORES), whole(chain, feeds))
             assert len(model._segments) == 1
@@ -178,7 +178,7 @@ def test_a_piece_that_fails_fails_its_launch_once(tmp_path: Path) -> None:
         ]
         units = [(name, "cpu:1" if "Gather" in name else device) for name, device in units]
         model.place(placement(model, units))
-        assert {piece.cores for piece in model.pieces} == {range(1), range(1, 2), range(2)}
+        assert {piece.cores for piece in model.pieces(2)} == {range(1), range(1, 2), range(2)}
         watch = LaneWatch()
         for _ in range(3):
             with pytest.raises(ModelError, match="indices element out of data bounds"):
@@ -223,7 +223,7 @@ def test_tensors_go_when_the_last_reader_has_ended(forked: PlacedModel) -> None:
     forked._run_segment = noted  # type: ignore[method-assign]
     forked.run(0, 6, FEEDS, CORES)
     assert held[0] == {"x", "stem"}
-    assert held[3] == {*forked.pieces[3].inputs, "y"}
+    assert held[3] == {*forked.pieces(2)[3].inputs, "y"}
 
 
 def test_it_ends_with_its_model(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_failure_ends_what_runs_beside_it(tmp_path: Path) -> None:
         lanes = {"long": "cpu:1", "short": "cpu:0"}
         units = zip(model.dfg.unit_names, model.dfg.units, strict=True)
         model.place(placement(model, [(name, lanes.get(unit.outputs[0], "cpu:0-1")) for name, unit in units]))
-        assert len(model.pieces) == 3
+        assert len(model.pieces(2)) == 3
         assert_equal(model.run(0, model.unit_count, feeds, CORES), whole(source, feeds))
         with pytest.raises(ModelError, match="indices element out of data bounds"):
             model.run(0, model.unit_count, {**feeds, "times": np.array(10**12), "index": np.array(99)}, CORES)
