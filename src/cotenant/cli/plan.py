@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, print_json
+from cotenant.cli.options import AsJson, Lanes, print_json
+from cotenant.cli.plan_placement import Aim, PlacementAsked, place
 from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 
@@ -29,7 +31,11 @@ MOST_DEVICES = 10_000
 
 def plan(
     tenants: Annotated[
-        Path | None, typer.Argument(help="File of tenants, rates, SLOs and devices (TOML).", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="File of tenants, rates, SLOs and devices (TOML); with --placement the model repository.",
+            show_default=False,
+        ),
     ] = None,
     profiles: Annotated[
         list[str] | None,
@@ -59,13 +65,42 @@ def plan(
     running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None,
     check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            "--placement",
+            metavar="MODEL",
+            help="Plan no tenants: place the branches of this model on the cores of a share.",
+            show_default=False,
+        ),
+    ] = None,
+    goal: Annotated[Aim | None, typer.Option(help="Of a placement.", show_default=Aim.latency.value)] = None,
+    latency_bound_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="What a placement for throughput may take.", show_default=False)
+    ] = None,
+    budget_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds to search for a placement.", show_default="10")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure the model to be placed anew.")] = False,
+    lanes: Lanes = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan tenants onto devices from measured profiles, check the plan, and show it.
 
     Says whether it fits, on how many devices, how, and who breaks first. Status 1 when it does not fit, with what would
-    mend it.
+    mend it. With --placement it measures the units of one model and finds where its branches run best.
     """
+    mine = {"--goal": goal, "--latency-bound-ms": latency_bound_ms, "--budget-s": budget_s, "--lanes": lanes}
+    others = {"--profiles": profiles, "--devices": devices, "--headroom": headroom, "--running": running}
+    if placement is not None:
+        others |= {"--check": check, "--poisson": poisson, "--quick": quick}
+        _none_of(others, "it is no option of --placement")
+        if tenants is None:
+            raise typer.BadParameter("expected the repository of the model, before --placement", param_hint="TENANTS")
+        asked = PlacementAsked(tenants, placement, goal or Aim.latency, latency_bound_ms, budget_s, lanes, fresh)
+        place(asked, out, svg, as_json=as_json)
+        return
+    _none_of({**mine, "--fresh": fresh}, "it needs --placement")
     if not profiles:
         raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
     if (tenants is None) == (check is None):
@@ -101,6 +136,12 @@ def plan(
         write_whole(out, plan_text(file).encode())
     answers["poisson"] = poisson
     _show(file, basis, answers, svg, as_json=as_json, written=out)
+
+
+def _none_of(options: Mapping[str, object], why: str) -> None:
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise typer.BadParameter(why, param_hint=name)
 
 
 def _planned(

@@ -1,0 +1,232 @@
+"""`cotenant plan --placement`: where each branch of a wide model runs best, on the cores of a share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cotenant.cli.options import chosen_of, print_json, settings_of
+from cotenant.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cotenant.config import ServerConfig
+    from cotenant.plan.placement.flat import PlacementProblem
+    from cotenant.plan.placement.overflow import FoundPlacement, PlacementGoal
+    from cotenant.plan.placement.overview import PlacementOverview
+    from cotenant.profile.task_profile import ModelTasks
+    from cotenant.work import Share
+
+SEARCH_S = 10.0
+_EXACT_SHARE = 0.3
+"""Of the time, for the exact solver where the graph is small enough."""
+_MOST_NOISE = 0.3
+_STEPS = 1 << 40
+"""Moves of the search at each level: it ends by time."""
+_EXPLAINED = (0.9, 1.1)
+"""Between these, the units add up to the measured whole; and wall time is near CPU time below the second."""
+
+
+class Aim(StrEnum):
+    """What a placement is to make small."""
+
+    latency = "latency"
+    throughput = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementAsked:
+    """What the command line asks for. `budget_s` None is SEARCH_S."""
+
+    root: Path
+    model: str
+    aim: Aim
+    latency_bound_ms: float | None
+    budget_s: float | None
+    lanes: str | None
+    fresh: bool
+
+    def goal(self) -> PlacementGoal:
+        """The goal of the search. Raises ConfigError for a bound on what is to be small anyway."""
+        from cotenant.plan.placement.overflow import Goal, PlacementGoal
+
+        if self.aim is Aim.latency:
+            if self.latency_bound_ms is not None:
+                raise ConfigError("--latency-bound-ms goes with --goal throughput: the least latency is sought anyway")
+            return PlacementGoal()
+        bound = None if self.latency_bound_ms is None else round(self.latency_bound_ms * 1e6)
+        return PlacementGoal(Goal.PERIOD, latency_bound_ns=bound)
+
+
+def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json: bool) -> None:
+    """Measure or read the model's profile of tasks, search, show, and keep a placement that gains where serving looks.
+
+    What gains nothing is not kept, and what was kept before is removed.
+    """
+    from cotenant.cli.profile import progress_bar
+    from cotenant.measure.tasks import measure_tasks
+    from cotenant.plan.placement.flat import PlacementProblem
+    from cotenant.plan.placement.overview import overview
+    from cotenant.plan.placement.profiled import graph_of
+
+    goal = asked.goal()
+    settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
+    share, notes = _share(settings)
+    with progress_bar(quiet=as_json, what="measuring") as on_step:
+        tenant, tasks = measure_tasks(asked.root, asked.model, share, fresh=asked.fresh, on_step=on_step)
+    notes += _doubts(tasks)
+    problem = PlacementProblem(graph_of(tasks))
+    found = _searched(problem, goal, tasks, asked.budget_s or SEARCH_S, as_json=as_json)
+    view = overview(tenant, problem, found)
+    written = _kept(asked, tenant, tasks, problem, found, view, out)
+    _show(asked, view, tasks, notes, written, svg, as_json=as_json)
+
+
+def _share(settings: ServerConfig) -> tuple[Share, list[str]]:
+    """The largest share that launches of the server get, or all its cores; with what is to be said of that.
+
+    Raises ConfigError for a GPU, and where there is one core.
+    """
+    from cotenant.execute.layout import cores_alone
+    from cotenant.measure.sweep import served_shares
+    from cotenant.work import Share
+
+    cores = cores_alone(settings.device, "models are placed")
+    if len(cores) < 2:
+        raise ConfigError(f"a placement needs two cores at least, there is {len(cores)}")
+    share = max(served_shares(settings), key=lambda each: each.size)
+    if share.size > 1:
+        return share, []
+    note = "No launch of this server gets more than one core: for the placement to be used, set lanes = 'all', or lists"
+    return Share(cores), [f"{note} of cores, in [device]."]
+
+
+def _doubts(tasks: ModelTasks) -> list[str]:
+    """What speaks against the measurement."""
+    notes = []
+    for name, times in (("one core", tasks.core), (f"{tasks.cores} cores", tasks.whole)):
+        if not _EXPLAINED[0] <= times.added_up <= _EXPLAINED[1]:
+            notes.append(
+                f"On {name} the units add up to {times.added_up:.2f} of the measured whole, "
+                f"{times.whole_ns / 1e6:.3g} ms: expect as much of an error, or measure again with --fresh."
+            )
+    if tasks.disturbance > _EXPLAINED[1]:
+        notes.append(
+            f"The machine was busy with other work while this was measured (wall time {tasks.disturbance:.2f} of CPU "
+            "time): measure again with --fresh when it is quiet."
+        )
+    return notes
+
+
+def _searched(
+    problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
+) -> FoundPlacement:
+    from cotenant.cli.console import console as make_console
+    from cotenant.plan.placement.compiled import has_compiler
+    from cotenant.plan.placement.overflow import OverflowSearch
+
+    console = make_console(stderr=True, quiet=as_json)
+    if not has_compiler():
+        console.print(
+            "the search is a hundred times slower without numba: pip install 'cotenant[solver]'", markup=False
+        )
+    with console.status("searching a placement") as status:
+
+        def progress(evaluated: int, best_ns: int, bound_ns: int) -> bool:
+            status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms, none below {bound_ns / 1e6:.4g} ms")
+            return True
+
+        search = OverflowSearch(
+            goal,
+            _STEPS,
+            budget_s,
+            noise=min(_MOST_NOISE, tasks.variation),
+            exact_seconds=_EXACT_SHARE * budget_s,
+            progress=progress,
+        )
+        return search.solve(problem)
+
+
+def _kept(
+    asked: PlacementAsked,
+    tenant: str,
+    tasks: ModelTasks,
+    problem: PlacementProblem,
+    found: FoundPlacement,
+    view: PlacementOverview,
+    out: Path | None,
+) -> list[Path]:
+    """Keep a placement that gains where serving looks for it, and in a plan file; gives what was written."""
+    from cotenant.files import write_whole
+    from cotenant.plan.file import placements_text
+    from cotenant.plan.placement.placed_units import placement_of
+    from cotenant.profile.unit_placement import save_placement
+    from cotenant.repository import graphs_path, placement_path
+
+    path = placement_path(graphs_path(asked.root), tasks.graph, tasks.cores)
+    if not view.gains:
+        path.unlink(missing_ok=True)
+        return []
+    placement = placement_of(tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns)
+    save_placement(path, placement)
+    if out is None:
+        return [path]
+    write_whole(out, placements_text((placement,)).encode())
+    return [path, out]
+
+
+def _show(
+    asked: PlacementAsked,
+    view: PlacementOverview,
+    tasks: ModelTasks,
+    notes: list[str],
+    written: list[Path],
+    svg: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from cotenant.cli.console import console as make_console
+    from cotenant.report.placement_text import placement_lines, placement_picture, placement_svg
+
+    if svg is not None:
+        svg.write_text(placement_svg(view, f"{view.model} on {tasks.cores} cores"), encoding="utf-8")
+        written = [*written, svg]
+    if as_json:
+        print_json(_facts(asked, view, tasks, notes, written))
+        return
+    console = make_console()
+
+    def lines() -> Iterator[str]:
+        yield from placement_lines(view)
+        yield from notes
+        yield from (f"Written: {path}" for path in written)
+
+    console.print(placement_picture(view, console.width))
+    console.print()
+    for line in lines():
+        console.print(line, highlight=False, markup=False)
+
+
+def _facts(
+    asked: PlacementAsked, view: PlacementOverview, tasks: ModelTasks, notes: list[str], written: list[Path]
+) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "model": view.model,
+        "cores": tasks.cores,
+        "goal": asked.aim,
+        "gains": view.gains,
+        "gain_pct": view.gain_pct,
+        "measured_ns": tasks.sequential_ns,
+        "added_up": {"core": tasks.core.added_up, "whole": tasks.whole.added_up},
+        "launch_ns": {"core": tasks.core.launch_ns, "whole": tasks.whole.launch_ns},
+        "hand_over_ns": tasks.hand_over_ns,
+        "disturbance": tasks.disturbance,
+        **msgspec.to_builtins(view),
+        "notes": notes,
+        "written": [str(path) for path in written],
+    }
