@@ -31,9 +31,10 @@ _log = logging.getLogger(__name__)
 class PlacedModel(SegmentedModel):
     """Runs any range of units of one ONNX model; see `execute.runner.Runner`.
 
-    Once it has placements, a run of the whole on as many named cores as one of them is for follows that one. The calling
-    thread sits on the first core and runs the pieces of core 0 and those of several cores from it on; each other core
-    has a lane. Where pieces or lanes cannot be had, a warning says so, and such runs are sequential as all others are.
+    Once it has placements, a run of the whole on as many named cores as one of them is for follows that one. The
+    calling thread sits on the first core, and runs the pieces of core 0 and those of several cores from it on; each
+    other core has a lane. Where pieces or lanes cannot be had, a warning says so, and such runs are sequential as all
+    others are.
     """
 
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
@@ -117,7 +118,7 @@ class PlacedModel(SegmentedModel):
         return 1 if len(pieces) == 1 and len(pieces[0].cores) == 1 else threads
 
     def _crew(self, threads: Threads) -> _Crew | None:
-        """What runs the pieces on these cores, made at the first call; None where there are not several, or none can."""
+        """What runs the pieces on these cores, made at the first call; None where they are not several, or fail."""
         if isinstance(threads, int) or len(self.pieces(len(threads))) < 2:
             return None
         if threads in self._crews:
