@@ -7,19 +7,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from cotenant.cli.options import chosen_of, print_json, settings_of
 from cotenant.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cotenant.config import ServerConfig
     from cotenant.plan.placement.flat import PlacementProblem
     from cotenant.plan.placement.overflow import FoundPlacement, PlacementGoal
     from cotenant.plan.placement.overview import PlacementOverview
     from cotenant.profile.task_profile import ModelTasks
+    from cotenant.profile.unit_placement import UnitPlacement
     from cotenant.work import Share
 
+EXIT_INFEASIBLE = 1
 SEARCH_S = 10.0
 _EXACT_SHARE = 0.3
 """Of the time, for the exact solver where the graph is small enough."""
@@ -230,3 +234,27 @@ def _facts(
         "notes": notes,
         "written": [str(path) for path in written],
     }
+
+
+def check_placements(path: Path, placements: Sequence[UnitPlacement], roots: Sequence[Path], *, as_json: bool) -> None:
+    """Say whether the placements of a plan file without tenants hold on what was measured; ends the command if not."""
+    from cotenant.plan.placement.judge import placement_faults
+    from cotenant.plan.sources import read_placements
+
+    measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
+    wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))]
+    if as_json:
+        print_json({"holds": not wrong, "violations": wrong, "plan_file": str(path)})
+    elif wrong:
+        print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
+        print(*(f"  {sentence}" for sentence in wrong), sep="\n")
+    else:
+        print(f"{path} holds: {', '.join(placement_words(each) for each in placements)}.")
+    if wrong:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def placement_words(placement: UnitPlacement) -> str:
+    """A placement in a few words."""
+    before, after = placement.sequential_ns / 1e6, placement.latency_ns / 1e6
+    return f"{placement.model} placed on {placement.cores} cores, {after:.3g} ms instead of {before:.3g}"
