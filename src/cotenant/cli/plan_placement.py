@@ -71,7 +71,7 @@ def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json:
     What gains nothing is not kept, and what was kept before is removed.
     """
     from cotenant.cli.profile import progress_bar
-    from cotenant.measure.tasks import measure_tasks
+    from cotenant.measure.tasks import TASK_EFFORT, measure_tasks
     from cotenant.plan.placement.flat import PlacementProblem
     from cotenant.plan.placement.overview import overview
     from cotenant.plan.placement.profiled import graph_of
@@ -80,7 +80,7 @@ def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json:
     settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
     share, notes = _share(settings)
     with progress_bar(quiet=as_json, what="measuring") as on_step:
-        tenant, tasks = measure_tasks(asked.root, asked.model, share, fresh=asked.fresh, on_step=on_step)
+        tenant, tasks = measure_tasks(asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step)
     notes += _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
     found = _searched(problem, goal, tasks, asked.budget_s or SEARCH_S, as_json=as_json)

@@ -57,7 +57,7 @@ _Taken = tuple[int, int]
 
 
 def measure_tasks(
-    root: Path, model: str, share: Share, effort: Effort = TASK_EFFORT, *, fresh: bool = False, on_step: OnStep
+    root: Path, model: str, share: Share, effort: Effort, *, fresh: bool = False, on_step: OnStep
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
 
