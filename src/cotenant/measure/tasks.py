@@ -68,7 +68,7 @@ def measure_tasks(
     campaign = Campaign(tasks_path(root), this_device(), fresh=fresh)
     known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint)
     models = {} if known is None else dict(known.models)
-    opened = open_version(root, found)
+    opened = open_version(root, found, placed=False)
     with opened.runner as runner:
         before = models.get(found.tenant, {}).get(share.size)
         if before is not None and (before.digest, len(before.units)) == (opened.digest, runner.unit_count):

@@ -38,7 +38,10 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened."""
+    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened.
+
+    `placed` are the placements to follow, see `execute.concurrent.kept.follow`.
+    """
 
     tenant: str
     path: str
@@ -47,6 +50,7 @@ class Open(_Message, frozen=True):
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     lane_nice: int
     arithmetic: Arithmetic = Arithmetic()
+    placed: tuple[tuple[int, str], ...] = ()
 
 
 class AddLane(_Message, frozen=True):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
+from cotenant.execute.concurrent.kept import follow
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.protocol import Tensors, Timing
@@ -151,6 +152,7 @@ def _open(message: Open) -> Runner:
         place[0], cache_dir=place[1], name=message.tenant, content=message.graph, arithmetic=message.arithmetic
     )
     try:
+        follow(model, place[1], message.placed)
         for threads, ranges in message.sessions:
             if threads == 1:
                 model.prepare(ranges, threads)
