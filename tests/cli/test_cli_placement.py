@@ -53,9 +53,10 @@ def known(root: Path, run: Run) -> Callable[[ModelTasks], ModelTasks]:
     return put
 
 
-def unchecked(monkeypatch: pytest.MonkeyPatch, tasks: ModelTasks) -> None:
-    """The profile is taken as it is, though the model at hand has other units."""
+def unchecked(monkeypatch: pytest.MonkeyPatch, tasks: ModelTasks, ratio: float = 0.6) -> None:
+    """The profile is taken as it is, though the model at hand has other units, and what is placed takes its ratio."""
     monkeypatch.setattr("cotenant.measure.tasks.measure_tasks", lambda *_, **__: ("net", tasks))
+    monkeypatch.setattr("cotenant.cli.plan_placement.measured_ratio", lambda *_: ratio)
 
 
 def test_a_model_is_measured_once_and_shown(root: Path, run: Run) -> None:
@@ -72,7 +73,6 @@ def test_a_model_is_measured_once_and_shown(root: Path, run: Run) -> None:
     assert facts["cores"] == 2
     assert facts["latency_ns"] <= facts["sequential_ns"]
     assert len(facts["queueing_ns"]) == len(facts["service_ns"]) == sum(stage["tasks"] for stage in facts["stages"])
-    assert any("No launch of this server gets more than one core" in note for note in facts["notes"])
     assert run("plan", root, "--placement", "net", *BUDGET, "--fresh", "--json")[0] == 0
     assert tasks_path(root).read_bytes() != before
 
@@ -86,6 +86,9 @@ def test_what_gains_is_kept_checked_and_taken_back(
     status, out, err = run("plan", root, "--placement", "net", *BUDGET, "--out", plan, "--svg", svg)
     assert status == 0, err
     assert f"Written: {plan}" in out
+    assert "it takes 0.60 of the time of a run of the whole on 2 cores." in out
+    assert "set placement = 'auto' under [model] in net/config.toml" in out
+    assert "No launch of this server gets more than one core" in out
     placement = load_placement(kept)
     assert read_plan(plan).placements == (placement,)
     assert placement.latency_ns < 0.7 * placement.sequential_ns
@@ -94,6 +97,16 @@ def test_what_gains_is_kept_checked_and_taken_back(
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert status == 0
     assert "holds: net placed on 2 cores" in out
+    unchecked(monkeypatch, tasks, 1.2)
+    write_model(root, "net", config() + 'placement = "auto"\n', {1: residual_cnn})
+    status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")
+    assert "it takes 1.20 of the time" in out
+    assert "it is slower, and not kept for serving" in out
+    assert not kept.exists()
+    unchecked(monkeypatch, tasks)
+    status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")
+    assert kept.exists()
+    assert "set " not in out
     known(linear_tasks(31))
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert status == 1
