@@ -216,15 +216,18 @@ def test_contracted_plans_expand_to_plans_of_the_graph(seed: int, size: int, fan
     assert whole.used_bytes == line.used_bytes
 
 
-@given(st.integers(0, 1000), st.integers(1, 9))
+@given(st.integers(0, 1000), st.integers(1, 14))
 def test_a_plan_goes_by_names_and_comes_back(seed: int, size: int) -> None:
     problem = PlacementProblem(random_graph(seed, size, CORES), PLAIN)
     plan = random_plan(problem, seed)
     placed = placement_of("model", "graph", problem, plan, 500, 300)
     assert placed.cores == 2
-    assert [each for each, _ in placed.units] == [f"t{i}" for i in plan.order]
     assert all(one.device != other.device for one, other in itertools.pairwise(placed.runs))
-    assert plan_of(placed, problem) == plan
+    again = plan_of(placed, problem)
+    assert again.place == plan.place
+    assert problem.evaluate(again) == problem.evaluate(plan)  # to the start of every task
+    changes = sum(plan.place[one] != plan.place[other] for one, other in itertools.pairwise(plan.order))
+    assert len(placed.runs) <= 2 * (changes + 1)
     fewer = msgspec.structs.replace(placed, runs=placed.runs[:-1])
     with pytest.raises(ProfileError, match=f"each of its {size} units once"):
         plan_of(fewer, problem)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.options import AsJson, Lanes, print_json
-from cotenant.cli.plan_placement import Aim, PlacementAsked, place
+from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_placements, place, placement_words
 from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cotenant.plan.sources import CostBasis, ProfileCosts
     from cotenant.plan.types import Infeasible, Plan, Planner
 
-EXIT_INFEASIBLE = 1
 DEFAULT_HEADROOM = 0.1
 SIMULATED_S = 60.0
 _SEARCH_EFFORT = 0.2
@@ -108,15 +107,15 @@ def plan(
     from cotenant.plan.file import plan_text, read_plan, read_request
     from cotenant.plan.planners import ForBursts, make_planner
 
-    tables = _tables(profiles, quantile)
     if poisson and headroom is not None:
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
         if devices or out or running or poisson or headroom is not None:
             text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
             raise typer.BadParameter(text, param_hint="--check")
-        _check(check, tables, svg, as_json=as_json)
+        _check(check, profiles, quantile, svg, as_json=as_json)
         return
+    tables = _tables(profiles, quantile)
     assert tenants is not None
     share = headroom if headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
     if planner == "ours" and find_spec("ortools") is None:
@@ -132,6 +131,9 @@ def plan(
     request = replace(request, devices=basis.devices)
     before = read_plan(running).plan if running else None
     file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=as_json)
+    models = {load.model for load in request.loads}
+    kept = (each for table in tables.values() for each in table.placements if each.model in models)
+    file = replace(file, placements=tuple(kept))
     if out is not None:
         write_whole(out, plan_text(file).encode())
     answers["poisson"] = poisson
@@ -189,15 +191,22 @@ def _planned(
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
-def _check(path: Path, tables: dict[str, ProfileCosts], svg: Path | None, *, as_json: bool) -> None:
+def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, as_json: bool) -> None:
     from cotenant.plan.assess import violations
     from cotenant.plan.file import read_plan
+    from cotenant.plan.placement.judge import placement_faults
 
     file = read_plan(path)
+    if file.placements and not file.request.loads:
+        check_placements(path, file.placements, [Path(text) for text in profiles], as_json=as_json)
+        return
+    tables = _tables(profiles, quantile)
     basis = _basis(tables, file.request)
     request = replace(file.request, devices=basis.devices)
     file = replace(file, request=request)
-    wrong = violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)
+    wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
+    tasks = {name: by_cores for table in tables.values() for name, by_cores in table.tasks.items()}
+    wrong += [fault for each in file.placements for fault in placement_faults(each, tasks.get(each.model, {}))]
     same = file.profile == basis.fingerprint
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
@@ -228,13 +237,14 @@ def _show(
 
     request, made = file.request, file.plan
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
+    notes = (*basis.notes, *(f"placement: {placement_words(each)}" for each in file.placements))
     facts: dict[str, Any] = {
         **answers,
         "checked": True,
         "planner": made.planner,
         "headroom": file.headroom,
         "fingerprint": basis.fingerprint,
-        "notes": basis.notes,
+        "notes": notes,
         "devices_there": len(request.devices),
         "devices_used": len(made.devices),
         "simulated": _simulated(file, basis),
@@ -253,7 +263,7 @@ def _show(
     late = {each["name"]: each["violation_share"] for each in facts["simulated"]["outcomes"]}
     console.print(tenant_table(view, console.width, late))
     console.print()
-    for line in summary_lines(view, facts, basis.notes):
+    for line in summary_lines(view, facts, notes):
         console.print(line, highlight=False, markup=False)
     for path in (written, svg):
         if path is not None:

@@ -7,19 +7,23 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 from cotenant.cli.options import chosen_of, print_json, settings_of
 from cotenant.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from cotenant.config import ServerConfig
     from cotenant.plan.placement.flat import PlacementProblem
     from cotenant.plan.placement.overflow import FoundPlacement, PlacementGoal
     from cotenant.plan.placement.overview import PlacementOverview
     from cotenant.profile.task_profile import ModelTasks
+    from cotenant.profile.unit_placement import UnitPlacement
     from cotenant.work import Share
 
+EXIT_INFEASIBLE = 1
 SEARCH_S = 10.0
 _EXACT_SHARE = 0.3
 """Of the time, for the exact solver where the graph is small enough."""
@@ -62,31 +66,50 @@ class PlacementAsked:
 
 
 def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json: bool) -> None:
-    """Measure or read the model's profile of tasks, search, show, and keep a placement that gains where serving looks.
+    """Measure or read the model's profile of tasks, search, measure what was found, and show.
 
-    What gains nothing is not kept, and what was kept before is removed.
+    A placement that is believed to gain, and measured to be no slower, is kept where serving looks; else none is.
     """
     from cotenant.cli.profile import progress_bar
-    from cotenant.measure.tasks import measure_tasks
+    from cotenant.files import write_whole
+    from cotenant.measure.placed import NO_SLOWER
+    from cotenant.measure.tasks import TASK_EFFORT, measure_tasks
+    from cotenant.plan.file import placements_text
     from cotenant.plan.placement.flat import PlacementProblem
     from cotenant.plan.placement.overview import overview
+    from cotenant.plan.placement.placed_units import placement_of
     from cotenant.plan.placement.profiled import graph_of
+    from cotenant.profile.unit_placement import save_placement
+    from cotenant.repository import graphs_path, placement_path
 
     goal = asked.goal()
     settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
-    share, notes = _share(settings)
+    share, is_served = _share(settings)
     with progress_bar(quiet=as_json, what="measuring") as on_step:
-        tenant, tasks = measure_tasks(asked.root, asked.model, share, fresh=asked.fresh, on_step=on_step)
-    notes += _doubts(tasks)
+        tenant, tasks = measure_tasks(asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step)
+    notes = _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
     found = _searched(problem, goal, tasks, asked.budget_s or SEARCH_S, as_json=as_json)
     view = overview(tenant, problem, found)
-    written = _kept(asked, tenant, tasks, problem, found, view, out)
-    _show(asked, view, tasks, notes, written, svg, as_json=as_json)
+    ratio, written = None, []
+    graphs = graphs_path(asked.root)
+    path = placement_path(graphs, tasks.graph, tasks.cores)
+    path.unlink(missing_ok=True)
+    if view.gains:
+        placement = placement_of(tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns)
+        ratio = measured_ratio(asked, placement, share)
+        if ratio <= NO_SLOWER:
+            save_placement(path, placement)
+            written = [path]
+            notes += _use(asked, is_served=is_served)
+        if out is not None:
+            write_whole(out, placements_text((placement,)).encode())
+            written.append(out)
+    _show(asked, view, tasks, ratio, notes, written, svg, as_json=as_json)
 
 
-def _share(settings: ServerConfig) -> tuple[Share, list[str]]:
-    """The largest share that launches of the server get, or all its cores; with what is to be said of that.
+def _share(settings: ServerConfig) -> tuple[Share, bool]:
+    """The largest share that launches of the server get, if that has several cores, else all its cores; and which.
 
     Raises ConfigError for a GPU, and where there is one core.
     """
@@ -98,10 +121,38 @@ def _share(settings: ServerConfig) -> tuple[Share, list[str]]:
     if len(cores) < 2:
         raise ConfigError(f"a placement needs two cores at least, there is {len(cores)}")
     share = max(served_shares(settings), key=lambda each: each.size)
-    if share.size > 1:
-        return share, []
-    note = "No launch of this server gets more than one core: for the placement to be used, set lanes = 'all', or lists"
-    return Share(cores), [f"{note} of cores, in [device]."]
+    return (share, True) if share.size > 1 else (Share(cores), False)
+
+
+def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
+    """What is to be done for the server to use a placement."""
+    from cotenant.repository import find_versions
+
+    notes = []
+    if find_versions(asked.root, asked.model)[-1].config.model.placement == "none":
+        notes.append(f"For it to be used, set placement = 'auto' under [model] in {asked.model}/config.toml.")
+    if not is_served:
+        notes.append(
+            "No launch of this server gets more than one core: for it to be used, set lanes = 'all', or lists of "
+            "cores, under [device] in cotenant.toml."
+        )
+    return notes
+
+
+def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share) -> float:
+    """What runs by a placement take of the time of runs without, measured in turns; kept for the server."""
+    from cotenant.execute.concurrent.placed_model import PlacedModel
+    from cotenant.measure.opening import open_version
+    from cotenant.measure.placed import check_path, placed_ratio
+    from cotenant.repository import find_versions, graphs_path
+
+    found = find_versions(asked.root, asked.model)[-1]
+    opened = open_version(asked.root, found, placed=False)
+    with opened.runner as model:
+        assert isinstance(model, PlacedModel)  # others have no profile of tasks
+        model.place(placement)
+        path = check_path(graphs_path(asked.root), placement)
+        return placed_ratio(path, model, share, opened.shapes, (1, found.config.model.max_batch))
 
 
 def _doubts(tasks: ModelTasks) -> list[str]:
@@ -150,38 +201,11 @@ def _searched(
         return search.solve(problem)
 
 
-def _kept(
-    asked: PlacementAsked,
-    tenant: str,
-    tasks: ModelTasks,
-    problem: PlacementProblem,
-    found: FoundPlacement,
-    view: PlacementOverview,
-    out: Path | None,
-) -> list[Path]:
-    """Keep a placement that gains where serving looks for it, and in a plan file; gives what was written."""
-    from cotenant.files import write_whole
-    from cotenant.plan.file import placements_text
-    from cotenant.plan.placement.placed_units import placement_of
-    from cotenant.profile.unit_placement import save_placement
-    from cotenant.repository import graphs_path, placement_path
-
-    path = placement_path(graphs_path(asked.root), tasks.graph, tasks.cores)
-    if not view.gains:
-        path.unlink(missing_ok=True)
-        return []
-    placement = placement_of(tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns)
-    save_placement(path, placement)
-    if out is None:
-        return [path]
-    write_whole(out, placements_text((placement,)).encode())
-    return [path, out]
-
-
 def _show(
     asked: PlacementAsked,
     view: PlacementOverview,
     tasks: ModelTasks,
+    ratio: float | None,
     notes: list[str],
     written: list[Path],
     svg: Path | None,
@@ -189,18 +213,24 @@ def _show(
     as_json: bool,
 ) -> None:
     from cotenant.cli.console import console as make_console
+    from cotenant.measure.placed import NO_SLOWER
     from cotenant.report.placement_text import placement_lines, placement_picture, placement_svg
 
+    is_kept = ratio is not None and ratio <= NO_SLOWER
     if svg is not None:
         svg.write_text(placement_svg(view, f"{view.model} on {tasks.cores} cores"), encoding="utf-8")
         written = [*written, svg]
     if as_json:
-        print_json(_facts(asked, view, tasks, notes, written))
+        print_json(_facts(asked, view, tasks, ratio, notes, written))
         return
     console = make_console()
 
     def lines() -> Iterator[str]:
         yield from placement_lines(view)
+        if ratio is not None:
+            verdict = "" if is_kept else ": it is slower, and not kept for serving"
+            whole = f"a run of the whole on {tasks.cores} cores"
+            yield f"Measured in turns, it takes {ratio:.2f} of the time of {whole}{verdict}."
         yield from notes
         yield from (f"Written: {path}" for path in written)
 
@@ -211,7 +241,12 @@ def _show(
 
 
 def _facts(
-    asked: PlacementAsked, view: PlacementOverview, tasks: ModelTasks, notes: list[str], written: list[Path]
+    asked: PlacementAsked,
+    view: PlacementOverview,
+    tasks: ModelTasks,
+    ratio: float | None,
+    notes: list[str],
+    written: list[Path],
 ) -> dict[str, Any]:
     import msgspec
 
@@ -221,7 +256,8 @@ def _facts(
         "goal": asked.aim,
         "gains": view.gains,
         "gain_pct": view.gain_pct,
-        "measured_ns": tasks.sequential_ns,
+        "measured_ratio": ratio,
+        "sequential_measured_ns": tasks.sequential_ns,
         "added_up": {"core": tasks.core.added_up, "whole": tasks.whole.added_up},
         "launch_ns": {"core": tasks.core.launch_ns, "whole": tasks.whole.launch_ns},
         "hand_over_ns": tasks.hand_over_ns,
@@ -230,3 +266,27 @@ def _facts(
         "notes": notes,
         "written": [str(path) for path in written],
     }
+
+
+def check_placements(path: Path, placements: Sequence[UnitPlacement], roots: Sequence[Path], *, as_json: bool) -> None:
+    """Say whether the placements of a plan file without tenants hold on what was measured; ends the command if not."""
+    from cotenant.plan.placement.judge import placement_faults
+    from cotenant.plan.sources import read_placements
+
+    measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
+    wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))]
+    if as_json:
+        print_json({"holds": not wrong, "violations": wrong, "plan_file": str(path)})
+    elif wrong:
+        print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
+        print(*(f"  {sentence}" for sentence in wrong), sep="\n")
+    else:
+        print(f"{path} holds: {', '.join(placement_words(each) for each in placements)}.")
+    if wrong:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def placement_words(placement: UnitPlacement) -> str:
+    """A placement in a few words."""
+    before, after = placement.sequential_ns / 1e6, placement.latency_ns / 1e6
+    return f"{placement.model} placed on {placement.cores} cores, {after:.3g} ms instead of {before:.3g}"

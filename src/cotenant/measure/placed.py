@@ -25,6 +25,7 @@ from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.solo import Effort, in_turns
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ProfileError
+from cotenant.profile.unit_placement import UnitPlacement
 from cotenant.repository import placement_path
 from cotenant.work import Share
 
@@ -60,8 +61,8 @@ def follow_fast(
         try:
             model.place(placement)
             share = Share(cores[: placement.cores])
-            path = placement_path(graphs, placement.graph, placement.cores).with_suffix(".check.json")
-            ratio = _checked(path, model, share, shapes, (1, max_batch), effort)
+            path = check_path(graphs, placement)
+            ratio = placed_ratio(path, model, share, shapes, (1, max_batch), effort)
         except CotenantError as error:
             _log.warning("model %s: its placement on %d cores is left aside: %s", model.name, placement.cores, error)
             continue
@@ -78,15 +79,23 @@ def follow_fast(
     return ratios
 
 
-def _checked(
+def check_path(graphs: Path, placement: UnitPlacement) -> Path:
+    """Where it is kept what a placement came to."""
+    return placement_path(graphs, placement.graph, placement.cores).with_suffix(".check.json")
+
+
+def placed_ratio(
     path: Path,
     model: PlacedModel,
     share: Share,
     shapes: Sequence[DeclaredShape],
     batches: Sequence[int],
-    effort: Effort,
+    effort: Effort = _EFFORT,
 ) -> float:
-    """The ratio as it was measured before, else measured now and kept."""
+    """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
+
+    `path` is where that is kept.
+    """
     facts = msgspec.json.encode((model.placed, this_device().fingerprint, [dict(each) for each in shapes], batches))
     of = hashlib.sha256(facts).hexdigest()[:16]
     try:

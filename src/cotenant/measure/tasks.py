@@ -6,9 +6,9 @@ computation by light units that run apart and together, T(a) + T(b) - T(ab); and
 among its units as the engine's timing weighs them, with what that adds taken off (`execute.onnx.unit_times`).
 
 Stretches and the whole, on one core and on all, are run in turns, and the lower quartile of each counts: neighbours on
-the machine slow some runs, never speed one up. One core is measured in CPU time of the thread, which computes all; on
-several, wall time is all there is. Whether the units add up to the measured whole is in the profile, and so is how far
-wall time was from CPU time.
+the machine slow some runs, never speed one up. One core is measured in CPU time of the thread, which computes all. On
+several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core. Whether
+the units add up to the measured whole is in the profile, and so is how far wall time was from CPU time.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _TIMED_RUNS = 40
 _PAIRS = 3
 _PAIR_RUNS = 200
 _HAND_OVERS = 300
-_QUARTILE = 25
 _STEPS = 6
-_CLOCKS = (time.thread_time_ns, time.perf_counter_ns)
 Inputs = Mapping[str, Any]
+_Taken = tuple[int, int]
+"""Wall time, CPU time."""
 
 
 def measure_tasks(
-    root: Path, model: str, share: Share, effort: Effort = TASK_EFFORT, *, fresh: bool = False, on_step: OnStep
+    root: Path, model: str, share: Share, effort: Effort, *, fresh: bool = False, on_step: OnStep
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
 
@@ -155,43 +155,45 @@ def _rounds(
     whole, stretches = [(0, model.unit_count)], list(pairwise(cuts))
     for threads in ways:
         model.prepare([*whole, *stretches], threads)
-    samples: list[list[list[int]]] = [[] for _ in ways]
-    wholes: list[list[int]] = [[] for _ in ways]
-    wall = 0
+    samples: list[list[list[_Taken]]] = [[] for _ in ways]
+    wholes: list[list[list[_Taken]]] = [[] for _ in ways]
     began = time.perf_counter()
     runs = 0
     while runs < effort.min_runs + effort.warm_up or (
         time.perf_counter() - began < effort.budget_s and runs < effort.max_runs
     ):
-        for way, (threads, clock) in enumerate(zip(ways, _CLOCKS, strict=True)):
-            samples[way].append(_chain(model, inputs, stretches, threads, clock))
-            before = time.perf_counter_ns()
-            wholes[way] += _chain(model, inputs, whole, threads, clock)
-            wall += time.perf_counter_ns() - before if way == 0 else 0
+        for way, threads in enumerate(ways):
+            samples[way].append(_chain(model, inputs, stretches, threads))
+            wholes[way].append(_chain(model, inputs, whole, threads))
         runs += 1
-    kept = np.array(samples)[:, effort.warm_up :]
-    low, middle, high = np.percentile(kept, (25, 50, 75), axis=1)
+    of_stretches, variation = _by_way(samples, effort.warm_up)
+    of_whole, _ = _by_way(wholes, effort.warm_up)
+    on_core = np.array(wholes[0])
     return {
-        "stretches": np.maximum(1, np.rint(low)).astype(int).tolist(),
-        "whole": [max(1, round(np.percentile(each[effort.warm_up :], _QUARTILE))) for each in wholes],
-        "variation": round(float(np.median((high - low) / 1.349 / np.maximum(1, middle))), 4),
-        "disturbance": round(wall / max(1, sum(wholes[0])), 4),
+        "stretches": of_stretches,
+        "whole": [each[0] for each in of_whole],
+        "variation": round(variation, 4),
+        "disturbance": round(float(on_core[..., 0].sum() / max(1, on_core[..., 1].sum())), 4),
     }
 
 
-def _chain(
-    model: SegmentedModel,
-    inputs: Inputs,
-    ranges: Sequence[tuple[int, int]],
-    threads: Threads,
-    clock: Callable[[], int] = time.perf_counter_ns,
-) -> list[int]:
-    """Time of each range of units, run one after the other."""
+def _by_way(samples: Sequence[Sequence[Sequence[_Taken]]], warm_up: int) -> tuple[list[list[int]], float]:
+    """Times of each range by way, from (way, run, range, clock); and the variation of CPU time on one core."""
+    kept = np.array(samples, np.float64)[:, warm_up:]
+    low, middle, high = np.percentile(kept, (25, 50, 75), axis=1)
+    wall, cpu = low[..., 0], low[0, :, 1]
+    times = [cpu, *(each * cpu / np.maximum(1, wall[0]) for each in wall[1:])]
+    variation = float(np.median((high - low)[0, :, 1] / 1.349 / np.maximum(1, middle[0, :, 1])))
+    return [np.maximum(1, np.rint(each)).astype(int).tolist() for each in times], variation
+
+
+def _chain(model: SegmentedModel, inputs: Inputs, ranges: Sequence[tuple[int, int]], threads: Threads) -> list[_Taken]:
+    """Wall time and CPU time of this thread for each range of units, run one after the other."""
     taken, tensors = [], inputs
     for start, end in ranges:
-        began = clock()
+        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
         tensors = model.run(start, end, tensors, threads)
-        taken.append(clock() - began)
+        taken.append((time.perf_counter_ns() - began, time.thread_time_ns() - cpu))
     return taken
 
 
@@ -201,16 +203,13 @@ def _launch_ns(model: SegmentedModel, inputs: Inputs, weights: Sequence[int], th
     found = []
     for unit in pairs:
         tensors = model.run(0, unit, inputs) if unit else inputs
-        together = [(unit, unit + 2)]
-        apart = [(unit, unit + 1), (unit + 1, unit + 2)]
-        if (unit, unit + 2) == (0, model.unit_count):  # the whole runs by another session than its parts
-            apart, together = [*apart], apart[:1]
+        apart, together = [(unit, unit + 1), (unit + 1, unit + 2)], [(unit, unit + 2)]
         model.prepare([*apart, *together], threads)
-        differences = [
-            sum(_chain(model, tensors, apart, threads)) - sum(_chain(model, tensors, together, threads))
+        walls = [
+            [sum(wall for wall, _ in _chain(model, tensors, ranges, threads)) for ranges in (apart, together)]
             for _ in range(_PAIR_RUNS)
         ]
-        found.append(median(differences))
+        found.append(median(one - other for one, other in walls))
     return max(0, round(median(found)))
 
 

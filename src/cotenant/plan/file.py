@@ -23,6 +23,7 @@ from cotenant.profile.unit_placement import UnitPlacement
 REQUEST_FORMAT = "cotenant-tenants/1"
 PLAN_FORMAT = "cotenant-plan/1"
 _HEAD = "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
+_PLACED_HEAD = "# Made by 'cotenant plan --placement'; 'cotenant plan --check' tells whether it holds.\n"
 UNLIMITED_BYTES = 1 << 53
 """Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
 MOST_CORES = 64
@@ -160,7 +161,7 @@ def plan_text(file: PlanFile) -> str:
 
 def placements_text(placements: Sequence[UnitPlacement]) -> str:
     """The TOML of a plan file that has placements alone."""
-    return _HEAD + toml_text({"format": PLAN_FORMAT, **_placement_tables(placements)})
+    return _PLACED_HEAD + toml_text({"format": PLAN_FORMAT, **_placement_tables(placements)})
 
 
 def _placement_tables(placements: Sequence[UnitPlacement]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ _MOST_LANES = 16
 _BUSY = 6
 """Columns of what a lane is busy."""
 _IDLE = "·"
+_NO_GAP_PCT = 0.05
+"""What is printed as none."""
 Keys = Mapping[str, tuple[str, str]]
 
 
@@ -54,7 +56,8 @@ def placement_lines(view: PlacementOverview) -> Iterator[str]:
     )
     bound = f"no placement goes below {_ms(view.bound_ns)} ms"
     if view.gains:
-        gap = "which is proved to be the least" if view.is_proved else f"{bound}, a gap of {view.gap_pct:.1f} %"
+        is_least = view.is_proved or view.gap_pct < _NO_GAP_PCT
+        gap = "no placement takes less" if is_least else f"{bound}, a gap of {view.gap_pct:.1f} %"
         yield (
             f"{view.model}: {_ms(view.sequential_ns)} ms before, {_ms(view.latency_ns)} ms placed, "
             f"{view.gain_pct:.1f} % less; {gap}."
