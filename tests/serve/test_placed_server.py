@@ -16,13 +16,15 @@ import onnx
 import pytest
 
 from client import Client, started
-from cotenant.config import DeviceSection
+from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.events import Event, TenantResumed
 from cotenant.execute.concurrent.kept import follow, kept_placements
 from cotenant.execute.concurrent.placed_model import PlacedModel, digest_of
 from cotenant.execute.runner import open_model
 from cotenant.measure import placed
 from cotenant.measure.opening import open_version
+from cotenant.measure.solo import Effort
+from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import ProfileError
 from cotenant.profile.unit_placement import UnitPlacement, save_placement
 from cotenant.repository import find_versions, graphs_path, placement_path
@@ -148,6 +150,18 @@ def test_profiles_are_of_a_placement(root: Path) -> None:
     assert second != first
     (root / "fork/config.toml").write_text(TEXT.replace('placement = "auto"', ""))
     assert digest() not in (first, second)
+
+
+def test_a_profile_is_measured_through_it_and_serves(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    device = DeviceSection(cores=(0, 1), lanes="all", isolation="thread")
+    effort = Effort(budget_s=0.0, min_runs=2, max_runs=2, warm_up=0)
+    profile, errors = profile_repository(root, ServerConfig(device=device), effort, fresh=True, on_step=lambda *_: None)
+    assert errors == {}
+    assert {point.cores for point in profile.models["fork"].points} == {1, 2}
+    with serving(root, "thread") as server:
+        ask(server)
+        assert launches(server) == (1, 1)
+    assert "has no profile" not in caplog.text
 
 
 def test_without_a_placement_that_holds_it_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
