@@ -205,7 +205,7 @@ def test_without_pieces_or_lanes_it_runs_sequentially(
     forked.keep([])  # which forgets that
     forked._weights._file = Path("gone")
     forked._weights._values = None
-    monkeypatch.setattr(forked, "_cut", lambda *_: (_ for _ in ()).throw(ModelError(Path("m"), "no", "way")))
+    monkeypatch.setattr(forked, "_cut", lambda *_, **__: (_ for _ in ()).throw(ModelError(Path("m"), "no", "way")))
     assert_equal(forked.run(0, 6, FEEDS, CORES), whole(FORK, FEEDS))
 
 

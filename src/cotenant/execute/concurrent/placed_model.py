@@ -132,8 +132,10 @@ class PlacedModel(SegmentedModel):
         pieces = self.pieces(len(cores))
         try:
             keys = [tuple(cores[each] for each in piece.cores) if len(piece.cores) > 1 else 1 for piece in pieces]
+            weights = [sum(self.dfg.units[unit].macs for unit in piece.units) for piece in pieces]
             segments = [
-                self._cut(key, each.units, each.inputs, each.outputs) for key, each in zip(keys, pieces, strict=True)
+                self._cut(key, each.units, (each.inputs, each.outputs), is_most=2 * weight > sum(weights))
+                for key, each, weight in zip(keys, pieces, weights, strict=True)
             ]
             return _Crew(pieces, segments, cores)
         except (CotenantError, RuntimeError) as error:  # no session, or no thread

@@ -46,6 +46,7 @@ Value = Any
 """A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
 sequences), what `InferenceSession.run` takes and gives."""
 _Names = tuple[str, ...]
+_Io = tuple[_Names, _Names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,15 +328,16 @@ class SegmentedModel:
             )
             inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
             return Segment(start, end, whole, inputs, outputs, dead)
-        return self._cut(key, range(start, end), *self.dfg.segment_io(start, end), dead)
+        return self._cut(key, range(start, end), self.dfg.segment_io(start, end), dead)
 
-    def _cut(self, key: Threads, units: Sequence[int], inputs: _Names, outputs: _Names, dead: _Names = ()) -> Segment:
+    def _cut(self, key: Threads, units: Sequence[int], io: _Io, dead: _Names = (), is_most: bool = False) -> Segment:
         """Load these units, with what they read from others and make for them; see `Segment`."""
-        start, end = min(units), max(units) + 1
+        start, end, (inputs, outputs) = min(units), max(units) + 1, io
         if not outputs:
             return Segment(start, end, None, inputs, (), dead)
         piece = self._cutter.piece(units, inputs, outputs)
-        options = segment_options(key, self._folder, optimise=self.is_plain and self._stored.is_optimised)
+        is_optimised = self.is_plain and self._stored.is_optimised
+        options = segment_options(key, self._folder, optimise=is_optimised, is_most=is_most)
         try:
             self._weights.lend(options, piece.weights)
         except OSError as error:
