@@ -150,6 +150,11 @@ def test_throughput_counts_the_busiest_lane(
     assert facts["goal"] == "throughput"
     assert facts["period_ns"] <= least["period_ns"]
     assert facts["latency_ns"] <= 2 * least["latency_ns"]
+    out = run("plan", root, "--placement", "net", *BUDGET, *most)[1]
+    assert "The busiest core is busy for " in out
+    status, _, err = run("plan", root, "--placement", "net", *BUDGET, *most[:3], "0.001")
+    assert status == 2
+    assert "no placement was found within the limits; in the nearest one the latency is" in err
 
 
 def test_doubts_about_the_measurement_are_said(

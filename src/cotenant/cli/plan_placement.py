@@ -228,6 +228,8 @@ def _show(
 
     def lines() -> Iterator[str]:
         yield from placement_lines(view)
+        if asked.aim is Aim.throughput:
+            yield f"The busiest core is busy for {view.period_ns / 1e6:.3g} ms a query."
         if ratio is not None:
             verdict = "" if is_kept else ": it is slower, and not kept for serving"
             whole = f"a run of the whole on {tasks.cores} cores"
