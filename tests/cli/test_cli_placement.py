@@ -12,13 +12,21 @@ import msgspec
 import pytest
 
 from commands import Run
+from cotenant.cli.plan_placement import Aim, PlacementAsked, measured_ratio
 from cotenant.measure import tasks as measuring
+from cotenant.measure.placed import check_path
 from cotenant.measure.solo import Effort
+from cotenant.measure.tasks import measure_tasks
 from cotenant.plan.file import read_plan
 from cotenant.plan.placement.compiled import PLAIN
+from cotenant.plan.placement.flat import PlacementProblem
+from cotenant.plan.placement.heft import Heft
+from cotenant.plan.placement.placed_units import placement_of
+from cotenant.plan.placement.profiled import graph_of
 from cotenant.profile.task_profile import ModelTasks, load_tasks, save_tasks
 from cotenant.profile.unit_placement import load_placement
 from cotenant.repository import graphs_path, placement_path, tasks_path
+from cotenant.work import Share
 from onnx_samples import residual_cnn
 from repositories import config, write_model
 from task_profiles import linear_tasks, wide_tasks
@@ -120,6 +128,18 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert not kept.exists()
 
 
+def test_what_was_placed_is_measured_anew_each_time(root: Path, tmp_path: Path) -> None:
+    tasks = measure_tasks(root, "net", Share((0, 1)), measuring.TASK_EFFORT, on_step=lambda *_: None)[1]
+    problem = PlacementProblem(graph_of(tasks), PLAIN)
+    placement = placement_of("net", tasks.graph, problem, Heft().place(problem), 1, 1)
+    asked = PlacementAsked(root, "net", Aim.latency, None, None, None, fresh=False)
+    assert measured_ratio(asked, placement, Share((0, 1))) > 0
+    path = check_path(graphs_path(root), placement)
+    path.write_text("not read")
+    ratio = measured_ratio(asked, placement, Share((0, 1)))
+    assert json.loads(path.read_text())["ratio"] == pytest.approx(ratio, abs=1e-4)
+
+
 def test_throughput_counts_the_busiest_lane(
     root: Path, run: Run, known: Callable[[ModelTasks], ModelTasks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +150,11 @@ def test_throughput_counts_the_busiest_lane(
     assert facts["goal"] == "throughput"
     assert facts["period_ns"] <= least["period_ns"]
     assert facts["latency_ns"] <= 2 * least["latency_ns"]
+    out = run("plan", root, "--placement", "net", *BUDGET, *most)[1]
+    assert "The busiest core is busy for " in out
+    status, _, err = run("plan", root, "--placement", "net", *BUDGET, *most[:3], "0.001")
+    assert status == 2
+    assert "no placement was found within the limits; in the nearest one the latency is" in err
 
 
 def test_doubts_about_the_measurement_are_said(

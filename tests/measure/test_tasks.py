@@ -10,16 +10,18 @@ import onnx
 import pytest
 
 from cotenant.errors import ConfigError
+from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
 from cotenant.measure import tasks as measuring
+from cotenant.measure.opening import OpenedModel
 from cotenant.measure.solo import Effort
-from cotenant.measure.tasks import crossing, measure_tasks
+from cotenant.measure.tasks import crossing, measure_tasks, placeable
 from cotenant.plan.placement.flat import PlacementProblem
 from cotenant.plan.placement.profiled import graph_of
 from cotenant.profile.profile_file import ProfileError
 from cotenant.profile.task_profile import ModelTasks, load_tasks
-from cotenant.repository import tasks_path
+from cotenant.repository import find_versions, tasks_path
 from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
@@ -144,10 +146,21 @@ def test_models_that_cannot_be_placed_are_refused(tmp_path: Path, name: str, wor
         measure_tasks(tmp_path, name, BOTH, QUICK, on_step=lambda *_: None)
 
 
+def test_models_on_compiled_kernels_are_refused(tmp_path: Path) -> None:
+    found = find_versions(repository(tmp_path), "wide")[-1]
+    with CompiledModel.open(found.path) as model, pytest.raises(ConfigError, match="'wide': runs on compiled kernels"):
+        placeable(OpenedModel(found, model, (), "digest"))
+    with SegmentedModel.open(found.path) as model:
+        assert placeable(OpenedModel(found, model, (), "digest")) is model
+
+
 def test_tensors_that_cross_are_those_that_other_units_read(tmp_path: Path) -> None:
     path = tmp_path / "wide.onnx"
     onnx.save(wide(), str(path))
     with SegmentedModel.open(path) as model:
+        names = model.dfg.unit_names
+        assert [int(name.partition(":")[0]) for name in names] == list(range(model.unit_count))
+        assert all(name.partition(":")[2] for name in names)
         found = crossing(model.dfg)
         inputs = {"x": np.ones((8, 16), np.float32)}
         for name, (producer, readers) in found.items():

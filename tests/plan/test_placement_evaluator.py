@@ -108,6 +108,22 @@ def test_the_evaluator_does_what_its_definition_says(seed: int, size: int, has_c
     assert line.makespan_ns == slow_makespan(problem, plan)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_every_window_of_a_plan_costs_what_it_does(mode: TransferMode) -> None:
+    """Also where copies take turns behind the window."""
+    for seed, size in itertools.product(range(40), (5, 8)):
+        problem = PlacementProblem(random_graph(seed, size, transfers=mode, hand_over_ns=100 * (seed % 3)), PLAIN)
+        plan = random_plan(problem, seed)
+        order, place, position = list(plan.order), list(plan.place), [0] * size
+        for at, i in enumerate(order):
+            position[i] = at
+        for low, high in itertools.combinations(range(size + 1), 2):
+            survey(problem.flat, problem.scratch, problem.view, order, place, position, low, high)
+            g, w, v = problem.flat, problem.scratch, problem.view
+            cost = look(g, w, v, order, place, IMPOSSIBLE, [UNIT, 0, 0, 0, -1], [0, 0])
+            assert cost == makespan(problem, order, place)
+
+
 @given(st.integers(0, 10_000), st.integers(2, 40), st.sampled_from(MODES), st.data())
 @settings(max_examples=60)
 def test_a_window_costs_what_the_whole_plan_does(seed: int, size: int, mode: TransferMode, data: st.DataObject) -> None:

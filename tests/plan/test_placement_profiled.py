@@ -79,6 +79,8 @@ def test_what_is_said_of_a_placement_is_what_the_evaluator_says(tasks: ModelTask
             assert all(one.end_ns <= after.start_ns for one, after in itertools.pairwise(stretches))
     for stage in view.stages:
         assert sum(stage.runs_on.values()) == stage.branches
+    placed_ns = sum(sum(stage.placed_ns.values()) for stage in view.stages)
+    assert placed_ns == sum(problem.service[i][d] for i, d in enumerate(found.plan.place))
 
 
 @given(some_tasks())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -70,6 +71,15 @@ def test_the_svg_needs_nothing_beside_it_and_says_the_same() -> None:
     assert re.search(r"\d+ on cpu:0, \d+ on cpu:1", words)
     assert "url(http" not in svg
     assert "@font-face" not in svg
+
+
+def test_a_stretch_that_several_devices_run_says_how_much_each_does() -> None:
+    view = viewed(linear_tasks())
+    [stage] = view.stages
+    assert printed(view, 80).splitlines()[-1].endswith(" cpu:0-1")
+    mixed = replace(stage, placed_ns={"cpu:0": 390, "cpu:0-1": 600, "cpu:1": 10})
+    line = printed(replace(view, stages=(mixed,)), 110).splitlines()[-1]
+    assert line.endswith("60 % on cpu:0-1, 39 % on cpu:0")
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
 
 
 def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share) -> float:
-    """What runs by a placement take of the time of runs without, measured in turns; kept for the server."""
+    """What runs by a placement take of the time of runs without, measured in turns now; kept for the server."""
     from cotenant.execute.concurrent.placed_model import PlacedModel
     from cotenant.measure.opening import open_version
     from cotenant.measure.placed import check_path, placed_ratio
@@ -152,6 +152,7 @@ def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share
         assert isinstance(model, PlacedModel)  # others have no profile of tasks
         model.place(placement)
         path = check_path(graphs_path(asked.root), placement)
+        path.unlink(missing_ok=True)
         return placed_ratio(path, model, share, opened.shapes, (1, found.config.model.max_batch))
 
 
@@ -227,6 +228,8 @@ def _show(
 
     def lines() -> Iterator[str]:
         yield from placement_lines(view)
+        if asked.aim is Aim.throughput:
+            yield f"The busiest core is busy for {view.period_ns / 1e6:.3g} ms a query."
         if ratio is not None:
             verdict = "" if is_kept else ": it is slower, and not kept for serving"
             whole = f"a run of the whole on {tasks.cores} cores"

@@ -22,6 +22,8 @@ _MOST_LANES = 16
 _BUSY = 6
 """Columns of what a lane is busy."""
 _IDLE = "·"
+_SAID = 0.02
+"""Of a stage's time: devices that have less of it are not named."""
 _NO_GAP_PCT = 0.05
 """What is printed as none."""
 Keys = Mapping[str, tuple[str, str]]
@@ -138,6 +140,10 @@ def _named(stage: StageView) -> str:
 
 def _where(stage: StageView) -> str:
     if stage.branches == 1:
+        total = sum(stage.placed_ns.values())
+        parts = [(100 * ns / total, name) for name, ns in stage.placed_ns.items() if ns >= _SAID * total]
+        if len(parts) > 1:
+            return ", ".join(f"{part:.0f} % on {name}" for part, name in sorted(parts, reverse=True))
         return next(iter(stage.runs_on))
     return ", ".join(f"{count} on {name}" for name, count in stage.runs_on.items())
 

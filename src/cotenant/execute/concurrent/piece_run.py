@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -39,6 +40,8 @@ class PieceRun:
         self._waits = [piece.waits for piece in pieces]
         self._readers = Counter(name for piece in pieces for name in piece.inputs if name not in kept)
         self._left = len(pieces)
+        self.times: list[tuple[int, int]] = [(0, 0)] * len(pieces)
+        """When each piece began and ended, by the performance counter."""
         self._tensors: dict[str, Any] = {}
         self._error: BaseException | None = None
         self._turn: SimpleQueue[int] = SimpleQueue()
@@ -77,10 +80,12 @@ class PieceRun:
         upcoming: int | None = at
         while upcoming is not None:
             if self._error is None:
+                began = time.perf_counter_ns()
                 try:
                     self._execute(upcoming, self._tensors)
                 except BaseException as error:
                     self._fail(error)
+                self.times[upcoming] = began, time.perf_counter_ns()
             upcoming = self._end(upcoming)
 
     def _fail(self, error: BaseException) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.profile.profile_file import ProfileError
 from cotenant.profile.unit_placement import UnitPlacement, cores_of, device_names
-from cotenant.work import Share
+from cotenant.work import PieceTime, Share
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class PlacedModel(SegmentedModel):
         self._crews: dict[tuple[int, ...], _Crew | None] = {}
         """By cores of the machine what runs there; None where that cannot be."""
         self._crew_lock = threading.Lock()
+        self._told = threading.local()
 
     def place(self, *placements: UnitPlacement) -> None:
         """Follow these from now on, one for each number of cores, and no others.
@@ -103,8 +105,19 @@ class PlacedModel(SegmentedModel):
             if crew.segments[at].session is not None:
                 self._run_segment(crew.segments[at], values, options)
 
-        PieceRun(crew.pieces, crew.lanes, execute, [tensor.name for tensor in self.outputs], stop).run(values)
+        began = time.perf_counter_ns()
+        run = PieceRun(crew.pieces, crew.lanes, execute, [tensor.name for tensor in self.outputs], stop)
+        run.run(values)
+        self._told.pieces = tuple(
+            PieceTime(tuple(piece.cores), len(piece.units), start - began, end - began)
+            for piece, (start, end) in zip(crew.pieces, run.times, strict=True)
+        )
         return self._outputs(values)
+
+    def take_pieces(self) -> tuple[PieceTime, ...]:
+        """What the last run on this thread ran by a placement, once."""
+        pieces: tuple[PieceTime, ...] = self._told.__dict__.pop("pieces", ())
+        return pieces
 
     def close(self) -> None:
         """See Runner."""

@@ -20,7 +20,7 @@ import msgspec
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import Layout
 from cotenant.repository.formats import Arithmetic
-from cotenant.work import Work
+from cotenant.work import PieceTime, Work
 
 MOST_MESSAGE_BYTES = 200 << 10
 """What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
@@ -129,6 +129,7 @@ class Ended(_Message, frozen=True):
     infer_ns: int
     output_ns: int
     outputs: tuple[Layout, ...] = ()
+    pieces: tuple[PieceTime, ...] = ()
 
 
 ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow

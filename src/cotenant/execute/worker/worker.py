@@ -123,7 +123,7 @@ class Worker:
                 self._batches.finish(run, batch, {})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
-            ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts)
+            ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts, timing.pieces)
             try:
                 self._channel.send(ended, waits=True)
             except MessageError as problem:

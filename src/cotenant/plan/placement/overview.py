@@ -24,7 +24,8 @@ class StageView:
     """Parallel branches, or a stretch without any (one branch), from its first task to its last in the graph's order.
 
     `service_ns` is what all its tasks take in a row, by device; `waits_ns` what they wait together in the sequential
-    execution; `runs_on` how many branches have most of their time on each device that has some.
+    execution; `runs_on` how many branches have most of their time on each device that has some, and `placed_ns` what
+    all tasks take where they are placed, by device.
     """
 
     first: str
@@ -34,6 +35,7 @@ class StageView:
     service_ns: dict[str, int]
     waits_ns: int
     runs_on: dict[str, int]
+    placed_ns: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,13 @@ def _stage(
 ) -> StageView:
     tasks = sorted(i for branch in branches for i in branch)
     runs_on = dict.fromkeys(problem.device_names, 0)
+    placed = dict.fromkeys(problem.device_names, 0)
     for branch in branches:
         taken = dict.fromkeys(problem.device_names, 0)
         for i in branch:
             taken[problem.device_names[plan.place[i]]] += problem.service[i][plan.place[i]]
         runs_on[max(taken, key=taken.__getitem__)] += 1
+        placed = {name: ns + taken[name] for name, ns in placed.items()}
     names = [task.name for task in problem.graph.tasks]
     return StageView(
         names[tasks[0]],
@@ -159,6 +163,7 @@ def _stage(
         },
         sum(waits[i] for i in tasks),
         {name: count for name, count in runs_on.items() if count},
+        {name: ns for name, ns in placed.items() if ns},
     )
 
 
