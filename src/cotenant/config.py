@@ -48,12 +48,15 @@ class ModelSection(_Section, frozen=True):
     `precision` says how a torch model computes what it has in FP32: "fp32" exactly, "tf32" with products in TF32 where
     the device has it, "fp16" or "bf16" with products, and what they give, in that type. `channels_last` lays pictures
     out so for its convolutions; left out, it does in "fp16" and "bf16".
+
+    `placement` "auto" runs launches on several cores by what `cotenant plan --placement` found, where that is faster.
     """
 
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     shapes: tuple[dict[str, tuple[PositiveInt, ...]], ...] = ()
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "tf32"
     channels_last: bool | None = None
+    placement: Literal["none", "auto"] = "none"
 
 
 class SegmentsSection(_Section, frozen=True):

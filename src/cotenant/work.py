@@ -53,6 +53,16 @@ class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_lik
         return Work(self.tenant, self.shape, last - first, self.start, self.end, self.version, (first, last))
 
 
+class PieceTime(Struct, frozen=True, gc=False, array_like=True):
+    """Units of a placed launch that ran in one call: on which cores of its share, by number, how many units, and from
+    when to when after the launch's units had begun."""
+
+    cores: tuple[int, ...]
+    units: int
+    start_ns: int
+    end_ns: int
+
+
 class _Derived:
     """What a share works out once; not among its fields, so that files do not say it twice."""
 

@@ -45,13 +45,13 @@ class Counting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.points = 0
-        real = measure._in_turns
+        real = measure.in_turns
 
         def in_turns(works: Sequence[Callable[[], object]], effort: Effort) -> list[list[int]]:
             self.points += len(works) == 1
             return real(works, effort)
 
-        monkeypatch.setattr(measure, "_in_turns", in_turns)
+        monkeypatch.setattr(measure, "in_turns", in_turns)
 
 
 @pytest.fixture

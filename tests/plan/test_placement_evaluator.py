@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from cotenant.plan.placement.compiled import PLAIN, compiled_kernels, has_compil
 from cotenant.plan.placement.contract import contract
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 from cotenant.plan.placement.kernels import IMPOSSIBLE, UNIT
-from cotenant.plan.placement.placed_units import UnitPlacement
+from cotenant.plan.placement.placed_units import placement_of, plan_of
 from cotenant.plan.placement.task_graph import (
     DeviceLink,
     GraphTask,
@@ -21,7 +24,7 @@ from cotenant.plan.placement.task_graph import (
     TransferMode,
 )
 from cotenant.plan.placement.window import look, survey
-from cotenant.plan.types import PlanError
+from cotenant.profile.profile_file import ProfileError
 from task_graphs import CORES, GPU_CPU, random_graph, random_plan
 
 MODES = tuple(TransferMode)
@@ -103,6 +106,22 @@ def test_the_evaluator_does_what_its_definition_says(seed: int, size: int, has_c
     line = problem.evaluate(plan)
     assert line is not None
     assert line.makespan_ns == slow_makespan(problem, plan)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_window_of_a_plan_costs_what_it_does(mode: TransferMode) -> None:
+    """Also where copies take turns behind the window."""
+    for seed, size in itertools.product(range(40), (5, 8)):
+        problem = PlacementProblem(random_graph(seed, size, transfers=mode, hand_over_ns=100 * (seed % 3)), PLAIN)
+        plan = random_plan(problem, seed)
+        order, place, position = list(plan.order), list(plan.place), [0] * size
+        for at, i in enumerate(order):
+            position[i] = at
+        for low, high in itertools.combinations(range(size + 1), 2):
+            survey(problem.flat, problem.scratch, problem.view, order, place, position, low, high)
+            g, w, v = problem.flat, problem.scratch, problem.view
+            cost = look(g, w, v, order, place, IMPOSSIBLE, [UNIT, 0, 0, 0, -1], [0, 0])
+            assert cost == makespan(problem, order, place)
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40), st.sampled_from(MODES), st.data())
@@ -213,16 +232,21 @@ def test_contracted_plans_expand_to_plans_of_the_graph(seed: int, size: int, fan
     assert whole.used_bytes == line.used_bytes
 
 
-def test_a_plan_goes_by_names_and_comes_back() -> None:
-    problem = PlacementProblem(fork(TransferMode.DELAY), PLAIN)
-    plan = TaskPlan((0, 1, 1, 0), (0, 3, 1, 2))
-    line = problem.evaluate(plan)
-    assert line is not None
-    placed = UnitPlacement.of("model", problem, plan, line, 300)
-    assert [(each.unit, each.device) for each in placed.units][:2] == [("source", "gpu"), ("three", "gpu")]
-    assert placed.to_plan(problem) == plan
-    with pytest.raises(PlanError, match="4 units once"):
-        UnitPlacement("model", placed.units[:2], 1, 1).to_plan(problem)
-    other = PlacementProblem(TaskGraph((TaskDevice("cpu"),), (GraphTask("source", {"cpu": 1}),), ()), PLAIN)
-    with pytest.raises(PlanError, match="'source' on 'gpu'"):
-        placed.to_plan(other)
+@given(st.integers(0, 1000), st.integers(1, 14))
+def test_a_plan_goes_by_names_and_comes_back(seed: int, size: int) -> None:
+    problem = PlacementProblem(random_graph(seed, size, CORES), PLAIN)
+    plan = random_plan(problem, seed)
+    placed = placement_of("model", "graph", problem, plan, 500, 300)
+    assert placed.cores == 2
+    assert all(one.device != other.device for one, other in itertools.pairwise(placed.runs))
+    again = plan_of(placed, problem)
+    assert again.place == plan.place
+    assert problem.evaluate(again) == problem.evaluate(plan)  # to the start of every task
+    changes = sum(plan.place[one] != plan.place[other] for one, other in itertools.pairwise(plan.order))
+    assert len(placed.runs) <= 2 * (changes + 1)
+    fewer = msgspec.structs.replace(placed, runs=placed.runs[:-1])
+    with pytest.raises(ProfileError, match=f"each of its {size} units once"):
+        plan_of(fewer, problem)
+    other = PlacementProblem(TaskGraph((TaskDevice("gpu"),), (GraphTask("t0", {"gpu": 1}),), ()), PLAIN)
+    with pytest.raises(ProfileError, match=r"expected units of the model and one of gpu"):
+        plan_of(placed, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,10 @@ from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceError, TraceWriter, header, read
-from cotenant.trace.explain import explain
+from cotenant.trace.explain import Explanation, explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
-from cotenant.work import Machine
+from cotenant.work import Machine, PieceTime
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
@@ -169,3 +170,21 @@ def test_a_query_that_is_not_there(
     assert caught.value.code == 2
     message = f"cotenant: query 7 is not in this trace; answers carry their number in the header {QUERY_KEY!r}\n"
     assert capsys.readouterr().err == message
+
+
+def test_the_lanes_of_a_launch_that_ran_by_a_placement(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    record(path, Edf(ONE_LANE, preempt=False), [at(0, SHORT, 0)])
+    pieces = [[[0, 1], 4, 0, 4 * MS], [[0], 3, 4 * MS, 8 * MS], [[1], 2, 4 * MS, 6 * MS], [[0], 1, 8 * MS, 10 * MS]]
+    lines = path.read_text().splitlines()
+    ended = next(number for number, line in enumerate(lines) if '"LaunchEnded"' in line)
+    assert '"pieces"' not in lines[ended]  # of a launch as any other
+    lines[ended] = lines[ended].replace('"error":null', f'"error":null,"pieces":{json.dumps(pieces)}')
+    path.write_text("\n".join(lines) + "\n")
+    told = explain(read(path)[1], 0)
+    assert isinstance(told, Explanation)
+    assert told.launches[0].pieces[2] == PieceTime((1,), 2, 4 * MS, 6 * MS)
+    assert told.sentences()[-2:] == [
+        f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 pieces",
+        f"    core 1 │{'█' * 30}{'·' * 20}│ 6.0 ms of 10.0 ms, 6 units in 2 pieces",
+    ]

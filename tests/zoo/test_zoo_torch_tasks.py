@@ -13,9 +13,23 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from cotenant.graph.dfg import Dfg
+from cotenant.graph.onnx import load_dfg
 from cotenant.zoo import ZooError
 from cotenant.zoo import torch as zoo
-from cotenant.zoo.torch import boxes, detection, export, language, rcnn, recommender, recurrent, seeding, yolo
+from cotenant.zoo.torch import (
+    boxes,
+    detection,
+    ensemble,
+    export,
+    language,
+    plain,
+    rcnn,
+    recommender,
+    recurrent,
+    seeding,
+    yolo,
+)
 from cotenant.zoo.torch.mobile import InvertedResidual
 
 
@@ -25,6 +39,30 @@ def thinned(made: zoo.Definition) -> zoo.Definition:
         if isinstance(block, InvertedResidual) and block.residual and number != detection.SPLIT:
             made.module.backbone[number] = torch.nn.Identity()
     return made
+
+
+class TinySsd(detection.SsdMobileNet):
+    """One map of 4 x 4 cells, four anchors a cell, eight classes and the background."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.classes = 9
+        self.heads = torch.nn.ModuleList(torch.nn.Conv2d(3, 4 * width, 8, 8) for width in (4, 9))
+
+    def forward(self, image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        steps, logits = (head(image).permute(0, 2, 3, 1).flatten(1) for head in self.heads)
+        return torch.unflatten(steps, 1, (-1, 4)), torch.unflatten(logits, 1, (-1, 9))
+
+    def anchors(self, side: int) -> torch.Tensor:
+        return boxes.anchors(4, 4, side / 4, side / 3, (0.5, 1.0, 2.0, 3.0), 0.5)
+
+
+def small_detector(by_class: bool) -> zoo.Definition:
+    return detection.detector_definition(TinySsd, "", 32, 1, by_class=by_class)
+
+
+def three_lenets() -> zoo.Definition:
+    return ensemble.definition(dict.fromkeys("abc", plain.DEFINITIONS["lenet"]))
 
 
 RCNN = rcnn.RcnnShape(side=64, blocks=(1, 1, 1, 1), channels=16, hidden=24, classes=5)
@@ -37,6 +75,7 @@ SMALL: dict[str, Callable[[], zoo.Definition]] = {
     "tiny_yolov2": lambda: yolo.definition((4, 4, 4, 8, 8, 8, 8, 8), side=64),
     "ssd_mobilenet": lambda: thinned(detection.definition(classes=3, side=64)),
     "mask_rcnn": lambda: rcnn.definition(rcnn.MaskRcnn, RCNN),
+    "ensemble": three_lenets,
 }
 SLOW = ("mask_rcnn",)
 """Traced at batch 1: an open batch doubles the time that its export takes."""
@@ -104,10 +143,13 @@ def test_ssd_on_vgg16_has_the_published_size() -> None:
         ("bert_base", [(2, 128, 768), (2, 768)]),
         ("bert_large", [(2, 128, 1024), (2, 1024)]),
         ("bst", [(2, 1)]),
+        ("ensemble", [(2, 1000)]),
         ("faster_rcnn", [(2, 100, 4), (2, 100), (2, 100)]),
         ("lstm_classifier", [(2, 2)]),
         ("mask_rcnn", [(2, 100, 4), (2, 100), (2, 100), (2, 100, 28, 28)]),
         ("ssd_mobilenet", [(2, 1917, 4), (2, 1917, 91)]),
+        ("ssd_mobilenet_by_class", [(2, 100, 4), (2, 100), (2, 100)]),
+        ("ssd_resnet34", [(2, 100, 4), (2, 100), (2, 100)]),
         ("ssd_vgg16", [(2, 8732, 4), (2, 8732, 21)]),
         ("tiny_yolov2", [(2, 125, 13, 13)]),
     ],
@@ -148,6 +190,88 @@ def test_both_files_answer_as_the_module(name: str, tmp_path: Path, monkeypatch:
                 assert_same_detections(other, expected)
             else:
                 torch.testing.assert_close(other, expected, atol=1e-3, rtol=0)
+
+
+def branches(dfg: Dfg) -> list[set[int]]:
+    """Of the operator with most inputs: what is made for each of them and for no other."""
+    producer = {name: op.index for op in dfg.operators for name in op.outputs}
+    ancestors: list[set[int]] = []
+    for op in dfg.operators:
+        before = [producer[name] for name in op.inputs if name in producer]
+        ancestors.append({*before}.union(*(ancestors[i] for i in before)))
+    join = max(dfg.operators, key=lambda op: len(op.inputs))
+    ends = [producer[name] for name in join.inputs]
+    wholes = [ancestors[i] | {i} for i in ends]
+    return [whole.difference(*(other for other in wholes if other is not whole)) for whole in wholes]
+
+
+def test_each_class_is_a_branch_of_units_of_its_own(tmp_path: Path) -> None:
+    """Also behind the fusing of operators, which must leave branches apart for a placement to move them."""
+    made = small_detector(True)
+    seeding.seed_weights(made.module, 0)
+    model = zoo.Model("ssd", made.module.eval(), made.inputs, made.outputs, batched=False)
+    zoo.save_onnx(model, tmp_path / "model.onnx")
+    session = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    inputs = zoo.examples(model)
+    answers = session.run(None, {"image": inputs["image"].numpy()})
+    assert_same_detections(dict(zip(made.outputs, map(torch.from_numpy, answers), strict=True)), run(model, inputs))
+    dfg = load_dfg(tmp_path / "model.onnx")
+    found = branches(dfg)
+    assert len(found) == 8
+    home = {index: unit.index for unit in dfg.units for index in unit.operators}
+    units = [{home[index] for index in branch} for branch in found]
+    for number, branch in enumerate(found):
+        types = {dfg.operators[index].op_type for index in branch}
+        assert {"TopK", "GatherElements", "ReduceMax"} <= types, "picks its scores and boxes, and suppresses"
+        members = {index for unit in units[number] for index in dfg.units[unit].operators}
+        assert members <= branch, "no unit of a branch does anything else"
+    assert sum(map(len, units)) == len(set().union(*units)), "no two branches share a unit"
+    assert all(op.is_costed for op in dfg.operators)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda by_class: rcnn.definition(rcnn.FasterRcnn, replace(RCNN, by_class=by_class)),
+        lambda by_class: rcnn.definition(rcnn.MaskRcnn, replace(RCNN, by_class=by_class)),
+        small_detector,
+    ],
+)
+def test_suppression_by_class_gives_the_same_detections(make: Callable[[bool], zoo.Definition]) -> None:
+    found = []
+    for by_class in (False, True):
+        made = make(by_class)
+        seeding.seed_weights(made.module, 5)
+        image = seeding.examples(zoo.Model("", made.module, made.inputs, made.outputs, True), 2, seed=4)["image"]
+        with torch.inference_mode():
+            answers = [dict(zip(made.outputs, made.module.eval()(image), strict=True)) for _ in range(2)]
+        assert all(torch.equal(answers[0][name], answers[1][name]) for name in made.outputs)
+        found.append(answers[0])
+    assert torch.equal(found[0]["scores"], found[1]["scores"])
+    assert found[0]["labels"].unique().numel() >= 4, "more than one class has detections"
+    assert_same_detections(found[1], found[0])
+
+
+def test_ssd_has_an_anchor_for_every_prediction() -> None:
+    with torch.device("meta"):
+        raw = detection.SsdResNet34()
+        steps, logits = raw(torch.empty(1, 3, 1200, 1200))
+    assert steps.shape == (1, 15130, 4)
+    assert logits.shape == (1, 15130, 81)
+    made = raw.anchors(1200)
+    assert made.shape == (15130, 4)
+    torch.testing.assert_close(made[0], torch.tensor([-30.0, -30.0, 54.0, 54.0]))  # 84 pixels about the middle of 24
+    width, height = made[:, 2] - made[:, 0], made[:, 3] - made[:, 1]
+    torch.testing.assert_close((height / width)[10000:10006], torch.tensor([1.0, 2.0, 0.5, 1.0, 3.0, 1 / 3]))
+
+
+def test_an_ensemble_says_the_mean_of_what_its_members_say() -> None:
+    model = small("ensemble")
+    inputs = zoo.examples(model, 2)
+    with torch.inference_mode():
+        each = [member(inputs["input"]).softmax(1) for member in model.module.members]
+    assert (each[0] - each[1]).abs().max() > 1e-3, "members have weights of their own"
+    torch.testing.assert_close(run(model, inputs)["scores"], sum(each) / 3)
 
 
 def assert_same_detections(other: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:

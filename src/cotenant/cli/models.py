@@ -84,7 +84,7 @@ def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, 
                 "profile": "yes" if found.tenant in profiled else "no",
             }
             try:
-                opened = open_version(repository, found)
+                opened = open_version(repository, found, placed=False)
                 row["units"] = opened.runner.unit_count
                 opened.runner.close()
             except CotenantError as error:

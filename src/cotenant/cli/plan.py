@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, print_json
+from cotenant.cli.options import AsJson, Lanes, print_json
+from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_placements, place, placement_words
 from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from cotenant.plan.sources import CostBasis, ProfileCosts
     from cotenant.plan.types import Infeasible, Plan, Planner
 
-EXIT_INFEASIBLE = 1
 DEFAULT_HEADROOM = 0.1
 SIMULATED_S = 60.0
 _SEARCH_EFFORT = 0.2
@@ -29,7 +30,11 @@ MOST_DEVICES = 10_000
 
 def plan(
     tenants: Annotated[
-        Path | None, typer.Argument(help="File of tenants, rates, SLOs and devices (TOML).", show_default=False)
+        Path | None,
+        typer.Argument(
+            help="File of tenants, rates, SLOs and devices (TOML); with --placement the model repository.",
+            show_default=False,
+        ),
     ] = None,
     profiles: Annotated[
         list[str] | None,
@@ -59,13 +64,42 @@ def plan(
     running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None,
     check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            "--placement",
+            metavar="MODEL",
+            help="Plan no tenants: place the branches of this model on the cores of a share.",
+            show_default=False,
+        ),
+    ] = None,
+    goal: Annotated[Aim | None, typer.Option(help="Of a placement.", show_default=Aim.latency.value)] = None,
+    latency_bound_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="What a placement for throughput may take.", show_default=False)
+    ] = None,
+    budget_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds to search for a placement.", show_default="10")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure the model to be placed anew.")] = False,
+    lanes: Lanes = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan tenants onto devices from measured profiles, check the plan, and show it.
 
     Says whether it fits, on how many devices, how, and who breaks first. Status 1 when it does not fit, with what would
-    mend it.
+    mend it. With --placement it measures the units of one model and finds where its branches run best.
     """
+    mine = {"--goal": goal, "--latency-bound-ms": latency_bound_ms, "--budget-s": budget_s, "--lanes": lanes}
+    others = {"--profiles": profiles, "--devices": devices, "--headroom": headroom, "--running": running}
+    if placement is not None:
+        others |= {"--check": check, "--poisson": poisson, "--quick": quick}
+        _none_of(others, "it is no option of --placement")
+        if tenants is None:
+            raise typer.BadParameter("expected the repository of the model, before --placement", param_hint="TENANTS")
+        asked = PlacementAsked(tenants, placement, goal or Aim.latency, latency_bound_ms, budget_s, lanes, fresh)
+        place(asked, out, svg, as_json=as_json)
+        return
+    _none_of({**mine, "--fresh": fresh}, "it needs --placement")
     if not profiles:
         raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
     if (tenants is None) == (check is None):
@@ -73,15 +107,15 @@ def plan(
     from cotenant.plan.file import plan_text, read_plan, read_request
     from cotenant.plan.planners import ForBursts, make_planner
 
-    tables = _tables(profiles, quantile)
     if poisson and headroom is not None:
         raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
     if check is not None:
         if devices or out or running or poisson or headroom is not None:
             text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
             raise typer.BadParameter(text, param_hint="--check")
-        _check(check, tables, svg, as_json=as_json)
+        _check(check, profiles, quantile, svg, as_json=as_json)
         return
+    tables = _tables(profiles, quantile)
     assert tenants is not None
     share = headroom if headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
     if planner == "ours" and find_spec("ortools") is None:
@@ -97,10 +131,19 @@ def plan(
     request = replace(request, devices=basis.devices)
     before = read_plan(running).plan if running else None
     file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=as_json)
+    models = {load.model for load in request.loads}
+    kept = (each for table in tables.values() for each in table.placements if each.model in models)
+    file = replace(file, placements=tuple(kept))
     if out is not None:
         write_whole(out, plan_text(file).encode())
     answers["poisson"] = poisson
     _show(file, basis, answers, svg, as_json=as_json, written=out)
+
+
+def _none_of(options: Mapping[str, object], why: str) -> None:
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise typer.BadParameter(why, param_hint=name)
 
 
 def _planned(
@@ -148,15 +191,22 @@ def _planned(
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
-def _check(path: Path, tables: dict[str, ProfileCosts], svg: Path | None, *, as_json: bool) -> None:
+def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, as_json: bool) -> None:
     from cotenant.plan.assess import violations
     from cotenant.plan.file import read_plan
+    from cotenant.plan.placement.judge import placement_faults
 
     file = read_plan(path)
+    if file.placements and not file.request.loads:
+        check_placements(path, file.placements, [Path(text) for text in profiles], as_json=as_json)
+        return
+    tables = _tables(profiles, quantile)
     basis = _basis(tables, file.request)
     request = replace(file.request, devices=basis.devices)
     file = replace(file, request=request)
-    wrong = violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)
+    wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
+    tasks = {name: by_cores for table in tables.values() for name, by_cores in table.tasks.items()}
+    wrong += [fault for each in file.placements for fault in placement_faults(each, tasks.get(each.model, {}))]
     same = file.profile == basis.fingerprint
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
@@ -187,13 +237,14 @@ def _show(
 
     request, made = file.request, file.plan
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
+    notes = (*basis.notes, *(f"placement: {placement_words(each)}" for each in file.placements))
     facts: dict[str, Any] = {
         **answers,
         "checked": True,
         "planner": made.planner,
         "headroom": file.headroom,
         "fingerprint": basis.fingerprint,
-        "notes": basis.notes,
+        "notes": notes,
         "devices_there": len(request.devices),
         "devices_used": len(made.devices),
         "simulated": _simulated(file, basis),
@@ -212,7 +263,7 @@ def _show(
     late = {each["name"]: each["violation_share"] for each in facts["simulated"]["outcomes"]}
     console.print(tenant_table(view, console.width, late))
     console.print()
-    for line in summary_lines(view, facts, basis.notes):
+    for line in summary_lines(view, facts, notes):
         console.print(line, highlight=False, markup=False)
     for path in (written, svg):
         if path is not None:

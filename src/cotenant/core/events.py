@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Policy
 from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import PieceTime
 
 
 class QueryArrived(Struct, frozen=True, gc=False):
@@ -19,10 +20,14 @@ class QueryArrived(Struct, frozen=True, gc=False):
 
 
 class LaunchEnded(Struct, frozen=True, gc=False):
-    """An executor ended a launch; `error` says why it failed, None that it did not."""
+    """An executor ended a launch; `error` says why it failed, None that it did not.
+
+    `pieces` tell what ran on which core, of a launch that ran by a placement: for traces, decisions do not see them.
+    """
 
     launch: int
     error: str | None = None
+    pieces: tuple[PieceTime, ...] | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

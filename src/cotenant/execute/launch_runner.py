@@ -12,7 +12,7 @@ from cotenant.execute.batches import Batches, BatchTensors, ModelGoneError, for_
 from cotenant.execute.protocol import OnEnd, OnGrew, Tensors, Timing
 from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.team import Team
-from cotenant.work import Share
+from cotenant.work import PieceTime, Share
 
 if TYPE_CHECKING:
     from cotenant.execute.worker.channel import Run
@@ -64,6 +64,7 @@ class LaunchRunner:
         """
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
+        pieces: tuple[PieceTime, ...] = ()
         try:
             if isinstance(batch, Exception):
                 raise batch
@@ -86,6 +87,8 @@ class LaunchRunner:
                     on_grew(launch.id)
                 start = end
             ran = time.perf_counter_ns()
+            take_pieces = getattr(model, "take_pieces", None)
+            pieces = () if take_pieces is None else take_pieces()
             if launch.last:
                 hand_out(launch, batch, for_client(to_numpy(tensors)))
             elif isinstance(batch, BatchTensors):
@@ -93,7 +96,7 @@ class LaunchRunner:
         except Exception as caught:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
-        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran))
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran, pieces))
         if launch.stops:  # only now nobody asks for more
             with self._lock:
                 self._grown.pop(launch.id, None)

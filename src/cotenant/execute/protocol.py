@@ -13,7 +13,7 @@ from msgspec import Struct
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
-from cotenant.work import Machine, Share
+from cotenant.work import Machine, PieceTime, Share
 
 if TYPE_CHECKING:
     from cotenant.execute.place import Place
@@ -56,11 +56,15 @@ class LoadSpec:
 
 
 class Timing(Struct, frozen=True, gc=False):
-    """Where the time of a launch went: gathering inputs, running units, splitting outputs."""
+    """Where the time of a launch went: gathering inputs, running units, splitting outputs.
+
+    `pieces` are those of a launch that ran by a placement.
+    """
 
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    pieces: tuple[PieceTime, ...] = ()
 
 
 OnEnd = Callable[[int, str | None, Timing], None]

@@ -69,7 +69,7 @@ class Runner(Protocol):
         """
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
-        """Median latency of each unit on these inputs in ns, one thread; at least 1 each.
+        """Latency of each unit on these inputs in ns, one thread; at least 1 each.
 
         Where the engine keeps no account of operators, what they are believed to weigh against each other will do.
         """

@@ -118,6 +118,16 @@ class Dfg:
         """Boundaries inside the graph at which few tensors are live; see `CHEAP_CUT_REACH`."""
         return tuple(b.index for b in self.boundaries[1:-1] if b.is_cheap)
 
+    @property
+    def unit_names(self) -> tuple[str, ...]:
+        """A name for each unit: its number and its operator of most MACs, the last of equal ones ("12:Conv_34")."""
+        names = []
+        for unit in self.units:
+            members = [self.operators[index] for index in reversed(unit.operators)]
+            main = max(members, key=lambda op: op.macs, default=None)
+            names.append(f"{unit.index}:{main.name or main.op_type if main else ''}")
+        return tuple(names)
+
     def live(self, boundary: int) -> tuple[str, ...]:
         """Names of the tensors live before unit `boundary`; at `len(units)`, the computed graph outputs."""
         return self.boundaries[boundary].live

@@ -40,7 +40,7 @@ from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.version_pressure import pressure_bench, versions_by_level
-from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, model_names
+from cotenant.repository import ModelVersion, find_versions, graphs_path, model_names
 from cotenant.work import Share
 
 BACKENDS = ("ckernel", "tvm")
@@ -110,7 +110,7 @@ def explore_repository(
 
     Raises ConfigError where there is no model of ONNX.
     """
-    store = store_of(root / STATE_FOLDER / "graphs")
+    store = store_of(graphs_path(root))
     errors: dict[str, str] = {}
     results: dict[str, CandidatesResult] = {}
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def compile_repository(
     It may be interrupted and goes on where it stopped. Raises CompileError where there is no compiler, ConfigError
     where there is no model of ONNX.
     """
-    backend, store = CKernel(find_compiler()), store_of(root / STATE_FOLDER / "graphs")
+    backend, store = CKernel(find_compiler()), store_of(graphs_path(root))
     results: dict[str, CompiledResult] = {}
     errors: dict[str, str] = {}
     before = os.sched_getaffinity(0)
@@ -181,7 +181,7 @@ def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) 
             for found in find_versions(root, model):
                 if found.path.suffix != ".onnx":
                     continue
-                cache = root / STATE_FOLDER / "graphs"
+                cache = graphs_path(root)
                 compiled = stack.enter_context(CompiledModel.open(found.path, cache_dir=cache, name=found.tenant))
                 plain = stack.enter_context(SegmentedModel.open(found.path, cache_dir=cache, name=found.tenant))
                 shapes = check_shapes(found.tenant, compiled.inputs, found.config.model.shapes)
@@ -283,11 +283,11 @@ def _judged(
         ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
     planned = model.prepared(each.shapes[0])
     if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _NO_SLOWER:
-        choice_path(root / STATE_FOLDER / "graphs", _content(each)).unlink(missing_ok=True)
+        choice_path(graphs_path(root), _content(each)).unlink(missing_ok=True)
     else:
         slow = tuple(count for count, ratio in ratios.items() if ratio > _NO_SLOWER)
         kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow, most)
-        save_choice(choice_path(root / STATE_FOLDER / "graphs", _content(each)), kept)
+        save_choice(choice_path(graphs_path(root), _content(each)), kept)
     ours = sum(planned.plan.ours)
     return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
 

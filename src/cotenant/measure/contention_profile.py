@@ -313,7 +313,7 @@ def calibrate(
             measured = profile.models.get(found.tenant)
             if measured is None:
                 continue
-            opened = open_version(root, found)
+            opened = open_version(root, found, placed=False)
             with opened.runner as runner:
                 sweep = opened.sweep(lanes_of(settings.device, cores), effort)
                 shape = opened.shapes.index(sweep.largest_shape)  # at which the units were measured

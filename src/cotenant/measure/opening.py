@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,19 +17,21 @@ import numpy as np
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.batches import are_alike
+from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.contents import file_digest
 from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.measure.placed import follow_fast
 from cotenant.measure.solo import Effort, Sweep
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import ModelProfile, Profile
 from cotenant.repository import (
     CONFIG_FILE,
-    STATE_FOLDER,
     ModelVersion,
     check_owners,
     find_versions,
+    graphs_path,
     model_names,
 )
 from cotenant.repository.formats import Arithmetic
@@ -36,6 +39,7 @@ from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
+_log = logging.getLogger("cotenant.placement")
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
 
@@ -49,6 +53,8 @@ class OpenedModel:
     shapes: tuple[DeclaredShape, ...]
     digest: str
     device: str = CPU
+    placed: Mapping[int, float] = field(default_factory=dict)
+    """Numbers of cores on which it runs by a placement, and the part of the time of a sequential run that it takes."""
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
@@ -79,16 +85,19 @@ def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
     return {each.size for each in partitions} <= {point.cores for point in profile.points}
 
 
-def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedModel:
-    """Load the graph onto a device and check the configuration against it. Raises ModelError or ConfigError."""
+def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: bool = True) -> OpenedModel:
+    """Load the graph onto a device and check the configuration against it, `placed` if that asks for it.
+
+    Raises ModelError or ConfigError.
+    """
     name = found.tenant
     model = found.config.model
     arithmetic = Arithmetic(model.precision, model.channels_last)
-    graphs = root / STATE_FOLDER / "graphs"
-    runner = open_model(found.path, cache_dir=graphs, name=name, device=device, arithmetic=arithmetic)
+    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=device, arithmetic=arithmetic)
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
+        follows = _placed(root, found, runner, shapes) if placed else {}
     except CotenantError:
         runner.close()
         raise
@@ -101,10 +110,29 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU) -> OpenedMo
     if arithmetic != Arithmetic():
         content.update(msgspec.json.encode((arithmetic.precision, arithmetic.lays_out)))
     content.update(runner.kernels.encode())
+    if follows:
+        content.update(msgspec.json.encode(getattr(runner, "placed", ())))
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())
-    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device)
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows)
+
+
+def _placed(root: Path, found: ModelVersion, runner: Runner, shapes: Sequence[DeclaredShape]) -> Mapping[int, float]:
+    """The placements that a model follows, where its configuration asks for that; a warning says why there are none."""
+    if found.config.model.placement == "none":
+        return {}
+    if not isinstance(runner, PlacedModel):
+        why = "has compiled kernels" if runner.kernels else "is not run by onnxruntime"
+        _log.warning("model %r: placement is 'auto', but it %s: it runs as without", found.model, why)
+        return {}
+    follows = follow_fast(runner, graphs_path(root), shapes, found.config.model.max_batch)
+    if not follows:
+        _log.warning(
+            "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
+            *(found.model, found.model),
+        )
+    return follows
 
 
 def open_all(root: Path, errors: dict[str, str], device: str = CPU) -> dict[str, OpenedModel]:

@@ -95,7 +95,7 @@ def measure_model(
             inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1)
             whole = [(0, model.unit_count)]
             with place.at(share):
-                samples = _in_turns((lambda: run()(share, inputs, whole),), sweep.effort)[0]
+                samples = in_turns((lambda: run()(share, inputs, whole),), sweep.effort)[0]
             p50, p90, p95, p99 = (max(1, round(value)) for value in np.percentile(samples, (50, 90, 95, 99)))
             return asdict(Point(index, items, share.size, len(samples), p50, p90, p95, p99))
 
@@ -125,11 +125,11 @@ def _segment_ratio(
         return 1.0
     ways = [[(0, cuts[-1])], list(pairwise(cuts))]
     with place.at(share):
-        together, cut = _in_turns([partial(run(), share, inputs, way) for way in ways], effort)
+        together, cut = in_turns([partial(run(), share, inputs, way) for way in ways], effort)
     return max(1.0, float(np.median(cut) / np.median(together)))
 
 
-def _in_turns(works: Sequence[Callable[[], object]], effort: Effort) -> list[list[int]]:
+def in_turns(works: Sequence[Callable[[], object]], effort: Effort) -> list[list[int]]:
     """Latencies of each in ns."""
     for _ in range(effort.warm_up):
         for work in works:

@@ -18,10 +18,12 @@ from cotenant.errors import CotenantError
 from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
 from cotenant.plan.application import Application, Stage
 from cotenant.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, Name, Plan, PlanError, Size, checked
+from cotenant.profile.unit_placement import UnitPlacement
 
 REQUEST_FORMAT = "cotenant-tenants/1"
 PLAN_FORMAT = "cotenant-plan/1"
 _HEAD = "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
+_PLACED_HEAD = "# Made by 'cotenant plan --placement'; 'cotenant plan --check' tells whether it holds.\n"
 UNLIMITED_BYTES = 1 << 53
 """Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
 MOST_CORES = 64
@@ -65,12 +67,14 @@ class PlanFile:
     """A plan and all that is needed to check it and to plan again.
 
     `headroom` is the share that was added to every rate; `profile` the fingerprint of what its latencies rest on.
+    `placements` say where the units of models run in shares of several cores. A file may have them alone.
     """
 
     request: Request
     plan: Plan
     headroom: float
     profile: str = ""
+    placements: tuple[UnitPlacement, ...] = ()
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,6 +106,7 @@ class _PlanFile(_Request, frozen=True):
     headroom: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     profile: str = ""
     plan: tuple[DevicePlan, ...] = ()
+    placement: tuple[UnitPlacement, ...] = ()
 
 
 def read_request(
@@ -149,8 +154,18 @@ def plan_text(file: PlanFile) -> str:
         "headroom": file.headroom,
         "profile": file.profile,
         **_tables_of(file.request, file.plan),
+        **_placement_tables(file.placements),
     }
     return _HEAD + toml_text(table)
+
+
+def placements_text(placements: Sequence[UnitPlacement]) -> str:
+    """The TOML of a plan file that has placements alone."""
+    return _PLACED_HEAD + toml_text({"format": PLAN_FORMAT, **_placement_tables(placements)})
+
+
+def _placement_tables(placements: Sequence[UnitPlacement]) -> dict[str, Any]:
+    return {"placement": to_table(placements)} if placements else {}
 
 
 def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
@@ -239,7 +254,9 @@ def _plan_of(table: dict[str, Any], where: str) -> PlanFile:
         if "rate" in slot:  # traces hold slots, too, under their own names
             slot["rate_per_s"] = slot.pop("rate")
     found = convert(_named(table), _PlanFile, where, PlanError)
-    return PlanFile(_request(found, where), Plan(found.plan, found.planner), found.headroom, found.profile)
+    is_alone = bool(found.placement) and not (found.device or found.tenant or found.application or found.plan)
+    request = Request((), ()) if is_alone else _request(found, where)
+    return PlanFile(request, Plan(found.plan, found.planner), found.headroom, found.profile, found.placement)
 
 
 def _named(table: dict[str, Any]) -> dict[str, Any]:

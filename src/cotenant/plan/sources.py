@@ -16,11 +16,16 @@ from cotenant.plan.table_costs import Latencies, TableCosts, latencies_of
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference.factors import Interference
 from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
+from cotenant.profile.task_profile import ModelTasks, load_tasks
+from cotenant.profile.unit_placement import UnitPlacement, load_placement
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
+    graphs_path,
+    placement_path,
     profile_path,
     readable_versions,
+    tasks_path,
 )
 from cotenant.repository.application_spec import readable_applications
 
@@ -40,6 +45,7 @@ class ProfileCosts:
     """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
     `tails` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or models, with an SLO.
+    `tasks` were measured of units, by tenant and number of cores; `placements` were kept for serving.
     """
 
     latencies: Latencies
@@ -50,6 +56,8 @@ class ProfileCosts:
     known: Mapping[str, KnownTenant] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     applications: Mapping[str, KnownApplication] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[int, ModelTasks]] = field(default_factory=dict)
+    placements: tuple[UnitPlacement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,19 @@ def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
         return _repository_tables(path, profile_path(path), quantile)
     root = path.parent.parent if path.parent.name == STATE_FOLDER else None
     return _repository_tables(root, path, quantile)
+
+
+def read_placements(root: Path) -> tuple[dict[str, dict[int, ModelTasks]], tuple[UnitPlacement, ...]]:
+    """The tasks that were measured of a repository's models, by tenant and cores, and the placements kept of them.
+
+    Raises ProfileError for files that are broken.
+    """
+    if not tasks_path(root).exists():
+        return {}, ()
+    measured = load_tasks(tasks_path(root)).models
+    each = [tasks for by_cores in measured.values() for tasks in by_cores.values()]
+    paths = [placement_path(graphs_path(root), tasks.graph, tasks.cores) for tasks in each]
+    return measured, tuple(load_placement(path) for path in paths if path.exists())
 
 
 def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> CostBasis:
@@ -170,7 +191,10 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
         else "interference: not measured; partitions are believed not to touch each other"
     )
     digest = sha256(content).hexdigest()
-    return ProfileCosts(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root))
+    tasks, placements = read_placements(root) if root is not None else ({}, ())
+    return ProfileCosts(
+        *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)), tasks, placements
+    )
 
 
 def _applications(root: Path | None) -> dict[str, KnownApplication]:

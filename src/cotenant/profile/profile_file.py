@@ -40,7 +40,7 @@ class ModelProfile:
     """What is known of one model version.
 
     `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
-    median latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
+    latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
     runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
     """

@@ -84,8 +84,13 @@ def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
 
 def plan_svg(assessment: Assessment, title: str) -> str:
     """The picture as the text of an SVG file that needs nothing beside it."""
+    return svg_of(plan_picture(assessment, _MOST_WIDTH), title)
+
+
+def svg_of(picture: RenderableType, title: str) -> str:
+    """A picture of 110 columns as the text of an SVG file that needs nothing beside it."""
     console = Console(record=True, width=_MOST_WIDTH, file=StringIO(), color_system="truecolor", force_terminal=True)
-    console.print(plan_picture(assessment, _MOST_WIDTH))
+    console.print(picture)
     svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME)
     return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # they would be loaded from elsewhere
 
@@ -140,7 +145,7 @@ def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, f
     for tenant in assessment.tenants:
         style = "" if tenant.slack_ns >= 0 and tenant.growth >= 1 else "bold reverse"
         table.add_row(
-            _key(keys, tenant.tenant),
+            key_text(keys, tenant.tenant),
             Text(short(tenant.tenant, name_width)),
             milliseconds(tenant.rate_per_s),
             milliseconds(min(tenant.planned_per_s, tenant.rate_per_s)),
@@ -221,9 +226,11 @@ def _caption(has_tails: bool) -> str:
     )
 
 
-def _key(keys: Mapping[str, tuple[str, str]], tenant: str) -> Text:
-    letter, colour = keys[tenant]
-    return Text(f" {letter} ", style=f"{'white' if colour in LIGHT_INK else 'black'} on {colour}")
+def key_text(keys: Mapping[str, tuple[str, str]], name: str, *, bare: bool = False) -> Text:
+    """The letter of a name on its colour; bare without a space on either side."""
+    letter, colour = keys[name]
+    ink = "white" if colour in LIGHT_INK else "black"
+    return Text(letter if bare else f" {letter} ", style=f"{ink} on {colour}")
 
 
 def _heading(name: str, device: DeviceView) -> Text:
@@ -300,7 +307,7 @@ def _partition_lines(
     for slot in partition.slots:
         beside = f" (x{slot.factor:.2f})" if slot.factor > 1.005 else ""
         table.add_row(
-            Text("  ").append_text(_key(keys, slot.tenant)),
+            Text("  ").append_text(key_text(keys, slot.tenant)),
             Text(short(slot.tenant, name_width)),
             f"batch {slot.batch}",
             f"{milliseconds(slot.rate_per_s)} /s",

@@ -18,9 +18,12 @@ from cotenant.repository.paths import (
     STATE_FOLDER,
     contention_path,
     coruns_path,
+    graphs_path,
     groups_path,
     overlap_path,
+    placement_path,
     profile_path,
+    tasks_path,
     trace_path,
 )
 
@@ -36,12 +39,15 @@ __all__ = [
     "contention_path",
     "coruns_path",
     "find_versions",
+    "graphs_path",
     "groups_path",
     "is_application",
     "model_names",
     "overlap_path",
+    "placement_path",
     "profile_path",
     "readable_versions",
+    "tasks_path",
     "trace_path",
     "within",
 ]

@@ -43,3 +43,18 @@ def groups_path(root: Path) -> Path:
 def overlap_path(root: Path) -> Path:
     """Where the predictor fitted to them lies."""
     return root / STATE_FOLDER / "overlap.npz"
+
+
+def tasks_path(root: Path) -> Path:
+    """Where the profile of tasks of a repository's models lies."""
+    return root / STATE_FOLDER / "tasks.json"
+
+
+def graphs_path(root: Path) -> Path:
+    """Where copies of the models, and their optimised graphs, lie: what `execute.runner` calls its cache."""
+    return root / STATE_FOLDER / "graphs"
+
+
+def placement_path(graphs: Path, graph: str, cores: int) -> Path:
+    """Where the placement of an optimised graph in a share of so many cores lies; `graph` is its folder's name."""
+    return graphs / "placements" / f"{graph}-{cores}.json"

@@ -69,7 +69,11 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     reruns = CounterMetricFamily(
         "cotenant_query_reruns", "Queries run again after their batch had failed.", labels=["tenant"]
     )
+    placed = CounterMetricFamily(
+        "cotenant_placed_launches", "Launches of whole models that run by a placement.", labels=["tenant"]
+    )
     for tenant, counted in counters:
+        placed.add_metric([tenant], counted.placed_launches)
         for outcome in Outcome:
             queries.add_metric([tenant, outcome.value], counted.outcomes[outcome])
         reruns.add_metric([tenant], counted.reruns)
@@ -81,7 +85,7 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
             total += count
             buckets.append((bound, float(total)))
         latency.add_metric([tenant], buckets, counted.success.ns / 1e9)
-    return iter([queries, reruns, slo, attainment, headroom, latency])
+    return iter([queries, reruns, placed, slo, attainment, headroom, latency])
 
 
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:

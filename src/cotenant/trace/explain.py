@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import convert
+
 from cotenant.trace import Record, TraceError, work_of
-from cotenant.work import CPU
+from cotenant.work import CPU, PieceTime
+
+_COLUMNS = 50
+"""Of the picture of a lane."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,25 @@ class LaunchStory:
     """Cores that it was to have, where it got fewer."""
     pressure_pct: int = 0
     """Pressure on the memory at which its time was predicted."""
+    pieces: tuple[PieceTime, ...] = ()
+    """What ran on which core, where it ran by a placement."""
+
+    def lanes(self) -> list[str]:
+        """A line for each core of a launch that ran by a placement: when it was busy, in columns of equal time."""
+        until = max((piece.end_ns for piece in self.pieces), default=0)
+        lines = []
+        for number, core in enumerate(self.cores) if until else ():
+            mine = [piece for piece in self.pieces if number in piece.cores]
+            busy = [
+                sum(_overlap(piece, until * at // _COLUMNS, until * (at + 1) // _COLUMNS) for piece in mine)
+                for at in range(_COLUMNS)
+            ]
+            bar = "".join("█" if 2 * _COLUMNS * ns >= until else "·" for ns in busy)
+            taken = sum(piece.end_ns - piece.start_ns for piece in mine)
+            units = sum(piece.units for piece in mine)
+            pieces = f"{len(mine)} piece{'' if len(mine) == 1 else 's'}"
+            lines.append(f"    core {core} │{bar}│ {_ms(taken)} of {_ms(until)}, {units} units in {pieces}")
+        return lines
 
 
 @dataclass(slots=True)
@@ -145,7 +169,9 @@ class Explanation:
             lines.append(f"Meanwhile, the lanes ran {shares}.")
         for time_ns, policy in self.changes:
             lines.append(f"+{_ms(time_ns - self.arrival_ns)}: the plan, or the policy, changed to another {policy!r}.")
-        return lines + [self._launch_sentence(launch) for launch in self.launches]
+        for launch in self.launches:
+            lines += [self._launch_sentence(launch), *launch.lanes()]
+        return lines
 
     def _launch_sentence(self, launch: LaunchStory) -> str:
         begun, took = launch.start_ns - self.arrival_ns, launch.end_ns - launch.start_ns
@@ -206,7 +232,7 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
             if story is not None:
-                _count(story, launch, start, now, record.event["error"])
+                _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
         elif record.kind == "PolicyChanged" and story is not None:
             story.changes.append((now, record.event["policy"]))
         for kind, action in record.actions:
@@ -235,7 +261,13 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 
 
-def _count(story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None) -> None:
+def _overlap(piece: PieceTime, start_ns: int, end_ns: int) -> int:
+    return max(0, min(end_ns, piece.end_ns) - max(start_ns, piece.start_ns))
+
+
+def _count(
+    story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None, pieces: Sequence[Any] = ()
+) -> None:
     queries = launch["queries"]
     if story.query in queries:
         share, work = launch["share"], work_of(launch)
@@ -258,6 +290,7 @@ def _count(story: Explanation, launch: dict[str, Any], start: int, end: int, err
                 version=work.version,
                 wanted=launch.get("wanted", 0),
                 pressure_pct=launch.get("pressure_pct", 0),
+                pieces=convert(pieces, tuple[PieceTime, ...]),
             )
         )
         return

@@ -21,6 +21,7 @@ from cotenant.compile.target import this_maker, this_target
 from cotenant.compile.toolchain import find_compiler
 from cotenant.errors import CotenantError
 from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.segment_store import PLAIN, content_of
 from cotenant.execute.onnx.segments import SegmentedModel
@@ -80,15 +81,15 @@ def open_onnx(
 ) -> SegmentedModel:
     """Open an ONNX file, see `SegmentedModel.open`, with the kernels that `cotenant compile` chose for it here.
 
-    Where they cannot be used, a warning says why, and it runs on onnxruntime as ever.
+    Where they cannot be used, a warning says why, and it runs on onnxruntime as ever, where it may be placed.
     """
     given = {"cache_dir": cache_dir, "name": name, "device": device, "content": content}
     is_other = bool(content) and not content.endswith(PLAIN)
     if cache_dir is None or is_other or not (cache_dir / FOLDER / CHOICES).is_dir():
-        return SegmentedModel.open(path, **given)  # type: ignore[arg-type]
+        return PlacedModel.open(path, **given)  # type: ignore[arg-type]
     place = choice_path(cache_dir, content.partition("-")[0] or content_of(Path(path)))
     if not place.exists():
-        return SegmentedModel.open(path, **given)  # type: ignore[arg-type]
+        return PlacedModel.open(path, **given)  # type: ignore[arg-type]
     try:
         choice = load(place, KernelChoice, FORMAT, CompileError, _MEND)
         store = store_of(cache_dir)
@@ -102,7 +103,7 @@ def open_onnx(
         if content:
             raise ModelError(Path(path), f"its kernels cannot be used: {error}", "Load the model again") from error
         _log.warning("model %s: its compiled kernels are not used: %s", name or path, error)
-        return SegmentedModel.open(path, **given)  # type: ignore[arg-type]
+        return PlacedModel.open(path, **given)  # type: ignore[arg-type]
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -14,11 +15,9 @@ from cotenant.graph.onnx import node_inputs
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment as a serialised model, with what it reads, makes and shares."""
+    """Some units as a serialised model, and the constants that they read."""
 
     model: bytes
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
     weights: tuple[str, ...]
 
 
@@ -48,16 +47,14 @@ class OnnxCutter:
         self._ir_version = model.ir_version
         self._functions = list(model.functions)
 
-    def piece(self, start: int, end: int) -> Piece:
-        """Cut out units [start, end)."""
-        inputs, outputs = self._dfg.segment_io(start, end)
-        positions = [position for unit in self._dfg.units[start:end] for position in unit.operators]
-        nodes = [self._nodes[position] for position in positions]
+    def piece(self, units: Sequence[int], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Piece:
+        """Cut out these units, in an order in which they can run, with what they read from others and make for them."""
+        nodes = [self._nodes[position] for unit in units for position in self._dfg.units[unit].operators]
         names = dict.fromkeys(name for node in nodes for name in node_inputs(node))
         constants = [name for name in names if name in self._constants]
         graph = helper.make_graph(
             nodes,
-            f"units {start} to {end}",
+            f"units {min(units)} to {max(units) + 1}",
             [onnx.ValueInfoProto(name=name, type=self._types[name]) for name in inputs],
             [onnx.ValueInfoProto(name=name, type=self._types.get(name)) for name in outputs],
             [self._constants[name] for name in constants],
@@ -66,7 +63,7 @@ class OnnxCutter:
         model = helper.make_model(
             graph, opset_imports=self._opsets, ir_version=self._ir_version, functions=self._functions
         )
-        return Piece(model.SerializeToString(), inputs, outputs, tuple(constants))
+        return Piece(model.SerializeToString(), tuple(constants))
 
 
 def sealed_tensors(stored: Stored) -> tuple[str, ...]:

@@ -45,10 +45,14 @@ from cotenant.work import CPU
 Value = Any
 """A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
 sequences), what `InferenceSession.run` takes and gives."""
+_Names = tuple[str, ...]
+_Io = tuple[_Names, _Names]
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class Segment:
+    """Units with their session, and what they take and give."""
+
     start: int
     end: int
     session: ort.InferenceSession | None  # None: nothing in it reaches its end
@@ -96,8 +100,8 @@ class SegmentedModel:
         self._cutter = OnnxCutter(stored, self.dfg)
         self._weights = Weights(stored.folder / WEIGHTS, self._cutter.shared_weights)
         self._constants = _constant_outputs(stored)
-        self._segments: dict[tuple[Threads, int, int], _Segment] = {}
-        self._plans: dict[tuple[Threads, int, int], tuple[_Segment, ...]] = {}
+        self._segments: dict[tuple[Threads, int, int], Segment] = {}
+        self._plans: dict[tuple[Threads, int, int], tuple[Segment, ...]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
@@ -209,7 +213,7 @@ class SegmentedModel:
                 values.pop(name, None)
         if end < self.unit_count:
             return {name: values[name] for name in self.dfg.live(end) if name in values}
-        return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
+        return self._outputs(values)
 
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
         """See Runner."""
@@ -268,7 +272,7 @@ class SegmentedModel:
             extra = sorted(set(tensors) - {t.name for t in self.inputs})[0]
             raise TensorError(f"model {self.name!r} has no input {extra!r}; leave it out")
 
-    def _run_segment(self, segment: _Segment, values: dict[str, Value]) -> None:
+    def _run_segment(self, segment: Segment, values: dict[str, Value], options: ort.RunOptions | None = None) -> None:
         session = segment.session
         assert session is not None
         try:
@@ -280,7 +284,7 @@ class SegmentedModel:
         for name in segment.outputs:
             binding.bind_output(name)
         try:
-            session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding, options)
         except Exception as error:
             raise self._failed(segment, error) from error
         values.update(zip(segment.outputs, binding.get_outputs(), strict=True))
@@ -288,7 +292,10 @@ class SegmentedModel:
         binding.clear_binding_outputs()
         segment.bindings.append(binding)
 
-    def _run_plain(self, segment: _Segment, tensors: Mapping[str, Value]) -> dict[str, Value]:
+    def _outputs(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
+
+    def _run_plain(self, segment: Segment, tensors: Mapping[str, Value]) -> dict[str, Value]:
         assert segment.session is not None
         feeds: dict[str, Any] = {n: v.numpy() if isinstance(v, ort.OrtValue) else v for n, v in tensors.items()}
         if self._plain:
@@ -298,11 +305,11 @@ class SegmentedModel:
         except Exception as error:
             raise self._failed(segment, error) from error
 
-    def _failed(self, segment: _Segment, error: Exception) -> ModelError:
+    def _failed(self, segment: Segment, error: Exception) -> ModelError:
         place = f"units {segment.start} to {segment.end} failed: {error}"
         return ModelError(self.path, place, "Check the shapes and values of its inputs")
 
-    def _segment(self, key: Threads, start: int, end: int) -> _Segment:
+    def _segment(self, key: Threads, start: int, end: int) -> Segment:
         with self._lock:
             if self._is_closed:
                 raise ModelError(self.path, "it has been closed", "Open it again")
@@ -313,36 +320,42 @@ class SegmentedModel:
                 self._plans = {}
             return found
 
-    def _load(self, key: Threads, start: int, end: int) -> _Segment:
+    def _load(self, key: Threads, start: int, end: int) -> Segment:
         dead = tuple(sorted(set(self.dfg.live(start)) - set(self.dfg.live(end))))
         if (start, end) == (0, self.unit_count):
             whole = load_session(
                 self.path, self._stored.files[0], session_options(key, optimise=self._stored.is_optimised)
             )
             inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
-            return _Segment(start, end, whole, inputs, outputs, dead)
-        piece = self._cutter.piece(start, end)
-        if not piece.outputs:
-            return _Segment(start, end, None, piece.inputs, (), dead)
-        options = segment_options(key, self._folder, optimise=self.is_plain and self._stored.is_optimised)
+            return Segment(start, end, whole, inputs, outputs, dead)
+        return self._cut(key, range(start, end), self.dfg.segment_io(start, end), dead)
+
+    def _cut(self, key: Threads, units: Sequence[int], io: _Io, dead: _Names = (), is_most: bool = False) -> Segment:
+        """Load these units, with what they read from others and make for them; see `Segment`."""
+        start, end, (inputs, outputs) = min(units), max(units) + 1, io
+        if not outputs:
+            return Segment(start, end, None, inputs, (), dead)
+        piece = self._cutter.piece(units, inputs, outputs)
+        is_optimised = self.is_plain and self._stored.is_optimised
+        options = segment_options(key, self._folder, optimise=is_optimised, is_most=is_most)
         try:
             self._weights.lend(options, piece.weights)
         except OSError as error:
             reason = f"its copy in {self._folder} cannot be read ({error.strerror or error})"
             raise ModelError(self.path, reason, "Load the model again") from error
         session = load_session(self.path, piece.model, options)
-        return _Segment(start, end, session, piece.inputs, piece.outputs, dead, self._weights)
+        return Segment(start, end, session, inputs, outputs, dead, self._weights)
 
-    def _segments_of(self, key: Threads, start: int, end: int) -> tuple[_Segment, ...]:
+    def _segments_of(self, key: Threads, start: int, end: int) -> tuple[Segment, ...]:
         """Segments that cover [start, end): the longest prepared one at each place, new ones in the gaps."""
         found = self._plans.get((key, start, end))
         return self._plan(key, start, end) if found is None else found
 
-    def _plan(self, key: Threads, start: int, end: int) -> tuple[_Segment, ...]:
+    def _plan(self, key: Threads, start: int, end: int) -> tuple[Segment, ...]:
         self._check_range(start, end)
         while True:
             known = self._segments
-            plan: list[_Segment] = []
+            plan: list[Segment] = []
             at = start
             while at < end:
                 ready = [r for r in known if r[0] == key and at <= r[1] and r[2] <= end]

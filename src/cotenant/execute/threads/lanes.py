@@ -33,9 +33,13 @@ class Lane:
         """Queue a task; never blocks. It must not raise."""
         self._queue.put(task)
 
+    def stop(self) -> None:
+        """Stop when what is queued is done; never blocks."""
+        self._queue.put(None)
+
     def close(self) -> None:
         """Finish what is queued and stop."""
-        self._queue.put(None)
+        self.stop()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -43,6 +47,7 @@ class Lane:
         settle(self._partition.cores, self._nice)
         while (task := self._queue.get()) is not None:
             task()
+            del task  # nothing that it holds may wait for the next one
 
 
 def settle(cores: tuple[int, ...], nice: int) -> None:

@@ -20,7 +20,7 @@ import msgspec
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.shared_tensors import Layout
 from cotenant.repository.formats import Arithmetic
-from cotenant.work import Work
+from cotenant.work import PieceTime, Work
 
 MOST_MESSAGE_BYTES = 200 << 10
 """What one side sends at most, and the other has room for: tensors lie elsewhere, this is their names and shapes."""
@@ -38,7 +38,10 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Open(_Message, frozen=True):
-    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened."""
+    """To a worker, first: the model to load. `graph` names the folder in `cache_dir` with what the server opened.
+
+    `placed` are the placements to follow, see `execute.concurrent.kept.follow`.
+    """
 
     tenant: str
     path: str
@@ -47,6 +50,7 @@ class Open(_Message, frozen=True):
     sessions: tuple[tuple[int | tuple[int, ...], tuple[tuple[int, int], ...]], ...]
     lane_nice: int
     arithmetic: Arithmetic = Arithmetic()
+    placed: tuple[tuple[int, str], ...] = ()
 
 
 class AddLane(_Message, frozen=True):
@@ -125,6 +129,7 @@ class Ended(_Message, frozen=True):
     infer_ns: int
     output_ns: int
     outputs: tuple[Layout, ...] = ()
+    pieces: tuple[PieceTime, ...] = ()
 
 
 ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow

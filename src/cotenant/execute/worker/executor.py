@@ -53,9 +53,8 @@ class ProcessExecutor(BaseExecutor):
         """
         graph = model.graph_path.parent
         place = str(model.path), str(graph.parent), graph.name
-        message = Open(
-            tenant, *place, _plain(spec.sessions), self._lane_nice, getattr(model, "arithmetic", Arithmetic())
-        )
+        how = getattr(model, "arithmetic", Arithmetic()), getattr(model, "placed", ())
+        message = Open(tenant, *place, _plain(spec.sessions), self._lane_nice, *how)
         model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell)

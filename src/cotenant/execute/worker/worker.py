@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
+from cotenant.execute.concurrent.kept import follow
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.protocol import Tensors, Timing
@@ -122,7 +123,7 @@ class Worker:
                 self._batches.finish(run, batch, {})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
-            ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts)
+            ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts, timing.pieces)
             try:
                 self._channel.send(ended, waits=True)
             except MessageError as problem:
@@ -151,6 +152,7 @@ def _open(message: Open) -> Runner:
         place[0], cache_dir=place[1], name=message.tenant, content=message.graph, arithmetic=message.arithmetic
     )
     try:
+        follow(model, place[1], message.placed)
         for threads, ranges in message.sessions:
             if threads == 1:
                 model.prepare(ranges, threads)

@@ -2,6 +2,9 @@
 
 As in `kernels` there are only integers and loops here, which run compiled or as they are; random numbers are made in
 the loop itself. Every plan that would be the best one, and what a window ends with, is evaluated as a whole.
+
+numba keeps machine code by the file that it is of: a change of `kernels` or `window` is met after a change here, too,
+or without `__pycache__`.
 """
 
 from __future__ import annotations

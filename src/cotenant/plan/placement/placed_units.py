@@ -1,54 +1,57 @@
-"""A placement as plan files hold it: each unit and its device, in the order in which the devices run them."""
+"""Placements by names, as files hold them, from plans by numbers and back."""
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan, Timeline
-from cotenant.plan.types import Name, PlanError
+from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
+from cotenant.profile.unit_placement import UnitPlacement, runs_of
 
 
-class PlacedUnit(Struct, frozen=True, forbid_unknown_fields=True):
-    """A unit (a task of the graph) and the device that runs it."""
+def placement_of(
+    model: str, graph: str, problem: PlacementProblem, plan: TaskPlan, sequential_ns: int, bound_ns: int
+) -> UnitPlacement:
+    """A plan of cores of one memory by names, in an order of long runs; see UnitPlacement."""
+    line = problem.evaluate(plan)
+    assert line is not None
+    order = in_runs(problem, plan)
+    units = [(problem.graph.tasks[i].name, problem.device_names[plan.place[i]]) for i in order]
+    cores = len(problem.lane_names)
+    return UnitPlacement(model, graph, cores, line.makespan_ns, sequential_ns, bound_ns, runs_of(units))
 
-    unit: Name
-    device: Name
+
+def plan_of(placement: UnitPlacement, problem: PlacementProblem) -> TaskPlan:
+    """The plan by numbers of a graph. Raises ProfileError where it is of another; evaluation checks the rest."""
+    order, place = placement.places([task.name for task in problem.graph.tasks], problem.device_names)
+    return TaskPlan(tuple(problem.device_names.index(device) for device in place), order)
 
 
-class UnitPlacement(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the units of a model run, in order: every device runs its own as they stand here.
+def in_runs(problem: PlacementProblem, plan: TaskPlan) -> tuple[int, ...]:
+    """Another order of the same plan: one device's tasks for as long as neither inputs nor its lanes stand against it.
 
-    `latency_ns` is what the plan was made to come to, `bound_ns` what no plan can go below.
+    Every lane keeps its own order, so that without copies all tasks begin and end when they did.
     """
+    missing = [len(before) for before in problem.preds]
+    queues = [
+        [i for i in plan.order if lane in problem.lanes[plan.place[i]]] for lane in range(len(problem.lane_names))
+    ]
+    at = [0] * len(queues)
+    order: list[int] = []
 
-    model: Name
-    units: tuple[PlacedUnit, ...]
-    latency_ns: int
-    bound_ns: int
+    def ready(device: int) -> int | None:
+        heads = {queues[lane][at[lane]] if at[lane] < len(queues[lane]) else -1 for lane in problem.lanes[device]}
+        if len(heads) != 1 or -1 in heads:
+            return None
+        (task,) = heads
+        return task if plan.place[task] == device and not missing[task] else None
 
-    @classmethod
-    def of(cls, model: str, problem: PlacementProblem, plan: TaskPlan, line: Timeline, bound_ns: int) -> UnitPlacement:
-        """A plan by names."""
-        units = tuple(PlacedUnit(problem.graph.tasks[i].name, problem.device_names[plan.place[i]]) for i in plan.order)
-        return cls(model, units, line.makespan_ns, bound_ns)
-
-    def to_plan(self, problem: PlacementProblem) -> TaskPlan:
-        """The plan by numbers of a graph. Raises PlanError where it is not of this graph: another unit or device.
-
-        Evaluation checks the rest.
-        """
-        tasks = {task.name: i for i, task in enumerate(problem.graph.tasks)}
-        devices = {name: d for d, name in enumerate(problem.device_names)}
-        place = [-1] * problem.size
-        order = []
-        for placed in self.units:
-            if placed.unit not in tasks or placed.device not in devices:
-                raise PlanError(
-                    f"placement of {self.model!r}: unit {placed.unit!r} on {placed.device!r}, "
-                    f"expected units of the model and one of {', '.join(devices)}"
-                )
-            place[tasks[placed.unit]] = devices[placed.device]
-            order.append(tasks[placed.unit])
-        if sorted(order) != list(range(problem.size)):
-            raise PlanError(f"placement of {self.model!r}: expected each of its {problem.size} units once")
-        return TaskPlan(tuple(place), tuple(order))
+    device = 0
+    while len(order) < problem.size:
+        task = ready(device)
+        if task is None:
+            device = next(d for d in range(len(problem.device_names)) if ready(d) is not None)
+            continue
+        order.append(task)
+        for lane in problem.lanes[device]:
+            at[lane] += 1
+        for reader in problem.succs[task]:
+            missing[reader] -= 1
+    return tuple(order)

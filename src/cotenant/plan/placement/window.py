@@ -46,6 +46,12 @@ def survey(g: FlatGraph, w: Scratch, v: View, order: Ints, place: Ints, position
         rest = max(rest, w.end[order[p]])
     for x in range(n * spaces):
         v.out[x] = 0
+    for p in range(high):  # the ways behind, those by copies that take turns with others included
+        j = order[p]
+        if p < low:
+            rest = max(rest, w.end[j] + v.data[j])
+        else:
+            v.out[j * spaces + g.space[place[j]]] = v.data[j]
     for t in range(len(g.producer)):
         j = g.producer[t]
         if position[j] >= high:

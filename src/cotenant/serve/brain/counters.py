@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Respond
@@ -36,10 +37,13 @@ class TenantCounters:
     """Everything counted of one tenant since it was added."""
 
     slo_ns: int
+    placed_cores: frozenset[int] = frozenset()
+    """Sizes of shares in which the whole of its model runs by a placement."""
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     arrived: int = 0
     rows: int = 0
     launches: int = 0
+    placed_launches: int = 0
     reruns: int = 0
     """How often a query was run again, since a batch that it was in had failed."""
     success: Sum = field(default_factory=Sum)
@@ -80,9 +84,9 @@ class Counters:
         self._open: dict[int, Query] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
 
-    def add(self, tenant: str, slo_ns: int) -> None:
+    def add(self, tenant: str, slo_ns: int, placed_cores: Iterable[int] = ()) -> None:
         """Start counting for a tenant."""
-        self.by_tenant[tenant] = TenantCounters(slo_ns)
+        self.by_tenant[tenant] = TenantCounters(slo_ns, frozenset(placed_cores))
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
@@ -111,6 +115,7 @@ class Counters:
         counted.headroom_ns = launch.headroom_ns
         if launch.work.is_first:
             counted.launches += 1
+            counted.placed_launches += launch.last and not launch.stops and launch.share.size in counted.placed_cores
             for query in launch.queries:
                 counted.queue.add(time_ns - self._open[query].arrival_ns)
 

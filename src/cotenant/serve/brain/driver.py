@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Protocol, TypeVar
 
+from msgspec import UNSET
+
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
@@ -172,7 +174,7 @@ class Driver:
         return done, respond, None
 
     def _launch_ended(self, launch: int, error: str | None, timing: Timing) -> None:
-        self.post(LaunchEnded(launch, error), timing)
+        self.post(LaunchEnded(launch, error, timing.pieces or UNSET), timing)
 
     def _launch_grew(self, launch: int) -> None:
         self.post(LaunchGrew(launch))

@@ -136,6 +136,9 @@ class ServedModel:
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
             },
         }
+        for cores, ratio in self.opened.placed.items():
+            text = f"by placement: {ratio:.2f} of the time of a sequential run"
+            config["parameters"][f"on_{cores}_cores"] = {"string_value": text}
         if meta.max_batch_size:
             config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
         return config

@@ -7,6 +7,7 @@ its shapes, so that a detector can be exported, captured as a CUDA graph and bat
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +19,16 @@ LOG_RATIO_LIMIT = math.log(1000 / 16)
 ASPECTS = (0.5, 1.0, 2.0)
 
 
-def anchors(height: int, width: int, stride: float, side: float) -> Tensor:
-    """Return [height * width * 3, 4]: per cell one box of area side ** 2 for each of `ASPECTS` (height over width)."""
-    rows = torch.arange(height, dtype=torch.float32) * stride
-    columns = torch.arange(width, dtype=torch.float32) * stride
-    roots = torch.tensor([math.sqrt(aspect) for aspect in ASPECTS])
+def anchors(
+    height: int, width: int, stride: float, side: float, aspects: Sequence[float] = ASPECTS, offset: float = 0.0
+) -> Tensor:
+    """Return [height * width * n, 4]: per cell one box of area side ** 2 for each of n aspects (height over width).
+
+    A cell's boxes are centred `offset` of a stride behind its corner.
+    """
+    rows = (torch.arange(height, dtype=torch.float32) + offset) * stride
+    columns = (torch.arange(width, dtype=torch.float32) + offset) * stride
+    roots = torch.tensor([math.sqrt(aspect) for aspect in aspects])
     half = torch.stack([side / roots, side * roots, side / roots, side * roots], dim=1) / 2
     half = half * torch.tensor([-1.0, -1.0, 1.0, 1.0])
     top, left = torch.meshgrid(rows, columns, indexing="ij")
@@ -45,11 +51,17 @@ def decode(boxes: Tensor, deltas: Tensor, move: float, stretch: float, side: int
 
 def overlaps(boxes: Tensor) -> Tensor:
     """Return intersection over union of all pairs: [batch, n, 4] -> [batch, n, n]; 0 where both are empty."""
-    low, high = torch.split(boxes, 2, dim=-1)
-    common = torch.minimum(high.unsqueeze(2), high.unsqueeze(1)) - torch.maximum(low.unsqueeze(2), low.unsqueeze(1))
-    shared = common.clamp(min=0).prod(dim=-1)
-    area = (high - low).prod(dim=-1)
-    return shared / (area.unsqueeze(2) + area.unsqueeze(1) - shared).clamp(min=1e-6)
+    columns = torch.split(boxes, 1, dim=2)  # of [batch, n, 1] each
+    rows = torch.split(boxes.transpose(1, 2), 1, dim=1)  # of [batch, 1, n]
+
+    def common(low: int, high: int) -> Tensor:
+        # One side at a time: engines are slow on broadcasts whose last dimension is 2.
+        inner = torch.minimum(columns[high], rows[high]) - torch.maximum(columns[low], rows[low])
+        return inner.clamp(min=0)
+
+    shared = common(0, 2) * common(1, 3)
+    area, other = ((x[2] - x[0]) * (x[3] - x[1]) for x in (columns, rows))
+    return shared / (area + other - shared).clamp(min=1e-6)
 
 
 def decayed(boxes: Tensor, log_scores: Tensor, labels: Tensor | None = None, sigma: float = 0.5) -> Tensor:
@@ -64,6 +76,20 @@ def decayed(boxes: Tensor, log_scores: Tensor, labels: Tensor | None = None, sig
     squared = torch.triu(iou, diagonal=1) ** 2  # row: the better box of the pair
     excused = squared.amax(dim=1)  # a box that is itself hidden by a better one suppresses less
     return log_scores - ((squared - excused.unsqueeze(2)) / sigma).amax(dim=1)
+
+
+def best_of_classes(
+    boxes: Sequence[Tensor], log_scores: Sequence[Tensor], each: int, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best `count` boxes [batch, count, 4], their scores and labels [batch, count], the best first.
+
+    `boxes` and `log_scores`, concatenated along the second dimension, hold `each` candidates of label 1, then as many
+    of label 2 and so on.
+    """
+    lowered = torch.cat(list(log_scores), dim=1)
+    kept, order = torch.topk(lowered, min(count, lowered.shape[1]))
+    labels = torch.div(order, each, rounding_mode="floor") + 1
+    return take(torch.cat(list(boxes), dim=1), order), kept.exp(), labels
 
 
 def take(rows: Tensor, index: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ The pyramid is that of Lin et al., CVPR 2017. Every shape is fixed: `PROPOSALS` 
 et al., section 3.3) and `DETECTIONS` come out, however good they are. Where the papers suppress overlapping boxes one
 after the other, here Matrix NMS (Wang et al., NeurIPS 2020) lowers their scores in parallel, among the best
 `CANDIDATES` by score. A client drops detections below a score of its choice.
+
+The second stage does that for all classes at once or, `by_class`, in a branch of the graph for each class, as the files
+do that older exporters wrote (SIR+, SYSTOR 2022, section 2: fan-outs above 80). The answers are the same.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from torch.nn import functional
 
 from cotenant.zoo.errors import ZooError
 from cotenant.zoo.torch import Definition, resnet
-from cotenant.zoo.torch.boxes import anchors, decayed, decode, roi_align, take
+from cotenant.zoo.torch.boxes import anchors, best_of_classes, decayed, decode, roi_align, take
 from cotenant.zoo.torch.layers import LINEAR_GAIN
 from cotenant.zoo.torch.seeding import gained
 
 CANDIDATES, PROPOSALS, DETECTIONS = 1000, 300, 100
+OUT = -1e9
+"""The logarithm of the score of what is no candidate."""
 LEVELS = (2, 3, 4, 5)
 """Of the pyramid: level l is 1 / 2 ** l of the picture's size; proposals also come from 6."""
 MOVE, STRETCH = 10.0, 5.0
@@ -31,13 +36,17 @@ MOVE, STRETCH = 10.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class RcnnShape:
-    """Sizes: a square picture of `side` pixels, ResNet's blocks a stage, the pyramid's channels, the box head's."""
+    """Sizes: a square picture of `side` pixels, ResNet's blocks a stage, the pyramid's channels, the box head's.
+
+    `by_class`: boxes are decoded and suppressed in a branch for each class.
+    """
 
     side: int = 800
     blocks: tuple[int, int, int, int] = (3, 4, 6, 3)
     channels: int = 256
     hidden: int = 1024
     classes: int = 91
+    by_class: bool = False
 
 
 class Pyramid(nn.Module):
@@ -131,18 +140,36 @@ class BoxHead(nn.Module):
 
     def forward(self, maps: list[Tensor], proposals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Classify all proposals, decode the best pairs of proposal and class, lower the scores of overlapping ones."""
-        count = self.shape.classes
         x = self.regions(maps, proposals, 7).flatten(1)
         x = functional.relu(self.second(functional.relu(self.first(x))))
         x = torch.unflatten(x, 0, (-1, proposals.shape[1]))
         log_scores = functional.log_softmax(self.classes(x), dim=2)[:, :, 1:]  # 0 is the background
+        detect = self._each_class if self.shape.by_class else self._all_classes
+        return detect(proposals, log_scores, self.deltas(x))
+
+    def _all_classes(self, proposals: Tensor, log_scores: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        count = self.shape.classes
         best, index = torch.topk(log_scores.flatten(1), min(CANDIDATES, proposals.shape[1] * (count - 1)))
         proposal = torch.div(index, count - 1, rounding_mode="floor")
         labels = index - proposal * (count - 1) + 1
-        deltas = take(torch.unflatten(self.deltas(x), 2, (count, 4)).flatten(1, 2), proposal * count + labels)
+        deltas = take(torch.unflatten(deltas, 2, (count, 4)).flatten(1, 2), proposal * count + labels)
         boxes = decode(take(proposals, proposal), deltas, MOVE, STRETCH, self.shape.side)
         kept, order = torch.topk(decayed(boxes, best, labels), min(DETECTIONS, best.shape[1]))
         return take(boxes, order), kept.exp(), torch.gather(labels, 1, order)
+
+    def _each_class(self, proposals: Tensor, log_scores: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_all_classes`, in a branch a class: what is worse than a candidate never lowers the candidate's score."""
+        every = log_scores.flatten(1)
+        worst = torch.topk(every, min(CANDIDATES, every.shape[1])).values[:, -1:]
+        steps = torch.unflatten(deltas, 2, (self.shape.classes, 4))
+        decoded = decode(proposals.unsqueeze(2), steps, MOVE, STRETCH, self.shape.side)
+        boxes: list[Tensor] = []
+        scores: list[Tensor] = []
+        for label in range(1, self.shape.classes):
+            best, index = torch.topk(log_scores[:, :, label - 1], proposals.shape[1])
+            boxes.append(take(decoded[:, :, label], index))
+            scores.append(torch.where(best < worst, OUT, decayed(boxes[-1], best)))
+        return best_of_classes(boxes, scores, proposals.shape[1], DETECTIONS)
 
 
 class FasterRcnn(nn.Module):
@@ -204,17 +231,20 @@ def _linear_conv(taken: int, made: int, kernel: int) -> nn.Conv2d:
 def definition(kind: type[FasterRcnn], shape: RcnnShape = RcnnShape()) -> Definition:
     """Return the detector of this kind and shape."""
     masked = issubclass(kind, MaskRcnn)
+    about = "Mask R-CNN, an instance segmenter" if masked else "Faster R-CNN, an object detector"
     return Definition(
         kind(shape),
         {"image": ("float32", (1, 3, shape.side, shape.side))},
         ("boxes", "scores", "labels", *(("masks",) if masked else ())),
-        "Mask R-CNN, an instance segmenter." if masked else "Faster R-CNN, an object detector.",
-        slo_ms=13000 if masked else 9000,
+        f"{about}{', suppression in a branch for each class' if shape.by_class else ''}.",
+        slo_ms=(13000 if masked else 9000) + (4000 if shape.by_class else 0),
         max_batch=2,
     )
 
 
 DEFINITIONS: Mapping[str, Callable[[], Definition]] = {
     "faster_rcnn": partial(definition, FasterRcnn),
+    "faster_rcnn_by_class": partial(definition, FasterRcnn, RcnnShape(by_class=True)),
     "mask_rcnn": partial(definition, MaskRcnn),
+    "mask_rcnn_by_class": partial(definition, MaskRcnn, RcnnShape(by_class=True)),
 }

@@ -40,24 +40,24 @@ class Block(nn.Module):
 
 
 class Features(nn.Module):
-    """Picture [batch, 3, height, width] -> the outputs of the last stage, 1/32 of the size."""
+    """Picture [batch, 3, height, width] -> the outputs of the last stage, with the usual `strides` 1/32 of the size."""
 
-    def __init__(self, blocks: tuple[int, int, int, int], *, bottleneck: bool) -> None:
+    def __init__(self, blocks: tuple[int, ...], *, bottleneck: bool, strides: tuple[int, ...] = (1, 2, 2, 2)) -> None:
         super().__init__()
         self.stem = nn.Sequential(ConvNorm(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1))
         self.channels = 64
         self.stages = nn.ModuleList()
-        for number, (count, width) in enumerate(zip(blocks, WIDTHS, strict=True)):
+        for count, width, first in zip(blocks, WIDTHS, strides, strict=False):
             stage = nn.Sequential()
             gain = count**-0.5  # the branches of a stage together add about what the shortcut carries
             for index in range(count):
-                stride = 2 if number and not index else 1
+                stride = 1 if index else first
                 stage.append(Block(self.channels, width, stride, bottleneck=bottleneck, gain=gain))
                 self.channels = 4 * width if bottleneck else width
             self.stages.append(stage)
 
     def pyramid(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of all four stages: 1/4, 1/8, 1/16 and 1/32 of the size."""
+        """Return the outputs of all stages, usually 1/4, 1/8, 1/16 and 1/32 of the size."""
         made: list[Tensor] = []
         x = self.stem(x)
         for stage in self.stages:

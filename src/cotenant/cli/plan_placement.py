@@ -1,0 +1,295 @@
+"""`cotenant plan --placement`: where each branch of a wide model runs best, on the cores of a share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cotenant.cli.options import chosen_of, print_json, settings_of
+from cotenant.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cotenant.config import ServerConfig
+    from cotenant.plan.placement.flat import PlacementProblem
+    from cotenant.plan.placement.overflow import FoundPlacement, PlacementGoal
+    from cotenant.plan.placement.overview import PlacementOverview
+    from cotenant.profile.task_profile import ModelTasks
+    from cotenant.profile.unit_placement import UnitPlacement
+    from cotenant.work import Share
+
+EXIT_INFEASIBLE = 1
+SEARCH_S = 10.0
+_EXACT_SHARE = 0.3
+"""Of the time, for the exact solver where the graph is small enough."""
+_MOST_NOISE = 0.3
+_STEPS = 1 << 40
+"""Moves of the search at each level: it ends by time."""
+_EXPLAINED = (0.9, 1.1)
+"""Between these, the units add up to the measured whole; and wall time is near CPU time below the second."""
+
+
+class Aim(StrEnum):
+    """What a placement is to make small."""
+
+    latency = "latency"
+    throughput = "throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementAsked:
+    """What the command line asks for. `budget_s` None is SEARCH_S."""
+
+    root: Path
+    model: str
+    aim: Aim
+    latency_bound_ms: float | None
+    budget_s: float | None
+    lanes: str | None
+    fresh: bool
+
+    def goal(self) -> PlacementGoal:
+        """The goal of the search. Raises ConfigError for a bound on what is to be small anyway."""
+        from cotenant.plan.placement.overflow import Goal, PlacementGoal
+
+        if self.aim is Aim.latency:
+            if self.latency_bound_ms is not None:
+                raise ConfigError("--latency-bound-ms goes with --goal throughput: the least latency is sought anyway")
+            return PlacementGoal()
+        bound = None if self.latency_bound_ms is None else round(self.latency_bound_ms * 1e6)
+        return PlacementGoal(Goal.PERIOD, latency_bound_ns=bound)
+
+
+def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json: bool) -> None:
+    """Measure or read the model's profile of tasks, search, measure what was found, and show.
+
+    A placement that is believed to gain, and measured to be no slower, is kept where serving looks; else none is.
+    """
+    from cotenant.cli.profile import progress_bar
+    from cotenant.files import write_whole
+    from cotenant.measure.placed import NO_SLOWER
+    from cotenant.measure.tasks import TASK_EFFORT, measure_tasks
+    from cotenant.plan.file import placements_text
+    from cotenant.plan.placement.flat import PlacementProblem
+    from cotenant.plan.placement.overview import overview
+    from cotenant.plan.placement.placed_units import placement_of
+    from cotenant.plan.placement.profiled import graph_of
+    from cotenant.profile.unit_placement import save_placement
+    from cotenant.repository import graphs_path, placement_path
+
+    goal = asked.goal()
+    settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
+    share, is_served = _share(settings)
+    with progress_bar(quiet=as_json, what="measuring") as on_step:
+        tenant, tasks = measure_tasks(asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step)
+    notes = _doubts(tasks)
+    problem = PlacementProblem(graph_of(tasks))
+    found = _searched(problem, goal, tasks, asked.budget_s or SEARCH_S, as_json=as_json)
+    view = overview(tenant, problem, found)
+    ratio, written = None, []
+    graphs = graphs_path(asked.root)
+    path = placement_path(graphs, tasks.graph, tasks.cores)
+    path.unlink(missing_ok=True)
+    if view.gains:
+        placement = placement_of(tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns)
+        ratio = measured_ratio(asked, placement, share)
+        if ratio <= NO_SLOWER:
+            save_placement(path, placement)
+            written = [path]
+            notes += _use(asked, is_served=is_served)
+        if out is not None:
+            write_whole(out, placements_text((placement,)).encode())
+            written.append(out)
+    _show(asked, view, tasks, ratio, notes, written, svg, as_json=as_json)
+
+
+def _share(settings: ServerConfig) -> tuple[Share, bool]:
+    """The largest share that launches of the server get, if that has several cores, else all its cores; and which.
+
+    Raises ConfigError for a GPU, and where there is one core.
+    """
+    from cotenant.execute.layout import cores_alone
+    from cotenant.measure.sweep import served_shares
+    from cotenant.work import Share
+
+    cores = cores_alone(settings.device, "models are placed")
+    if len(cores) < 2:
+        raise ConfigError(f"a placement needs two cores at least, there is {len(cores)}")
+    share = max(served_shares(settings), key=lambda each: each.size)
+    return (share, True) if share.size > 1 else (Share(cores), False)
+
+
+def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
+    """What is to be done for the server to use a placement."""
+    from cotenant.repository import find_versions
+
+    notes = []
+    if find_versions(asked.root, asked.model)[-1].config.model.placement == "none":
+        notes.append(f"For it to be used, set placement = 'auto' under [model] in {asked.model}/config.toml.")
+    if not is_served:
+        notes.append(
+            "No launch of this server gets more than one core: for it to be used, set lanes = 'all', or lists of "
+            "cores, under [device] in cotenant.toml."
+        )
+    return notes
+
+
+def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share) -> float:
+    """What runs by a placement take of the time of runs without, measured in turns now; kept for the server."""
+    from cotenant.execute.concurrent.placed_model import PlacedModel
+    from cotenant.measure.opening import open_version
+    from cotenant.measure.placed import check_path, placed_ratio
+    from cotenant.repository import find_versions, graphs_path
+
+    found = find_versions(asked.root, asked.model)[-1]
+    opened = open_version(asked.root, found, placed=False)
+    with opened.runner as model:
+        assert isinstance(model, PlacedModel)  # others have no profile of tasks
+        model.place(placement)
+        path = check_path(graphs_path(asked.root), placement)
+        path.unlink(missing_ok=True)
+        return placed_ratio(path, model, share, opened.shapes, (1, found.config.model.max_batch))
+
+
+def _doubts(tasks: ModelTasks) -> list[str]:
+    """What speaks against the measurement."""
+    notes = []
+    for name, times in (("one core", tasks.core), (f"{tasks.cores} cores", tasks.whole)):
+        if not _EXPLAINED[0] <= times.added_up <= _EXPLAINED[1]:
+            notes.append(
+                f"On {name} the units add up to {times.added_up:.2f} of the measured whole, "
+                f"{times.whole_ns / 1e6:.3g} ms: expect as much of an error, or measure again with --fresh."
+            )
+    if tasks.disturbance > _EXPLAINED[1]:
+        notes.append(
+            f"The machine was busy with other work while this was measured (wall time {tasks.disturbance:.2f} of CPU "
+            "time): measure again with --fresh when it is quiet."
+        )
+    return notes
+
+
+def _searched(
+    problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
+) -> FoundPlacement:
+    from cotenant.cli.console import console as make_console
+    from cotenant.plan.placement.compiled import has_compiler
+    from cotenant.plan.placement.overflow import OverflowSearch
+
+    console = make_console(stderr=True, quiet=as_json)
+    if not has_compiler():
+        console.print(
+            "the search is a hundred times slower without numba: pip install 'cotenant[solver]'", markup=False
+        )
+    with console.status("searching a placement") as status:
+
+        def progress(evaluated: int, best_ns: int, bound_ns: int) -> bool:
+            status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms, none below {bound_ns / 1e6:.4g} ms")
+            return True
+
+        search = OverflowSearch(
+            goal,
+            _STEPS,
+            budget_s,
+            noise=min(_MOST_NOISE, tasks.variation),
+            exact_seconds=_EXACT_SHARE * budget_s,
+            progress=progress,
+        )
+        return search.solve(problem)
+
+
+def _show(
+    asked: PlacementAsked,
+    view: PlacementOverview,
+    tasks: ModelTasks,
+    ratio: float | None,
+    notes: list[str],
+    written: list[Path],
+    svg: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from cotenant.cli.console import console as make_console
+    from cotenant.measure.placed import NO_SLOWER
+    from cotenant.report.placement_text import placement_lines, placement_picture, placement_svg
+
+    is_kept = ratio is not None and ratio <= NO_SLOWER
+    if svg is not None:
+        svg.write_text(placement_svg(view, f"{view.model} on {tasks.cores} cores"), encoding="utf-8")
+        written = [*written, svg]
+    if as_json:
+        print_json(_facts(asked, view, tasks, ratio, notes, written))
+        return
+    console = make_console()
+
+    def lines() -> Iterator[str]:
+        yield from placement_lines(view)
+        if asked.aim is Aim.throughput:
+            yield f"The busiest core is busy for {view.period_ns / 1e6:.3g} ms a query."
+        if ratio is not None:
+            verdict = "" if is_kept else ": it is slower, and not kept for serving"
+            whole = f"a run of the whole on {tasks.cores} cores"
+            yield f"Measured in turns, it takes {ratio:.2f} of the time of {whole}{verdict}."
+        yield from notes
+        yield from (f"Written: {path}" for path in written)
+
+    console.print(placement_picture(view, console.width))
+    console.print()
+    for line in lines():
+        console.print(line, highlight=False, markup=False)
+
+
+def _facts(
+    asked: PlacementAsked,
+    view: PlacementOverview,
+    tasks: ModelTasks,
+    ratio: float | None,
+    notes: list[str],
+    written: list[Path],
+) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "model": view.model,
+        "cores": tasks.cores,
+        "goal": asked.aim,
+        "gains": view.gains,
+        "gain_pct": view.gain_pct,
+        "measured_ratio": ratio,
+        "sequential_measured_ns": tasks.sequential_ns,
+        "added_up": {"core": tasks.core.added_up, "whole": tasks.whole.added_up},
+        "launch_ns": {"core": tasks.core.launch_ns, "whole": tasks.whole.launch_ns},
+        "hand_over_ns": tasks.hand_over_ns,
+        "disturbance": tasks.disturbance,
+        **msgspec.to_builtins(view),
+        "notes": notes,
+        "written": [str(path) for path in written],
+    }
+
+
+def check_placements(path: Path, placements: Sequence[UnitPlacement], roots: Sequence[Path], *, as_json: bool) -> None:
+    """Say whether the placements of a plan file without tenants hold on what was measured; ends the command if not."""
+    from cotenant.plan.placement.judge import placement_faults
+    from cotenant.plan.sources import read_placements
+
+    measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
+    wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))]
+    if as_json:
+        print_json({"holds": not wrong, "violations": wrong, "plan_file": str(path)})
+    elif wrong:
+        print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
+        print(*(f"  {sentence}" for sentence in wrong), sep="\n")
+    else:
+        print(f"{path} holds: {', '.join(placement_words(each) for each in placements)}.")
+    if wrong:
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+def placement_words(placement: UnitPlacement) -> str:
+    """A placement in a few words."""
+    before, after = placement.sequential_ns / 1e6, placement.latency_ns / 1e6
+    return f"{placement.model} placed on {placement.cores} cores, {after:.3g} ms instead of {before:.3g}"

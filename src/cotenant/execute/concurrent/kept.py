@@ -1,0 +1,42 @@
+"""Placements as they lie beside the graphs of a cache, and models that follow those they were told to."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from cotenant.errors import CotenantError
+from cotenant.execute.concurrent.placed_model import PlacedModel, digest_of
+from cotenant.execute.runner import Runner
+from cotenant.profile.unit_placement import UnitPlacement, load_placement
+from cotenant.repository import placement_path
+
+_log = logging.getLogger(__name__)
+
+
+def kept_placements(graphs: Path, graph: str, most_cores: int) -> list[UnitPlacement]:
+    """Those of a graph in a cache, for up to so many cores. A warning says which cannot be read."""
+    found = []
+    for cores in range(2, most_cores + 1):
+        path = placement_path(graphs, graph, cores)
+        try:
+            found += [load_placement(path)] if path.exists() else []
+        except CotenantError as error:
+            _log.warning("%s", error)
+    return found
+
+
+def follow(model: Runner, graphs: Path, wanted: Collection[tuple[int, str]]) -> None:
+    """Let a model follow these placements, by number of cores and digest, which its server found good.
+
+    Those that are not as they were are left aside with a warning.
+    """
+    if not wanted or not isinstance(model, PlacedModel):
+        return
+    graph, most = model.graph_path.parent.name, max(cores for cores, _ in wanted)
+    found = [each for each in kept_placements(graphs, graph, most) if (each.cores, digest_of(each)) in wanted]
+    if len(found) < len(wanted):
+        _log.warning("model %s: placed anew since it was loaded: it runs as without placements", model.name)
+        return
+    model.place(*found)

@@ -1,0 +1,275 @@
+"""The profile of tasks: what the units of a model take on one core and on all cores of a share.
+
+Units of wide models take a few microseconds, a call of a session as long, and the engine's own timing of an operator
+adds as much. So the model is run in stretches of units, each a call whose time can be told; calls are told from
+computation by light units that run apart and together, T(a) + T(b) - T(ab); and what a stretch computes is divided
+among its units as the engine's timing weighs them, with what that adds taken off (`execute.onnx.unit_times`).
+
+Stretches and the whole, on one core and on all, are run in turns, and the lower quartile of each counts: neighbours on
+the machine slow some runs, never speed one up. One core is measured in CPU time of the thread, which computes all. On
+several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core. Whether
+the units add up to the measured whole is in the profile, and so is how far wall time was from CPU time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.errors import ConfigError
+from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
+from cotenant.execute.place import CorePlace
+from cotenant.execute.threads.lanes import Lane
+from cotenant.execute.threads.names import Threads
+from cotenant.graph.dfg import Dfg
+from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
+from cotenant.measure.inputs import make_inputs
+from cotenant.measure.opening import OpenedModel, open_version
+from cotenant.measure.solo import Effort
+from cotenant.profile.device import this_device
+from cotenant.profile.task_profile import DeviceTimes, ModelTasks, TaskProfile, UnitTensor, load_tasks, save_tasks
+from cotenant.repository import find_versions, tasks_path
+from cotenant.work import Share
+
+TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)
+_STRETCHES = 16
+"""Into which a model is cut at most; each but a unit of its own weighs at least as much as that makes."""
+_TIMED_RUNS = 40
+_PAIRS = 3
+_PAIR_RUNS = 200
+_HAND_OVERS = 300
+_STEPS = 6
+Inputs = Mapping[str, Any]
+_Taken = tuple[int, int]
+"""Wall time, CPU time."""
+
+
+def measure_tasks(
+    root: Path, model: str, share: Share, effort: Effort, *, fresh: bool = False, on_step: OnStep
+) -> tuple[str, ModelTasks]:
+    """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
+
+    What is found is kept in the repository; an interrupted campaign goes on where it stopped. Raises ConfigError for a
+    model that is not there or cannot be placed, ModelError where it cannot be run.
+    """
+    found = find_versions(root, model)[-1]
+    campaign = Campaign(tasks_path(root), this_device(), fresh=fresh)
+    known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint)
+    models = {} if known is None else dict(known.models)
+    opened = open_version(root, found, placed=False)
+    with opened.runner as runner:
+        before = models.get(found.tenant, {}).get(share.size)
+        if before is not None and (before.digest, len(before.units)) == (opened.digest, runner.unit_count):
+            return found.tenant, before
+        taken = _measure(placeable(opened), opened, share, effort, campaign.journal, on_step)
+    models[found.tenant] = {**models.get(found.tenant, {}), share.size: taken}
+    save_tasks(campaign.path, TaskProfile(campaign.device, *stamp(), dict(sorted(models.items()))))
+    campaign.journal.remove()
+    return found.tenant, taken
+
+
+def placeable(opened: OpenedModel) -> SegmentedModel:
+    """The model, if its units can run on several devices at once. Raises ConfigError, which says why not."""
+    runner, where = opened.runner, f"model {opened.found.model!r}"
+    if isinstance(runner, CompiledModel):
+        raise ConfigError(f"{where}: runs on compiled kernels, whose units run in a row; expected one on onnxruntime")
+    if not isinstance(runner, SegmentedModel):
+        raise ConfigError(f"{where}: is a {opened.found.path.suffix} file, and placed are models of ONNX alone")
+    if runner.unit_count < 2:
+        why = runner.uncut_reason or "it is one operator"
+        raise ConfigError(f"{where}: has one unit ({why}), expected several to place")
+    return runner
+
+
+def _measure(
+    model: SegmentedModel, opened: OpenedModel, share: Share, effort: Effort, journal: Journal, on_step: OnStep
+) -> ModelTasks:
+    """All steps, each of which is kept as soon as it is done."""
+    shape = opened.sweep((share,), effort).largest_shape
+    inputs = make_inputs(model.inputs, shape, 1, opened.found.config.model.max_batch > 1)
+    ways: tuple[Threads, Threads] = (1, share.cores)
+    done = 0
+
+    def step(name: str, work: Callable[[], Any], words: str) -> Any:
+        nonlocal done
+        on_step(done, _STEPS, f"{opened.found.tenant}: {words}")
+        done += 1
+        return journal.remember(f"{opened.digest}/tasks{share.size}/{name}", work)
+
+    with CorePlace().at(share):
+        model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
+        weights = [
+            step(
+                f"weights{way}",
+                partial(_timed, model, inputs, threads),
+                f"operators on {len(share.cores) if way else 1} core(s)",
+            )
+            for way, threads in enumerate(ways)
+        ]
+        cuts = model.suggest_cuts(weights[0], max(1.0, sum(weights[0]) / _STRETCHES))
+        launches = step("launch", lambda: [_launch_ns(model, inputs, weights[0], each) for each in ways], "calls")
+        rounds = step("stretches", partial(_rounds, model, inputs, cuts, ways, effort), f"{len(cuts) - 1} stretches")
+        hand_over = step("hand-over", partial(_hand_over_ns, share), "hand-overs")
+        tensors = step("tensors", lambda: msgspec.to_builtins(_tensors(model, shape, inputs)), "tensors")
+    on_step(_STEPS, _STEPS, "")
+    times = [
+        DeviceTimes(
+            _divided(weights[way], cuts, rounds["stretches"][way], launches[way]), launches[way], rounds["whole"][way]
+        )
+        for way in range(2)
+    ]
+    return ModelTasks(
+        opened.digest,
+        model.graph_path.parent.name,
+        share.size,
+        model.dfg.unit_names,
+        msgspec.convert(tensors, tuple[UnitTensor, ...]),
+        times[0],
+        times[1],
+        hand_over,
+        rounds["variation"],
+        rounds["disturbance"],
+    )
+
+
+def _timed(model: SegmentedModel, inputs: Inputs, threads: Threads) -> list[int]:
+    return list(unit_times(model.graph_path, model.dfg, inputs, threads, _TIMED_RUNS))
+
+
+def _rounds(
+    model: SegmentedModel, inputs: Inputs, cuts: Sequence[int], ways: Sequence[Threads], effort: Effort
+) -> dict[str, Any]:
+    """Times in ns of each stretch and of the whole, by way, from runs in turns."""
+    whole, stretches = [(0, model.unit_count)], list(pairwise(cuts))
+    for threads in ways:
+        model.prepare([*whole, *stretches], threads)
+    samples: list[list[list[_Taken]]] = [[] for _ in ways]
+    wholes: list[list[list[_Taken]]] = [[] for _ in ways]
+    began = time.perf_counter()
+    runs = 0
+    while runs < effort.min_runs + effort.warm_up or (
+        time.perf_counter() - began < effort.budget_s and runs < effort.max_runs
+    ):
+        for way, threads in enumerate(ways):
+            samples[way].append(_chain(model, inputs, stretches, threads))
+            wholes[way].append(_chain(model, inputs, whole, threads))
+        runs += 1
+    of_stretches, variation = _by_way(samples, effort.warm_up)
+    of_whole, _ = _by_way(wholes, effort.warm_up)
+    on_core = np.array(wholes[0])
+    return {
+        "stretches": of_stretches,
+        "whole": [each[0] for each in of_whole],
+        "variation": round(variation, 4),
+        "disturbance": round(float(on_core[..., 0].sum() / max(1, on_core[..., 1].sum())), 4),
+    }
+
+
+def _by_way(samples: Sequence[Sequence[Sequence[_Taken]]], warm_up: int) -> tuple[list[list[int]], float]:
+    """Times of each range by way, from (way, run, range, clock); and the variation of CPU time on one core."""
+    kept = np.array(samples, np.float64)[:, warm_up:]
+    low, middle, high = np.percentile(kept, (25, 50, 75), axis=1)
+    wall, cpu = low[..., 0], low[0, :, 1]
+    times = [cpu, *(each * cpu / np.maximum(1, wall[0]) for each in wall[1:])]
+    variation = float(np.median((high - low)[0, :, 1] / 1.349 / np.maximum(1, middle[0, :, 1])))
+    return [np.maximum(1, np.rint(each)).astype(int).tolist() for each in times], variation
+
+
+def _chain(model: SegmentedModel, inputs: Inputs, ranges: Sequence[tuple[int, int]], threads: Threads) -> list[_Taken]:
+    """Wall time and CPU time of this thread for each range of units, run one after the other."""
+    taken, tensors = [], inputs
+    for start, end in ranges:
+        began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        tensors = model.run(start, end, tensors, threads)
+        taken.append((time.perf_counter_ns() - began, time.thread_time_ns() - cpu))
+    return taken
+
+
+def _launch_ns(model: SegmentedModel, inputs: Inputs, weights: Sequence[int], threads: Threads) -> int:
+    """What a call costs: light neighbours a and b as two calls and as one, T(a) + T(b) - T(ab); median of some."""
+    pairs = sorted(range(model.unit_count - 1), key=lambda unit: (weights[unit] + weights[unit + 1], unit))[:_PAIRS]
+    found = []
+    for unit in pairs:
+        tensors = model.run(0, unit, inputs) if unit else inputs
+        apart, together = [(unit, unit + 1), (unit + 1, unit + 2)], [(unit, unit + 2)]
+        model.prepare([*apart, *together], threads)
+        walls = [
+            [sum(wall for wall, _ in _chain(model, tensors, ranges, threads)) for ranges in (apart, together)]
+            for _ in range(_PAIR_RUNS)
+        ]
+        found.append(median(one - other for one, other in walls))
+    return max(0, round(median(found)))
+
+
+def _divided(weights: Sequence[int], cuts: Sequence[int], taken: Sequence[int], launch_ns: int) -> tuple[int, ...]:
+    """What each stretch takes without its call, divided among its units as they weigh."""
+    made: list[int] = []
+    for (start, end), ns in zip(pairwise(cuts), taken, strict=True):
+        computing, total = max(0, ns - launch_ns), sum(weights[start:end])
+        made += [round(computing * each / total) for each in weights[start:end]]
+    return tuple(made)
+
+
+def _hand_over_ns(share: Share) -> int:
+    """From one lane's giving to another's beginning, which sleeps until then; median."""
+    samples: list[int] = []
+    with _lanes(share) as (giver, taker):
+        for _ in range(_HAND_OVERS):
+            ended = threading.Event()
+            given: list[int] = []
+
+            def take(given: list[int] = given, ended: threading.Event = ended) -> None:
+                samples.append(time.perf_counter_ns() - given[0])
+                ended.set()
+
+            def give(given: list[int] = given, take: Callable[[], None] = take) -> None:
+                given.append(time.perf_counter_ns())
+                taker.put(take)
+
+            giver.put(give)
+            ended.wait()
+    return round(median(samples))
+
+
+@contextmanager
+def _lanes(share: Share) -> Iterator[tuple[Lane, Lane]]:
+    lanes = Lane(Share(share.cores[:1])), Lane(Share(share.cores[1:2]))
+    try:
+        yield lanes
+    finally:
+        for lane in lanes:
+            lane.close()
+
+
+def _tensors(model: SegmentedModel, shape: Mapping[str, Sequence[int]], inputs: Inputs) -> list[UnitTensor]:
+    """What crosses units, at a shape; sizes that cannot be inferred are those of a run."""
+    dfg = model.dfg_at(shape)
+    ends = crossing(dfg)
+    sizes = {name: dfg.tensors[name].size_bytes if name in dfg.tensors else 0 for name in ends}
+    open_sizes = [name for name, size in sizes.items() if not size]
+    if open_sizes:
+        sizes |= tensor_bytes(model.graph_path, open_sizes, inputs)
+    return [UnitTensor(name, producer, readers, sizes[name]) for name, (producer, readers) in ends.items()]
+
+
+def crossing(dfg: Dfg) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Tensors that one unit makes and others read: by name its number and theirs."""
+    producer = {name: unit.index for unit in dfg.units for name in unit.outputs}
+    readers: dict[str, list[int]] = {}
+    for unit in dfg.units:
+        for name in unit.inputs:
+            if name in producer:
+                readers.setdefault(name, []).append(unit.index)
+    return {name: (producer[name], tuple(each)) for name, each in readers.items()}

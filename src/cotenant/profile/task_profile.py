@@ -1,0 +1,83 @@
+"""The profile of tasks: what each unit of a model takes on each device of a share, and what it hands to others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from cotenant.files import load, save
+from cotenant.profile.device import Device
+from cotenant.profile.profile_file import ProfileError
+
+FORMAT = "cotenant-tasks/1"
+_Ns = Annotated[int, Meta(ge=0)]
+
+
+class UnitTensor(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tensor that one unit makes and others read, by their numbers; one tensor, however many read it."""
+
+    name: str
+    producer: Annotated[int, Meta(ge=0)]
+    readers: Annotated[tuple[int, ...], Meta(min_length=1)]
+    size_bytes: Annotated[int, Meta(ge=0)]
+
+
+class DeviceTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """What was measured on one device: the units alone, a call of a session on top, and the whole as it is served."""
+
+    unit_ns: tuple[_Ns, ...]
+    launch_ns: _Ns
+    whole_ns: Annotated[int, Meta(ge=1)]
+
+    @property
+    def added_up(self) -> float:
+        """All units one after the other, and one call, over the measured whole: 1 where the times explain it."""
+        return (sum(self.unit_ns) + self.launch_ns) / self.whole_ns
+
+
+class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
+    """One model version in a share of `cores` cores, at its largest declared shape, one row.
+
+    `units` are the names of its units, `graph` that of their optimised graph, `digest` as in ModelProfile. `core` are
+    times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another core. `variation` is
+    that of a stretch's times from run to run (robust standard deviation over median), `disturbance` wall time over CPU
+    time on one core: well above 1 where others took the core meanwhile.
+    """
+
+    digest: str
+    graph: str
+    cores: Annotated[int, Meta(ge=2)]
+    units: tuple[str, ...]
+    tensors: tuple[UnitTensor, ...]
+    core: DeviceTimes
+    whole: DeviceTimes
+    hand_over_ns: _Ns
+    variation: float
+    disturbance: float
+
+    @property
+    def sequential_ns(self) -> int:
+        """The measured whole, on one core or on all, whichever is quicker."""
+        return min(self.core.whole_ns, self.whole.whole_ns)
+
+
+class TaskProfile(Struct, frozen=True, forbid_unknown_fields=True):
+    """All that was measured of a repository's models on one device, by tenant and number of cores."""
+
+    device: Device
+    created: str
+    command: str
+    models: dict[str, dict[int, ModelTasks]]
+    format: str = FORMAT
+
+
+def save_tasks(path: Path, profile: TaskProfile) -> None:
+    """Write a profile of tasks, as a whole."""
+    save(path, profile)
+
+
+def load_tasks(path: Path) -> TaskProfile:
+    """Read a profile of tasks. Raises ProfileError when it is none."""
+    return load(path, TaskProfile, FORMAT, ProfileError, "make it with 'cotenant plan --placement'")
