@@ -16,7 +16,7 @@ from cotenant.trace import TraceWriter, header, read
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
-from scenario import CORES, MS, TWO_LANES, tables
+from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
 A, B = Tenant("a", 100 * MS, cuts=(0, 1, 2)), Tenant("b", 30 * MS)
 BELIEF = TablePredictor({**tables({"a": 40 * MS}, 2).tables, **tables({"b": 10 * MS}).tables})
@@ -50,6 +50,27 @@ def test_a_timeline_shows_every_launch_and_every_query(tmp_path: Path) -> None:
     waits = [event["args"] for event in events if event["ph"] == "C"]
     assert max(wait.get("b", 0) for wait in waits) == 3
     assert waits[-1] == {"a": 0, "b": 0}
+
+
+def test_the_pieces_of_a_placed_launch_have_tracks_of_their_cores(tmp_path: Path) -> None:
+    path, out = tmp_path / "trace", tmp_path / "out.json"
+    policy = Edf(ONE_LANE, preempt=False, stretch=0.0)
+    writer = TraceWriter(path.open("wb"), header(policy, BELIEF, (B,), Machine.cpu(CORES), created=""))
+    queries = [Query(0, "b", 5 * MS, 35 * MS)]
+    simulate(Engine((B,), policy, BELIEF, Machine.cpu(CORES)), TableWorld(BELIEF), queries, lambda *_: None, log=writer)
+    writer.close()
+    pieces = [[[0, 1], 3, 0, MS], [[1], 2, MS, 4 * MS]]
+    ended = '"error":null'
+    path.write_text(path.read_text().replace(ended, f'{ended},"pieces":{json.dumps(pieces)}'))
+    assert write_timeline(out, read(path)[1]) == 1
+    events = json.loads(out.read_text(encoding="utf-8"))["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    spans = [
+        (tracks[event["tid"]], event["ts"], event["dur"], event["args"]["units"])
+        for event in events
+        if event["ph"] == "X" and tracks[event["tid"]] in ("core 0", "core 1")
+    ]
+    assert sorted(spans) == [("core 0", 0, 1000, 3), ("core 1", 0, 1000, 3), ("core 1", 1000, 3000, 2)]
 
 
 def test_a_launch_says_when_it_was_enqueued(tmp_path: Path) -> None:

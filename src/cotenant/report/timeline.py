@@ -20,7 +20,8 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     Lanes show launches; tenants show each query from its arrival to its end, with the time before its first launch as
     a span of its own; applications show each query from its arrival to the end of its last stage; counters show who
     waits, and how many cores each tenant holds. A launch says its version, the cores that it was to have and at which
-    pressure it was predicted.
+    pressure it was predicted. Of one that ran by a placement each core has a track of what it ran, as if the units had
+    begun with the launch.
     """
     spans: list[Span] = []
     instants: list[Instant] = []
@@ -60,6 +61,10 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
             launches += 1
             held[work_of(launch).tenant] -= len(launch["share"]["cores"])
             spans.append(_launch_span(launch, start, now, record.event["error"]))
+            for numbers, units, begun_ns, ended_ns in record.event.get("pieces", ()):
+                for number in numbers:
+                    track, name = f"pieces/core {launch['share']['cores'][number]}", work_of(launch).tenant
+                    spans.append(Span(track, name, start + begun_ns, start + ended_ns, {"units": units}))
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action | {"enqueued": enqueued.pop(action["id"], None)})
