@@ -256,14 +256,21 @@ def test_load_is_summed_up_over_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = load.measure("resnet50", 1, (load.LOW, load.HIGH), 4, 0)
     assert [row["strategy"] for row in rows] == [load.SEQUENTIAL, load.COMM_SD, load.OURS_LATENCY, load.OURS]
     assert rows == load.measure("resnet50", 1, (load.LOW, load.HIGH), 4, 0)
-    assert rows[-1]["chosen_0.38"] == load.SEQUENTIAL, "the fixed threshold of Comm+SD makes one query slower"
-    assert rows[-1]["chosen_peak"] == load.COMM_SD, "and the GPU freer"
+    assert [rows[-1][f"chosen_{key}"] for key in (load.LOW, load.HIGH, "peak")] == [load.SEQUENTIAL] * 3
     every = [row | {"model": model} for row in rows for model in (*WIDE, "resnet50")]
     summary = load.summary_of(every)
-    assert summary["latency_gain_pct"] == 0 > summary["comm_sd_latency_gain_pct"]
-    assert summary["throughput_gain_pct"] == summary["comm_sd_throughput_gain_pct"] > 0
+    assert summary["latency_gain_pct"] == summary["throughput_gain_pct"] == summary["resnet50_change_pct"] == 0
+    assert summary["comm_sd_latency_gain_pct"] < 0 < summary["comm_sd_throughput_gain_pct"], "slower, and the GPU freer"
     peaks = {row["strategy"]: row["peak_per_s"] for row in rows}
-    assert summary["throughput_gain_pct"] == pytest.approx(100 * (peaks[load.COMM_SD] / peaks[load.SEQUENTIAL] - 1))
+    gain = 100 * (peaks[load.COMM_SD] / peaks[load.SEQUENTIAL] - 1)
+    assert summary["comm_sd_throughput_gain_pct"] == pytest.approx(gain)
+
+
+def test_the_plan_is_chosen_that_is_believed_to_be_best() -> None:
+    slow = {"strategy": "a", "peak_per_s": 9, "believed_peak_per_s": 2, "mean_ms_0.5": 1, "samples_0.5": [1]}
+    rows = [slow | {"believed_ms_0.5": 3}, slow | {"strategy": "b", "believed_peak_per_s": 1, "believed_ms_0.5": 2}]
+    made = load._chosen(rows, (0.5,))
+    assert (made["strategy"], made["chosen_0.5"], made["chosen_peak"]) == (load.OURS, "b", "a")
 
 
 def test_all_are_registered() -> None:
