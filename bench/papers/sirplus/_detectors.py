@@ -1,12 +1,12 @@
 """Task graphs of the wide detectors, and of ResNet-50, in a drawn world of a GPU and a CPU.
 
 What is computed, and what reads what, is from our own files (`_zoo_graphs.py`): Faster and Mask R-CNN and SSD on
-ResNet-34 with suppression unrolled by class, 2,800 to 3,800 operators that compute with fan-outs of 80 to 91, where
+ResNet-34 with suppression unrolled by class, 2,100 to 2,800 operators that compute with fan-outs of 80 and 90, where
 the paper's files have 2,570 to 3,020 and 83. A task is an operator, as in the paper; views (reshapes) cost nothing.
 
 Times are calibrated to the paper. On the GPU an operator takes the launch cost, and as long as its multiply-adds and
 its bytes would take the paper's card at its peak, times one factor, by which all on the GPU takes what the baseline
-does at a launch cost of 8 us (1.2 for Mask R-CNN and SSD, 1.7 for Faster R-CNN). On the CPU it takes what small
+does at a launch cost of 8 us (1.4 for SSD to 2.1 for Faster R-CNN). On the CPU it takes what small
 operators do there (7 us by Table 2), its bytes at the rate of the processor, and its multiply-adds' time on the GPU
 as many times as the CPU is slower. In a class's branch the paper's files work on the some tens of boxes above a
 threshold, ours on all: there tensors are taken to be small. Drawn for each world, log-uniformly: launch cost, rate

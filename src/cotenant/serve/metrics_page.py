@@ -70,7 +70,7 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
         "cotenant_query_reruns", "Queries run again after their batch had failed.", labels=["tenant"]
     )
     placed = CounterMetricFamily(
-        "cotenant_placed_launches", "Launches of whole models that run by a placement.", labels=["tenant"]
+        "cotenant_placed_launches", "Launches that ran in several pieces by a placement.", labels=["tenant"]
     )
     for tenant, counted in counters:
         placed.add_metric([tenant], counted.placed_launches)

@@ -365,7 +365,7 @@ class Server:
         """Start to count and to predict for tenants; between two events, since observers write there too."""
         for served in new:
             name = served.tenant.name
-            self.counters.add(name, served.tenant.slo_ns, served.opened.placed)
+            self.counters.add(name, served.tenant.slo_ns)
             self.beliefs.add(name, served.profile.table(self.settings.predict.quantile))
             if self._groups is not None:
                 self._groups = knowing(self._groups, self.root, name, served.profile.table("p50"))

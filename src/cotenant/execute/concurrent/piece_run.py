@@ -37,16 +37,19 @@ class PieceRun:
         self._lanes = lanes
         self._execute = execute
         self._stop = stop
-        self._waits = [piece.waits for piece in pieces]
-        self._readers = Counter(name for piece in pieces for name in piece.inputs if name not in kept)
-        self._left = len(pieces)
+        # Counts are lists to take numbers from, 0 last: taking is atomic, and who gets the 0 knows that he was last.
+        self._waits = [[*range(piece.waits)] for piece in pieces]
+        readers = Counter(name for piece in pieces for name in piece.inputs if name not in kept)
+        self._readers = {name: [*range(count)] for name, count in readers.items()}
+        self._left = [*range(len(pieces))]
         self.times: list[tuple[int, int]] = [(0, 0)] * len(pieces)
         """When each piece began and ended, by the performance counter."""
         self._tensors: dict[str, Any] = {}
         self._error: BaseException | None = None
+        self._failing = threading.Lock()
+        """Taken by who fails first."""
         self._turn: SimpleQueue[int] = SimpleQueue()
         """Pieces that are ready for the calling thread; -1 when all have ended."""
-        self._lock = threading.Lock()
 
     def run(self, tensors: dict[str, Any]) -> None:
         """Run the pieces on these tensors, which becomes what is kept and what no piece read."""
@@ -89,37 +92,24 @@ class PieceRun:
             upcoming = self._end(upcoming)
 
     def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            is_first = self._error is None
-            self._error = self._error or error
-        if is_first:
+        if self._failing.acquire(blocking=False):
+            self._error = error
             self._stop()
 
     def _end(self, at: int) -> int | None:
         """A piece has ended: others become ready, what it read may go. Gives the one of this thread, if any."""
         piece = self._pieces[at]
-        ready = []
-        with self._lock:
-            for follower in piece.followers:
-                self._waits[follower] -= 1
-                if not self._waits[follower]:
-                    ready.append(follower)
-        mine = None
-        for follower in ready:  # first of all: they wait for it
-            if self._pieces[follower].cores[0] == piece.cores[0]:
-                mine = follower
-            else:
-                self._hand_over(follower)
-        dropped = []
-        with self._lock:
-            for name in piece.inputs:
-                self._readers[name] -= 1
-                if not self._readers[name]:  # of what is kept there are fewer than none
-                    dropped.append(name)
-            self._left -= 1
-            is_over = not self._left
-        for name in dropped:
-            self._tensors.pop(name, None)
-        if is_over:
+        core, mine = piece.cores[0], None
+        for follower in piece.followers:  # first of all: they wait for it
+            if not self._waits[follower].pop():
+                if self._pieces[follower].cores[0] == core:
+                    mine = follower
+                else:
+                    self._hand_over(follower)
+        for name in piece.inputs:
+            readers = self._readers.get(name)
+            if readers is not None and not readers.pop():
+                self._tensors.pop(name, None)
+        if not self._left.pop():
             self._turn.put(-1)
         return mine

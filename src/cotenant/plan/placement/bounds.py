@@ -29,7 +29,8 @@ _ROUNDS = 100
 _FORBIDDEN = float("inf")
 _MOST = float(IMPOSSIBLE)
 _HUBS = 40
-"""Hubs that are looked at, and their pairs: those that are before or behind the most tasks."""
+"""Hubs that are looked at, and their pairs: what is before or behind the most tasks in each of so many spans of time,
+and half as many of the most such tasks in all."""
 _HEADS = 12
 """Heads, and tails, that Carlier's bound is tried for, evenly among those of the tasks."""
 
@@ -135,8 +136,13 @@ def _hubs(problem: PlacementProblem, heads: NDArray[np.float64], tails: NDArray[
         for j in problem.preds[i]:
             before[i] |= before[j]
             before[i, j] = True
+    # Not only the most related: those of a long chain would be all hubs.
     related = before.sum(axis=0) + before.sum(axis=1)
-    hubs = sorted(np.argsort(-related, kind="stable")[:_HUBS].tolist()) if size > 1 else []
+    first = np.minimum(heads.min(axis=1), _MOST)
+    spans = np.minimum(first * _HUBS // max(first.max(), 1.0), _HUBS - 1)
+    ranked = np.lexsort((np.arange(size), -related, spans))
+    spread = ranked[np.flatnonzero(np.diff(spans[ranked], prepend=-1.0))].tolist()
+    hubs = sorted({*spread, *np.argsort(-related, kind="stable")[: _HUBS // 2].tolist()}) if size > 1 else []
     least = _service(problem).min(axis=1)
     reached: dict[int, int] = {}
     best = 0

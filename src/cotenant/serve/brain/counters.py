@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Respond
@@ -37,8 +36,6 @@ class TenantCounters:
     """Everything counted of one tenant since it was added."""
 
     slo_ns: int
-    placed_cores: frozenset[int] = frozenset()
-    """Sizes of shares in which the whole of its model runs by a placement."""
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     arrived: int = 0
     rows: int = 0
@@ -84,9 +81,9 @@ class Counters:
         self._open: dict[int, Query] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
 
-    def add(self, tenant: str, slo_ns: int, placed_cores: Iterable[int] = ()) -> None:
+    def add(self, tenant: str, slo_ns: int) -> None:
         """Start counting for a tenant."""
-        self.by_tenant[tenant] = TenantCounters(slo_ns, frozenset(placed_cores))
+        self.by_tenant[tenant] = TenantCounters(slo_ns)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
@@ -115,7 +112,6 @@ class Counters:
         counted.headroom_ns = launch.headroom_ns
         if launch.work.is_first:
             counted.launches += 1
-            counted.placed_launches += launch.last and not launch.stops and launch.share.size in counted.placed_cores
             for query in launch.queries:
                 counted.queue.add(time_ns - self._open[query].arrival_ns)
 
@@ -128,6 +124,7 @@ class Counters:
 
 def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:
     """Each query of a batch takes all of its time. Those are counted that this launch has answered."""
+    counted.placed_launches += bool(timing.pieces)
     queries = len(launch.queries)
     answered = sum([isinstance(action, Respond) and action.outcome in ANSWERS for action in actions])
     counted.compute_input.add(timing.input_ns * queries, answered)

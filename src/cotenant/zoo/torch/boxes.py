@@ -51,17 +51,11 @@ def decode(boxes: Tensor, deltas: Tensor, move: float, stretch: float, side: int
 
 def overlaps(boxes: Tensor) -> Tensor:
     """Return intersection over union of all pairs: [batch, n, 4] -> [batch, n, n]; 0 where both are empty."""
-    columns = torch.split(boxes, 1, dim=2)  # of [batch, n, 1] each
-    rows = torch.split(boxes.transpose(1, 2), 1, dim=1)  # of [batch, 1, n]
-
-    def common(low: int, high: int) -> Tensor:
-        # One side at a time: engines are slow on broadcasts whose last dimension is 2.
-        inner = torch.minimum(columns[high], rows[high]) - torch.maximum(columns[low], rows[low])
-        return inner.clamp(min=0)
-
-    shared = common(0, 2) * common(1, 3)
-    area, other = ((x[2] - x[0]) * (x[3] - x[1]) for x in (columns, rows))
-    return shared / (area + other - shared).clamp(min=1e-6)
+    low, high = torch.split(boxes.transpose(1, 2), 2, dim=1)  # engines are slow on broadcasts that end in a 2
+    lowest = torch.maximum(low.unsqueeze(3), low.unsqueeze(2))
+    shared = (torch.minimum(high.unsqueeze(3), high.unsqueeze(2)) - lowest).clamp(min=0).prod(dim=1)
+    area = (high - low).prod(dim=1)
+    return shared / (area.unsqueeze(2) + area.unsqueeze(1) - shared).clamp(min=1e-6)
 
 
 def decayed(boxes: Tensor, log_scores: Tensor, labels: Tensor | None = None, sigma: float = 0.5) -> Tensor:

@@ -295,7 +295,7 @@ _resnet34 = partial(detector_definition, SsdResNet34, "SSD on ResNet-34 at 1200 
 
 DEFINITIONS: Mapping[str, Callable[[], Definition]] = {
     "ssd_mobilenet": definition,
-    "ssd_mobilenet_by_class": partial(detector_definition, SsdMobileNet, "SSD-MobileNet-V2", 300, 700, by_class=True),
+    "ssd_mobilenet_by_class": partial(detector_definition, SsdMobileNet, "SSD-MobileNet-V2", 300, 380, by_class=True),
     "ssd_resnet34": partial(_resnet34, by_class=False),
     "ssd_resnet34_by_class": partial(_resnet34, by_class=True),
     "ssd_vgg16": vgg_definition,

@@ -160,7 +160,8 @@ class BoxHead(nn.Module):
     def _each_class(self, proposals: Tensor, log_scores: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As `_all_classes`, in a branch a class: what is worse than a candidate never lowers the candidate's score."""
         every = log_scores.flatten(1)
-        worst = torch.topk(every, min(CANDIDATES, every.shape[1])).values[:, -1:]
+        worst = torch.topk(every, min(CANDIDATES, every.shape[1])).values[:, -1:].unsqueeze(2)
+        log_scores = torch.where(log_scores < worst, OUT, log_scores)
         steps = torch.unflatten(deltas, 2, (self.shape.classes, 4))
         decoded = decode(proposals.unsqueeze(2), steps, MOVE, STRETCH, self.shape.side)
         boxes: list[Tensor] = []
@@ -168,7 +169,7 @@ class BoxHead(nn.Module):
         for label in range(1, self.shape.classes):
             best, index = torch.topk(log_scores[:, :, label - 1], proposals.shape[1])
             boxes.append(take(decoded[:, :, label], index))
-            scores.append(torch.where(best < worst, OUT, decayed(boxes[-1], best)))
+            scores.append(decayed(boxes[-1], best))
         return best_of_classes(boxes, scores, proposals.shape[1], DETECTIONS)
 
 
