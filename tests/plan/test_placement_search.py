@@ -166,6 +166,27 @@ def test_ours_halves_the_branches_of_a_wide_graph() -> None:
     assert sum(wait > 0 for wait in waits_ns(problem, Sequential().place(problem))) == 9
 
 
+def test_the_bound_adds_up_what_a_fan_holds_behind_a_long_body() -> None:
+    """Whose tasks are all nearer to being articulation tasks than the one that the fan hangs on."""
+    gpu, both = {"gpu": 1000}, {"gpu": 1000, "cpu": 1000}
+    pairs = [(GraphTask(f"a{number}", gpu), GraphTask(f"b{number}", gpu)) for number in range(40)]
+    fan = [GraphTask(f"fan{number}", both) for number in range(40)]
+    hub, beside, end = GraphTask("hub", gpu), GraphTask("beside", gpu), GraphTask("end", gpu)
+    tensors = [
+        TaskTensor(f"{one.name}>", one.name, (behind[0].name, behind[1].name))
+        for before, behind in itertools.pairwise(pairs)
+        for one in before
+    ]
+    tensors += [TaskTensor(f"{one.name}>", one.name, ("hub", "beside")) for one in pairs[-1]]
+    tensors.append(TaskTensor("hub>", "hub", tuple(task.name for task in fan)))
+    tensors += [TaskTensor(f"{task.name}>", task.name, ("end",)) for task in (*fan, beside)]
+    links = tuple(DeviceLink(*way, 1e12) for way in (("gpu", "cpu"), ("cpu", "gpu")))
+    tasks = (*(task for pair in pairs for task in pair), hub, beside, *fan, end)
+    bound = bound_of(PlacementProblem(TaskGraph(GPU_CPU, tasks, tuple(tensors), links), PLAIN))
+    least = 1000 * (2 * 40 + 1 + 41 / 2 + 1)
+    assert least - 1000 <= bound.makespan_ns <= least + 1000, "body, hub, fan and what is beside it by halves, end"
+
+
 def test_a_chain_is_left_alone() -> None:
     names = [f"t{i}" for i in range(30)]
     tasks = tuple(GraphTask(name, {"gpu": 8000, "cpu": 9000}) for name in names)
