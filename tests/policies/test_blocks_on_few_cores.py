@@ -58,3 +58,11 @@ def test_who_has_time_does_not_keep_the_cores_from_who_has_not() -> None:
     patient = in_time(SlackBlocks(LANES), queries)
     eager = in_time(SlackBlocks(LANES, patience=1000.0), queries)
     assert patient["near"] >= 0.99 * offered["near"] > eager["near"]
+
+
+def test_queries_are_merged_for_the_cores_that_they_will_get() -> None:
+    rows = [(1, 1, 10), (2, 1, 21), (1, 2, 10), (2, 2, 15)]  # two cores quicken batches alone
+    table = LatencyTable(tuple(LatencyRow(0, items, cores, ms * MS) for items, cores, ms in rows), (1.0,))
+    queries = [Query(number, "a", 0, 30 * MS) for number in range(4)]
+    made = play(SlackBlocks(LANES), [Tenant("a", 30 * MS, max_batch=2)], TablePredictor({"a": table}), queries)
+    assert sorted(made.ended_ns.values()) == [10 * MS, 10 * MS, 20 * MS, 20 * MS]

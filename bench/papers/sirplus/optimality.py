@@ -36,7 +36,8 @@ from cotenant.plan.placement.verify import violations
 from cotenant.plan.types import PlanError
 
 NAME = "sirplus-optimality"
-SEEDS = (1, 2, 3, 4, 5)
+SEEDS = (11, 12, 13, 14, 15)
+"""Of the graphs. Settings of the search were tried on 1 and 2, those of the exact solver on 1 to 8."""
 SECONDS = {24: 1.0, 60: 1.0, 150: 15.0, 500: 30.0, 2300: 30.0}
 """What ours and CP-SAT may take, by size. 24 tasks are there for the MILP."""
 QUICK_SECONDS = {24: 0.5, 60: 1.0, 150: 1.0, 500: 1.0, 2300: 1.5}

@@ -213,8 +213,12 @@ class Floor:
         return query.deadline_ns < self._soonest_ns(model, 0)
 
     def _merged(self, desk: Desk, queue: QueueView) -> Iterable[tuple[Query, ...]]:
-        """The first waiting queries of a queue as batches, as every policy merges them."""
-        size = self.total * self._lanes[0].size
+        """The first waiting queries of a queue as batches, as every policy merges them, for the cores that each gets if
+        all share equally: what saves time on all cores may cost a core more than one query after the other."""
+        snapshot = self._snapshot
+        sharers = len(snapshot.running) + len(snapshot.paused)
+        sharers += sum([min(len(each.queries), _MOST_WAITING) for each in snapshot.queues.values()])
+        size = max(1, self.total // sharers) * self._lanes[0].size
         left = _MOST_WAITING
         while left:
             at = desk.head_at(queue)

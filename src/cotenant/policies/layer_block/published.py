@@ -28,7 +28,7 @@ from cotenant.work import Share
 
 Target = Annotated[float, Meta(gt=0, le=1)]
 """The share of the SLO that is planned for."""
-_FEW_LANES = 4
+FEW_LANES = 4
 """Of so many lanes all unions are named as shares, so that executors prepare them."""
 
 
@@ -59,7 +59,7 @@ class BlockPolicy(CheckedOptions):
         self.check("drop", isinstance(self.drop, DropRule), "a DropRule")
         self.check("target", 0 < self.target <= 1, "a share above 0, up to 1")
         count = len(self.lanes)
-        sizes = range(1, count + 1) if count <= _FEW_LANES else (1, count)
+        sizes = range(1, count + 1) if count <= FEW_LANES else (1, count)
         found = [
             Share(tuple(sorted(core for lane in some for core in lane.cores)), some[0].device, some[0].first)
             for size in sizes
