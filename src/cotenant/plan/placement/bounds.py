@@ -158,18 +158,23 @@ def _hubs(problem: PlacementProblem, heads: NDArray[np.float64], tails: NDArray[
     return best
 
 
-def articulation_tasks(problem: PlacementProblem) -> list[int]:
-    """Tasks that are before or behind every other one, in order."""
+def related_tasks(problem: PlacementProblem) -> tuple[list[int], list[int]]:
+    """By task, those that have to end before it begins, and those that begin after it has ended, as bits."""
     size = problem.size
-    before = [0] * size  # sets of tasks as bits
+    before, behind = [0] * size, [0] * size
     for i in range(size):
         for j in problem.preds[i]:
             before[i] |= before[j] | 1 << j
-    behind = [0] * size
     for i in reversed(range(size)):
         for j in problem.succs[i]:
             behind[i] |= behind[j] | 1 << j
-    return [i for i in range(size) if before[i].bit_count() + behind[i].bit_count() == size - 1]
+    return before, behind
+
+
+def articulation_tasks(problem: PlacementProblem) -> list[int]:
+    """Tasks that are before or behind every other one, in order."""
+    related = zip(*related_tasks(problem), strict=True)
+    return [i for i, (a, b) in enumerate(related) if a.bit_count() + b.bit_count() == problem.size - 1]
 
 
 def _pieces(problem: PlacementProblem, cuts: Sequence[int]) -> list[list[int]]:

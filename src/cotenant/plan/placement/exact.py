@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from cotenant.plan.placement.bounds import bound_of
+from cotenant.plan.placement.bounds import bound_of, related_tasks
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 from cotenant.plan.placement.strategies import sequential_ns
 from cotenant.plan.types import PlanError
@@ -183,8 +183,7 @@ def _loads(
     makespan: Any,
 ) -> None:
     """What every lane does before a hub, behind it and between two, as a lower bound of the time that this takes."""
-    before = _before(problem)
-    behind = [sum(1 << i for i, others in enumerate(before) if others >> j & 1) for j in range(problem.size)]
+    before, behind = related_tasks(problem)
     related = [one.bit_count() + other.bit_count() for one, other in zip(before, behind, strict=True)]
     hubs = sorted(sorted(range(problem.size), key=lambda i: -related[i])[:_HUBS])
     for lane in range(len(problem.lane_names)):
@@ -203,15 +202,6 @@ def _loads(
             for other in hubs:
                 if before[other] >> hub & 1:
                     model.add(begins[other] >= ends[hub] + load(behind[hub] & before[other]))
-
-
-def _before(problem: PlacementProblem) -> list[int]:
-    """By task, all that have to end before it begins, as bits."""
-    before = [0] * problem.size
-    for i in range(problem.size):
-        for j in problem.preds[i]:
-            before[i] |= before[j] | 1 << j
-    return before
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +241,7 @@ class MixedInteger:
                             solver.Add(from_there + to_here <= 1)
                         elif cost > 0:
                             solver.Add(starts[i] >= ends[j] + cost / unit - big * (2 - from_there - to_here))
-        before = _before(problem)
+        before, _ = related_tasks(problem)
         for j, i in combinations(range(problem.size), 2):
             pairs = [(a, b) for a in on[j] for b in on[i] if set(problem.lanes[a]) & set(problem.lanes[b])]
             if before[i] >> j & 1 or not pairs:
