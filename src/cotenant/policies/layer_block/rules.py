@@ -224,11 +224,8 @@ def drawn_now(
             due = jobs[at + DUE]
             takes = due - jobs[at + SINCE]
             if due - now > SOON * takes:
-                model = jobs[at + MODEL]
-                moved_m, base = moved[model], moved_base_of(dims, model, jobs[at + VERSION], jobs[at + CORES])
-                drawn += (moved_m[base + jobs[at + END]] - moved_m[base + jobs[at + UNIT]]) / (
-                    takes if takes > 0 else 1
-                )
+                model, version, cores = jobs[at + MODEL], jobs[at + VERSION], jobs[at + CORES]
+                drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], jobs[at + END], cores, takes)
     return drawn
 
 
@@ -307,9 +304,7 @@ def drop_hopeless(
     for row in range(rows):
         at = FIELDS * row
         if 0 <= jobs[at + STATE] <= PAUSED:
-            model = jobs[at + MODEL]
-            base = alone_of(dims, model, total)
-            needed = spans[model][base + dims[4 * model]] - spans[model][base + jobs[at + UNIT]]
+            needed = fastest_ns(dims, spans[jobs[at + MODEL]], jobs, row, total)
             if needed > jobs[at + DEADLINE] - now:
                 count = write_drop(jobs, row, needed, out, count)
     return count
