@@ -19,7 +19,7 @@ from cotenant.execute.concurrent.piece_run import PieceRun
 from cotenant.execute.concurrent.pieces import PlacedPiece, pieces_of
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_store import Stored
-from cotenant.execute.onnx.segments import Segment, SegmentedModel, as_ort_value
+from cotenant.execute.onnx.segments import LoadedSegment, SegmentedModel, as_ort_value
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.profile.profile_file import ProfileError
@@ -159,7 +159,9 @@ class PlacedModel(SegmentedModel):
 class _Crew:
     """The sessions of pieces, and lanes of these cores to run them, which end when nobody uses this any more."""
 
-    def __init__(self, pieces: Sequence[PlacedPiece], segments: Sequence[Segment], cores: tuple[int, ...]) -> None:
+    def __init__(
+        self, pieces: Sequence[PlacedPiece], segments: Sequence[LoadedSegment], cores: tuple[int, ...]
+    ) -> None:
         self.pieces, self.segments = pieces, segments
         self.lanes: dict[int, Lane] = {}
         weakref.finalize(self, _stop, self.lanes).atexit = False

@@ -50,7 +50,7 @@ _Io = tuple[_Names, _Names]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class LoadedSegment:
     """Units with their session, and what they take and give."""
 
     start: int
@@ -100,8 +100,8 @@ class SegmentedModel:
         self._cutter = OnnxCutter(stored, self.dfg)
         self._weights = Weights(stored.folder / WEIGHTS, self._cutter.shared_weights)
         self._constants = _constant_outputs(stored)
-        self._segments: dict[tuple[Threads, int, int], Segment] = {}
-        self._plans: dict[tuple[Threads, int, int], tuple[Segment, ...]] = {}
+        self._segments: dict[tuple[Threads, int, int], LoadedSegment] = {}
+        self._plans: dict[tuple[Threads, int, int], tuple[LoadedSegment, ...]] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._cleanup = weakref.finalize(self, shutil.rmtree, owned, True) if owned else None
@@ -272,7 +272,9 @@ class SegmentedModel:
             extra = sorted(set(tensors) - {t.name for t in self.inputs})[0]
             raise TensorError(f"model {self.name!r} has no input {extra!r}; leave it out")
 
-    def _run_segment(self, segment: Segment, values: dict[str, Value], options: ort.RunOptions | None = None) -> None:
+    def _run_segment(
+        self, segment: LoadedSegment, values: dict[str, Value], options: ort.RunOptions | None = None
+    ) -> None:
         session = segment.session
         assert session is not None
         try:
@@ -295,7 +297,7 @@ class SegmentedModel:
     def _outputs(self, values: Mapping[str, Value]) -> dict[str, Value]:
         return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
 
-    def _run_plain(self, segment: Segment, tensors: Mapping[str, Value]) -> dict[str, Value]:
+    def _run_plain(self, segment: LoadedSegment, tensors: Mapping[str, Value]) -> dict[str, Value]:
         assert segment.session is not None
         feeds: dict[str, Any] = {n: v.numpy() if isinstance(v, ort.OrtValue) else v for n, v in tensors.items()}
         if self._plain:
@@ -305,11 +307,11 @@ class SegmentedModel:
         except Exception as error:
             raise self._failed(segment, error) from error
 
-    def _failed(self, segment: Segment, error: Exception) -> ModelError:
+    def _failed(self, segment: LoadedSegment, error: Exception) -> ModelError:
         place = f"units {segment.start} to {segment.end} failed: {error}"
         return ModelError(self.path, place, "Check the shapes and values of its inputs")
 
-    def _segment(self, key: Threads, start: int, end: int) -> Segment:
+    def _segment(self, key: Threads, start: int, end: int) -> LoadedSegment:
         with self._lock:
             if self._is_closed:
                 raise ModelError(self.path, "it has been closed", "Open it again")
@@ -320,21 +322,23 @@ class SegmentedModel:
                 self._plans = {}
             return found
 
-    def _load(self, key: Threads, start: int, end: int) -> Segment:
+    def _load(self, key: Threads, start: int, end: int) -> LoadedSegment:
         dead = tuple(sorted(set(self.dfg.live(start)) - set(self.dfg.live(end))))
         if (start, end) == (0, self.unit_count):
             whole = load_session(
                 self.path, self._stored.files[0], session_options(key, optimise=self._stored.is_optimised)
             )
             inputs, outputs = (tuple(t.name for t in tensors) for tensors in (self.inputs, self.outputs))
-            return Segment(start, end, whole, inputs, outputs, dead)
+            return LoadedSegment(start, end, whole, inputs, outputs, dead)
         return self._cut(key, range(start, end), self.dfg.segment_io(start, end), dead)
 
-    def _cut(self, key: Threads, units: Sequence[int], io: _Io, dead: _Names = (), is_most: bool = False) -> Segment:
-        """Load these units, with what they read from others and make for them; see `Segment`."""
+    def _cut(
+        self, key: Threads, units: Sequence[int], io: _Io, dead: _Names = (), is_most: bool = False
+    ) -> LoadedSegment:
+        """Load these units, with what they read from others and make for them; see `LoadedSegment`."""
         start, end, (inputs, outputs) = min(units), max(units) + 1, io
         if not outputs:
-            return Segment(start, end, None, inputs, (), dead)
+            return LoadedSegment(start, end, None, inputs, (), dead)
         piece = self._cutter.piece(units, inputs, outputs)
         is_optimised = self.is_plain and self._stored.is_optimised
         options = segment_options(key, self._folder, optimise=is_optimised, is_most=is_most)
@@ -344,18 +348,18 @@ class SegmentedModel:
             reason = f"its copy in {self._folder} cannot be read ({error.strerror or error})"
             raise ModelError(self.path, reason, "Load the model again") from error
         session = load_session(self.path, piece.model, options)
-        return Segment(start, end, session, inputs, outputs, dead, self._weights)
+        return LoadedSegment(start, end, session, inputs, outputs, dead, self._weights)
 
-    def _segments_of(self, key: Threads, start: int, end: int) -> tuple[Segment, ...]:
+    def _segments_of(self, key: Threads, start: int, end: int) -> tuple[LoadedSegment, ...]:
         """Segments that cover [start, end): the longest prepared one at each place, new ones in the gaps."""
         found = self._plans.get((key, start, end))
         return self._plan(key, start, end) if found is None else found
 
-    def _plan(self, key: Threads, start: int, end: int) -> tuple[Segment, ...]:
+    def _plan(self, key: Threads, start: int, end: int) -> tuple[LoadedSegment, ...]:
         self._check_range(start, end)
         while True:
             known = self._segments
-            plan: list[Segment] = []
+            plan: list[LoadedSegment] = []
             at = start
             while at < end:
                 ready = [r for r in known if r[0] == key and at <= r[1] and r[2] <= end]
