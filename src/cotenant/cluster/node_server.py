@@ -27,7 +27,7 @@ from cotenant.config import load_server_config
 from cotenant.files import toml_text, write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.types import NS_PER_MS, DevicePlan, PartitionPlan, Plan, Slot
-from cotenant.repository import SERVER_FILE, STATE_FOLDER, profile_path
+from cotenant.repository import SERVER_FILE, STATE_FOLDER, graphs_path, profile_path
 from cotenant.serve.server_process import StartError, await_ready, spawn, stop_process
 
 LOAD_LIMIT_S = 300.0
@@ -148,15 +148,14 @@ class NodeServer:
         return self._home / "server.log"
 
     def _start(self, part: NodePlan) -> Address:
-        state = self._models / STATE_FOLDER
-        state.mkdir(exist_ok=True)
+        (self._models / STATE_FOLDER).mkdir(exist_ok=True)
         if (self._repository / SERVER_FILE).exists():
             text = node_config((self._repository / SERVER_FILE).read_text(encoding="utf-8"))
             (self._models / SERVER_FILE).write_text(text, encoding="utf-8")
         self._stop_s = load_server_config(self._models / SERVER_FILE).server.drain_s + STOP_MARGIN_S
         for source, link in (
             (profile_path(self._repository), profile_path(self._models)),
-            (self._repository / STATE_FOLDER / "graphs", state / "graphs"),
+            (graphs_path(self._repository), graphs_path(self._models)),
         ):
             if source.exists() and not link.exists():
                 link.symlink_to(source)
