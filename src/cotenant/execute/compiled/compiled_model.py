@@ -23,9 +23,9 @@ from cotenant.execute.compiled.memory import packed
 from cotenant.execute.compiled.nodes import HEAVY, KernelNode, Lowering
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlanner
 from cotenant.execute.contents import HeldFolder
-from cotenant.execute.onnx.segment_session import normal_threads
+from cotenant.execute.onnx.segment_session import as_ort_value, normal_threads
 from cotenant.execute.onnx.segment_store import Stored
-from cotenant.execute.onnx.segments import SegmentedModel, as_ort_value
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, build_dfg

@@ -18,8 +18,9 @@ from cotenant.errors import CotenantError
 from cotenant.execute.concurrent.piece_run import PieceRun
 from cotenant.execute.concurrent.pieces import PlacedPiece, pieces_of
 from cotenant.execute.contents import HeldFolder
+from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segment_store import Stored
-from cotenant.execute.onnx.segments import LoadedSegment, SegmentedModel, as_ort_value
+from cotenant.execute.onnx.segments import LoadedSegment, SegmentedModel
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.profile.profile_file import ProfileError

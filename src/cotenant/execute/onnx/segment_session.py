@@ -1,4 +1,4 @@
-"""onnxruntime sessions for segments: options, one arena for all of them, and weights that they share."""
+"""onnxruntime sessions for segments: options, tensors, one arena for all of them, and weights that they share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,6 +20,9 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.sched_slice import default_slice
 from cotenant.execute.threads.names import Threads, thread_count
 
+Value = Any
+"""A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
+sequences), what `InferenceSession.run` takes and gives."""
 _PROVIDERS = ["CPUExecutionProvider"]
 _ERRORS_ONLY = 3
 _HUGE_PAGE = 2 << 20
@@ -82,6 +86,14 @@ def segment_options(
     if not is_most and _shared_arena():
         options.add_session_config_entry("session.use_env_allocators", "1")
     return options
+
+
+def as_ort_value(value: Value) -> ort.OrtValue:
+    """A tensor as onnxruntime takes it, copied where it does not lie in one piece."""
+    if isinstance(value, ort.OrtValue):
+        return value
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    return ort.OrtValue.ortvalue_from_numpy(array if array.flags.c_contiguous else np.ascontiguousarray(array))
 
 
 def load_session(path: Path, model: Path | bytes, options: ort.SessionOptions) -> ort.InferenceSession:

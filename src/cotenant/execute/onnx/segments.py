@@ -26,7 +26,9 @@ from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segment_cut import OnnxCutter, sealed_tensors
 from cotenant.execute.onnx.segment_session import (
+    Value,
     Weights,
+    as_ort_value,
     load_session,
     normal_threads,
     return_memory,
@@ -42,9 +44,6 @@ from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.onnx import dfg_of
 from cotenant.work import CPU
 
-Value = Any
-"""A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
-sequences), what `InferenceSession.run` takes and gives."""
 _Names = tuple[str, ...]
 _Io = tuple[_Names, _Names]
 
@@ -378,14 +377,6 @@ _ORT_TYPES = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 
 def _has_ort_value(tensor: Tensor) -> bool:
     return tensor.dtype.startswith("tensor(") and tensor.dtype != "tensor(string)"
-
-
-def as_ort_value(value: Value) -> ort.OrtValue:
-    """A tensor as onnxruntime takes it, copied where it does not lie in one piece."""
-    if isinstance(value, ort.OrtValue):
-        return value
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    return ort.OrtValue.ortvalue_from_numpy(array if array.flags.c_contiguous else np.ascontiguousarray(array))
 
 
 def _fits(given: tuple[int, ...], declared: Sequence[object]) -> bool:
