@@ -1,0 +1,98 @@
+"""Plans for models that start together: synchronisation pointers and chunks, as plan files hold them.
+
+Source: GACER (2023), section 4: barriers are its pointers, chunks its operators cut along the batch. Waits between two
+models are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from cotenant.errors import InvalidValueError
+
+_Name = Annotated[str, Meta(min_length=1)]
+_Count = Annotated[int, Meta(ge=1)]
+_Number = Annotated[int, Meta(ge=0)]
+
+
+class JointMember(Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of a set, with so many rows in one batch. `units` is how many units it has; `graph` names the graph whose
+    units they are, and is empty where a plan is made for no graph of a repository. Members of lower `rank` go first
+    where two could."""
+
+    model: _Name
+    batch: _Count
+    units: _Count
+    rank: _Number = 0
+    graph: str = ""
+
+
+class Wait(Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """Unit `unit` of a member begins after another member has ended all units before `after_unit`."""
+
+    member: _Number
+    unit: _Number
+    after: _Number
+    after_unit: _Count
+
+
+class Chunk(Struct, frozen=True, forbid_unknown_fields=True, order=True):
+    """Units [start, end) of a member run side by side for parts of its rows, of so many rows each, and are joined."""
+
+    member: _Number
+    start: _Number
+    end: _Count
+    rows: Annotated[tuple[_Count, ...], Meta(min_length=2)]
+
+
+class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """How models that start together run beside each other: each as a stream of its units, in order, and beyond that
+
+    - `barriers`: at each, member i has ended the units before its i-th number, and no member goes on before all have.
+      Numbers of a member never fall from a barrier to the next; equal ones, 0 and `units` give empty segments.
+    - `waits` between two members.
+    - `chunks`: those of a member do not overlap. All begin when the unit before has ended, and the unit behind begins
+      when all have. A barrier or a wait at a unit within holds for each of them.
+
+    A member that is absent is an empty stream: it ends everything at once.
+
+    Raises InvalidValueError when a number is out of its range.
+    """
+
+    members: Annotated[tuple[JointMember, ...], Meta(min_length=1)] = field(name="member")
+    barriers: tuple[tuple[_Number, ...], ...] = ()
+    waits: tuple[Wait, ...] = field(name="wait", default=())
+    chunks: tuple[Chunk, ...] = field(name="chunk", default=())
+
+    def __post_init__(self) -> None:
+        where = "joint plan of " + ", ".join(f"{each.model}:{each.batch}" for each in self.members)
+        ends = [member.units for member in self.members]
+        before = [0] * len(ends)
+        for barrier in self.barriers:
+            fits = len(barrier) == len(ends) and all(
+                low <= at <= end for low, at, end in zip(before, barrier, ends, strict=True)
+            )
+            if not fits:
+                raise InvalidValueError(where, "barrier", barrier, f"a unit of each, from {before} to {ends}")
+            before = list(barrier)
+        for wait in self.waits:
+            if not (
+                wait.member != wait.after
+                and max(wait.member, wait.after) < len(ends)
+                and wait.unit < ends[wait.member]
+                and wait.after_unit <= ends[wait.after]
+            ):
+                raise InvalidValueError(where, "wait", wait, "units of two different members")
+        free = [0] * len(ends)
+        for chunk in sorted(self.chunks):
+            if not (
+                chunk.member < len(ends)
+                and free[chunk.member] <= chunk.start < chunk.end <= ends[chunk.member]
+                and sum(chunk.rows) == self.members[chunk.member].batch
+            ):
+                raise InvalidValueError(
+                    where, "chunk", chunk, "units of one member, apart from others, and all its rows"
+                )
+            free[chunk.member] = chunk.end

@@ -1,0 +1,66 @@
+"""What the units of a model ask of a device, by the number of rows: what plans of joint runs are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.errors import InvalidValueError
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelTable:
+    """The units of a model in the order in which they run, each for 1 to `batch` rows.
+
+    `duration_ns`, `need`, `compute` and `bandwidth` are arrays [units, batch] whose column r - 1 is for r rows.
+    `duration_ns` is what a unit takes alone on the whole device, from the start of its first kernel, without the cost
+    of launching it. `need` is the share of the device's slots that it fills, blocks over blocks per SM times SMs; it is
+    above 1 where it takes several waves. `compute` and `bandwidth` are shares, from 0 to 1, of the device's peak
+    operations and bytes a second that it uses meanwhile. `join_ns` [units] is what it takes to put together the rows
+    that chunks made, behind the unit, and 0 where they are written into one buffer. `splits` [units] tells which units
+    treat every row by itself, so that they may run as chunks.
+
+    Raises InvalidValueError when the arrays differ in shape or a value is out of its range.
+    """
+
+    model: str
+    batch: int
+    units: tuple[str, ...]
+    duration_ns: Column
+    need: Column
+    compute: Column
+    bandwidth: Column
+    join_ns: Column
+    splits: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        where, shape = f"kernels of {self.model!r}", (len(self.units), self.batch)
+        if self.batch < 1 or not self.units:
+            raise InvalidValueError(where, "batch and units", shape, "at least one row and one unit")
+        for name in ("duration_ns", "need", "compute", "bandwidth"):
+            values: Column = getattr(self, name)
+            if values.shape != shape or not np.isfinite(values).all() or values.min() < 0:
+                raise InvalidValueError(where, name, values.shape, f"finite numbers from 0, of shape {shape}")
+        if self.need.min() <= 0:
+            raise InvalidValueError(where, "need", float(self.need.min()), "shares above 0")
+        if max(self.compute.max(), self.bandwidth.max()) > 1:
+            raise InvalidValueError(where, "compute and bandwidth", "above 1", "shares of the peak, at most 1")
+        if self.join_ns.shape != shape[:1] or len(self.splits) != len(self.units):
+            raise InvalidValueError(
+                where, "join_ns and splits", self.join_ns.shape, f"one for each of {shape[0]} units"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of units."""
+        return len(self.units)
+
+    def runs_that_split(self) -> Sequence[tuple[int, int]]:
+        """Longest runs of units [start, end) that may run as chunks."""
+        edges = np.flatnonzero(np.diff([0, *self.splits, 0])).tolist()
+        return list(zip(edges[::2], edges[1::2], strict=True))
