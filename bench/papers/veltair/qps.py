@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from bench._data import Headline, paper_figure
 from bench.papers.veltair import _loop
 from bench.papers.veltair._campaign import data_files, digest_of, run_all
 from bench.papers.veltair._capacity import (
@@ -46,6 +47,19 @@ from cotenant.policies.layer_block.published import (
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 
 NAME = "veltair-qps"
+HEADLINES = (
+    *(
+        Headline(
+            f"FULL over layer-wise, {load}",
+            f"full_over_layer_wise_{load}_pct",
+            "% more queries/s",
+            "simulated, drawn worlds, median; both re-plan, each at its own best target",
+            paper_figure("VELTAIR", "Fig 12", f"VELTAIR-FULL, {load}", "QPS at 95% QoS vs Planaria"),
+        )
+        for load in CLASSES
+    ),
+    Headline("slack_blocks over FULL, mix", "ours_over_full_mix_pct", "% more queries/s", "as above"),
+)
 WORLDS = 48
 FIRST_WORLD = 0
 OURS = "slack_blocks"
