@@ -12,7 +12,7 @@ import msgspec
 
 from cotenant.execute.concurrent.pieces import PlacedPiece, pieces_of
 from cotenant.execute.threads.lanes import Lane
-from cotenant.graph.dfg import Dfg
+from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.profile.profile_file import ProfileError
 from cotenant.profile.unit_placement import UnitPlacement, cores_of, device_names
 from cotenant.work import Share
@@ -23,8 +23,10 @@ T = TypeVar("T")
 class Placeable:
     """A model that follows the placements it was told."""
 
+    name: str
     dfg: Dfg
     graph_path: Path
+    inputs: tuple[Tensor, ...]
     placed: tuple[tuple[int, str], ...] = ()
     """Sizes of the shares for which there are placements, each with its digest."""
     _pieces: Mapping[int, tuple[PlacedPiece, ...]] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
 import torch
 
 from cotenant.errors import CotenantError
@@ -304,3 +305,23 @@ def placed_stream(model: object, share: Share, streams: StreamLane, cores: Seque
     except (CotenantError, RuntimeError) as error:  # no piece, no memory, or no thread
         _log.warning("model %s: its placement is not used, it runs on %s alone: %s", model.name, share.device, error)
         return None
+
+
+def copy_times(streams: StreamLane, size_bytes: int, runs: int) -> tuple[list[int], list[int]]:
+    """What copies of so much take to the host and back, in ns, as launches make them: with the waits for their ends."""
+    here = streams.gather([np.zeros(size_bytes, np.uint8)])
+    there = streams.upload(here)
+    taken: tuple[list[int], list[int]] = ([], [])
+    for _ in range(runs):
+        for up, times in enumerate(taken):
+            made = streams.record()
+            wait_for(made)
+            began = perf_counter_ns()
+            with streams.crossing(bool(up)):
+                streams.follow(made)
+                copy = streams.upload(here, there) if up else streams.download(there)
+                event = streams.record()
+            wait_for(event, LOOK_S)
+            times.append(perf_counter_ns() - began)
+            del copy
+    return taken

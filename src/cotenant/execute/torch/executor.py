@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -31,11 +31,12 @@ from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Tensors, Timing
+from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.torch.model import first_line
 from cotenant.work import Share
 
+T = TypeVar("T")
 _log = logging.getLogger("cotenant.torch")
 
 
@@ -210,11 +211,10 @@ class TorchExecutor(BaseExecutor):
         self._ends.close()
         self.device.close()
 
-    def unit_ns(self, model: Any, inputs: Tensors, share: Share) -> tuple[int, ...]:
-        """Median latency of each unit of a torch model in ns in a share, run one by one, by the clock of the device."""
+    def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
+        """Do work with the streams of a share, on the thread of its lane, and give what it gives. For measurements."""
         lane = self._lane(share)
-        found: tuple[int, ...] = lane.do(lambda: model.unit_ns(inputs, lane.streams))
-        return found
+        return lane.do(lambda: work(lane.streams))
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 
