@@ -17,13 +17,15 @@ import numpy as np
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.batches import are_alike
+from cotenant.execute.concurrent.placeable import Placeable
 from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.contents import file_digest
+from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.placed import follow_fast
-from cotenant.measure.solo import Effort, Sweep
+from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import ModelProfile, Profile
 from cotenant.repository import (
@@ -54,7 +56,7 @@ class OpenedModel:
     digest: str
     device: str = CPU
     placed: Mapping[int, float] = field(default_factory=dict)
-    """Numbers of cores on which it runs by a placement, and the part of the time of a sequential run that it takes."""
+    """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
@@ -85,11 +87,14 @@ def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
     return {each.size for each in partitions} <= {point.cores for point in profile.points}
 
 
-def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: bool = True) -> OpenedModel:
+def open_version(
+    root: Path, found: ModelVersion, place: Place = CORES, shares: Sequence[Share] = (), *, placed: bool = True
+) -> OpenedModel:
     """Load the graph onto a device and check the configuration against it, `placed` if that asks for it.
 
-    Raises ModelError or ConfigError.
+    `shares` are those of a GPU in which it may be placed. Raises ModelError or ConfigError.
     """
+    device = place.device
     name = found.tenant
     model = found.config.model
     arithmetic = Arithmetic(model.precision, model.channels_last)
@@ -97,7 +102,7 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: 
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
-        follows = _placed(root, found, runner, shapes) if placed else {}
+        follows = _placed(root, found, runner, shapes, place, shares) if placed else {}
     except CotenantError:
         runner.close()
         raise
@@ -118,15 +123,22 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: 
     return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows)
 
 
-def _placed(root: Path, found: ModelVersion, runner: Runner, shapes: Sequence[DeclaredShape]) -> Mapping[int, float]:
+def _placed(
+    root: Path,
+    found: ModelVersion,
+    runner: Runner,
+    shapes: Sequence[DeclaredShape],
+    place: Place,
+    shares: Sequence[Share],
+) -> Mapping[int, float]:
     """The placements that a model follows, where its configuration asks for that; a warning says why there are none."""
     if found.config.model.placement == "none":
         return {}
-    if not isinstance(runner, PlacedModel):
+    if not isinstance(runner, Placeable if isinstance(place, StreamPlace) else PlacedModel):
         why = "has compiled kernels" if runner.kernels else "is not run by onnxruntime"
         _log.warning("model %r: placement is 'auto', but it %s: it runs as without", found.model, why)
         return {}
-    follows = follow_fast(runner, graphs_path(root), shapes, found.config.model.max_batch)
+    follows = follow_fast(runner, graphs_path(root), shapes, found.config.model.max_batch, place=place, shares=shares)
     if not follows:
         _log.warning(
             "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
@@ -135,7 +147,9 @@ def _placed(root: Path, found: ModelVersion, runner: Runner, shapes: Sequence[De
     return follows
 
 
-def open_all(root: Path, errors: dict[str, str], device: str = CPU) -> dict[str, OpenedModel]:
+def open_all(
+    root: Path, errors: dict[str, str], place: Place = CORES, shares: Sequence[Share] = ()
+) -> dict[str, OpenedModel]:
     """All versions of all models of a repository, by tenant; `errors` gets, by model, why some are left out.
 
     Raises ConfigError when there is no model at all.
@@ -151,7 +165,7 @@ def open_all(root: Path, errors: dict[str, str], device: str = CPU) -> dict[str,
         with leaving_out(errors, name):
             versions = find_versions(root, name)
             check_owners(versions, {tenant: each.found.model for tenant, each in opened.items()})
-            opened |= {found.tenant: open_version(root, found, device) for found in versions}
+            opened |= {found.tenant: open_version(root, found, place, shares) for found in versions}
     return opened
 
 

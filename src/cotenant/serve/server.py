@@ -329,7 +329,7 @@ class Server:
         versions: dict[str, ServedModel] = {}
         with contextlib.ExitStack() as if_one_fails:
             for each in found:
-                opened = open_version(self.root, each, self._executor.place.device)
+                opened = open_version(self.root, each, self._executor.place, self.policy.shares)
                 if_one_fails.callback(opened.runner.close)
                 profile = stored_or_measured(self.root, each, opened, self.policy.shares, self._executor.place)
                 served = serve_model(opened, profile, names, preempt=self.policy.preempt)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cotenant.execute.protocol import LoadSpec
 from cotenant.graph.dfg import Tensor
+from cotenant.work import Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.concurrent.placed_torch import PlacedStream
 
 MIB = 1 << 20
 
@@ -50,6 +54,8 @@ class Resident:
         self.urgent = spec.urgent
         self.max_batch = spec.max_batch
         self._on_leave = on_leave
+        self.placed: dict[Share, PlacedStream | None] = {}
+        """By share that is prepared what runs the whole by a placement there, if anything does."""
         self._launches = 0
         self._closing = self._closed = False
         self._is_lent = is_lent
@@ -81,5 +87,6 @@ class Resident:
                 return
             self._closed = True
         self._on_leave(self)
+        self.placed = {}
         if not self._is_lent:
             self.model.close()
