@@ -284,6 +284,22 @@ def test_a_run_of_a_torch_model_runs_in_chunks(executors: Executors, torch_model
     served.close()
 
 
+def test_a_run_of_a_torch_model_runs_in_chunks_on_streams(torch_model: Runner) -> None:
+    """Of cores, as those of a GPU are asked: decided at once, each submitted behind what it waits for."""
+    from cotenant.execute.gpu.streams import CpuStreams
+    from cotenant.execute.torch.executor import TorchExecutor
+
+    count = torch_model.unit_count
+    cuts = (0, 1, count - 1, count)
+    served = Served(lambda _: TorchExecutor(CpuStreams()), torch_model, Middle(TWO_LANES), cuts)
+    asked = [rows(each, each) for each in (2, 5, 3, 1, 4)]
+    for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
+        assert respond.outcome is Outcome.ANSWERED, respond.reason
+        assert same(y, to_numpy(torch_model.run(0, count, {"x": x}))["y"])
+    assert any(launch.work.rows and launch.after for launch in served.launches)
+    served.close()
+
+
 def test_chunks_run_beside_those_of_other_queries_and_rows_stay_apart(
     executors: Executors, model: SegmentedModel
 ) -> None:

@@ -158,14 +158,14 @@ class Batches:
                 raise ModelGoneError(launch.work.tenant)
             if launch.part:  # who has the tensors elsewhere gets all inputs: which part begins there first, he knows
                 if batch.parts is None:
-                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False)
+                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False, form=batch.form)
                 if home is not None:
                     return BatchTensors(launch, [batch.parts.base])
                 made = BatchTensors(launch, [])
-                made.part = batch.parts.rows(launch.work)
+                made.parts, made.part = batch.parts, batch.parts.rows(launch.work)
                 return made
             if batch.parts is not None:
-                batch.kept, batch.parts = batch.parts.rows(), None
+                batch.kept, batch.form, batch.parts = batch.parts.rows(), batch.parts.form, None
             items = launch.work.items
             if items != batch.items or not set(launch.queries) <= set(batch.queries):
                 mine = f"{batch.items} rows of {batch.queries}"

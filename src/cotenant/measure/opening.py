@@ -126,6 +126,8 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: 
 
 def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int, ...], ...] | UnsetType:
     """Runs of units that may have a part of the rows, at every declared shape; none where shapes cannot be told."""
+    if not hasattr(runner, "row_graph"):  # of a format of another package
+        return UNSET
     try:
         found = [runner.row_graph(shape).runs for shape in shapes]
     except CotenantError as error:
