@@ -276,6 +276,7 @@ CHANGES: dict[str, Change] = {
             *at(260, TenantResumed("detect")),
         ],
         queries=workload(1.1),
+        tenants=[replace(tenant, splits=(tenant.cuts,)) for tenant in TENANTS],
         failure_rate=0.1,
     ),
     "strands-branches": Change(

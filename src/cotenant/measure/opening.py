@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
@@ -42,6 +43,7 @@ from cotenant.work import CPU, Share
 LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
 _log = logging.getLogger("cotenant.placement")
+_rows_log = logging.getLogger("cotenant.rows")
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
 
@@ -57,6 +59,8 @@ class OpenedModel:
     device: str = CPU
     placed: Mapping[int, float] = field(default_factory=dict)
     """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
+    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    """See Tenant."""
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
@@ -71,6 +75,7 @@ class OpenedModel:
             tuple(shares[size] for size in sorted(shares)),
             round(self._longest_segment_ms * NS_PER_MS),
             effort,
+            self.splits,
         )
 
     @property
@@ -102,6 +107,7 @@ def open_version(
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
+        splits = _splits(runner, shapes) if model.max_batch > 1 else UNSET
         follows = _placed(root, found, runner, shapes, place, shares) if placed else {}
     except CotenantError:
         runner.close()
@@ -120,7 +126,19 @@ def open_version(
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())
-    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows)
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows, splits)
+
+
+def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int, ...], ...] | UnsetType:
+    """Runs of units that may have a part of the rows, at every declared shape; none where shapes cannot be told."""
+    if not hasattr(runner, "row_graph"):  # of a format of another package
+        return UNSET
+    try:
+        found = [runner.row_graph(shape).runs for shape in shapes]
+    except CotenantError as error:
+        _rows_log.info("model %r: which units treat every row by itself is not known: %s", runner.name, error)
+        return UNSET
+    return found[0] if all(each == found[0] for each in found) else UNSET
 
 
 def _placed(

@@ -37,6 +37,10 @@ class BatchForm(NamedTuple):
         """The same batch in tensors of so many rows."""
         return BatchForm(self.shapes, self.rows, rows)
 
+    def of_rows(self, rows: int) -> BatchForm:
+        """The form of so many rows of it, without padding."""
+        return BatchForm(self.shapes, rows, rows) if self.rows else self
+
     def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of an output that somebody asked for."""
         is_longer = self.held > self.rows and tensor.ndim and len(tensor) == self.held

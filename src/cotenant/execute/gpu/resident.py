@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,6 +27,9 @@ class StreamModel(Protocol):
 
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Make ready to run ranges of units."""
+
+    def reads(self, start: int, end: int) -> Collection[str]:
+        """The tensors that units [start, end) read of those that are live before them."""
 
     def why_eager(self, start: int, end: int) -> str:
         """Why these units cannot be captured; "" where nothing is known against it."""

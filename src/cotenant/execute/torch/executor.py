@@ -16,19 +16,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import torch
-
 from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import BatchTensors, ModelGoneError, reason_of
 from cotenant.execute.concurrent.placed_torch import PlacedLaunch
-from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.gpu.chains import Chains, form_of
+from cotenant.execute.errors import ModelError
+from cotenant.execute.gpu.chains import Chains
 from cotenant.execute.gpu.completions import Completions
 from cotenant.execute.gpu.lane_thread import LaneThread
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
+from cotenant.execute.gpu.strand_tensors import form_at, values_of
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
@@ -52,7 +51,8 @@ class DeviceFullError(RuntimeError):
 class _Flight:
     """A launch from its coming to its end, with all that the device may still read or write for it.
 
-    One that waits for others is submitted behind them, and has nobody to tell of its end until it is started.
+    One that waits for others is submitted behind them, and has nobody to tell of its end until it is started. `before`
+    are the launches that have ended, on the device, when it begins.
     """
 
     launch: Launch
@@ -61,6 +61,7 @@ class _Flight:
     executor: TorchExecutor
     lane: LaneThread
     after: tuple[_Flight, ...] = ()
+    before: frozenset[int] = frozenset()
     on_end: OnEnd | None = None
     is_cancelled: bool = False
     is_submitted: bool = False
@@ -95,10 +96,13 @@ class TorchExecutor(BaseExecutor):
     """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
 
     Models are captured when they are loaded, where the device has graphs; a launch of which nothing was captured runs
-    unit by unit. A launch that raises fails alone, with the reason; the lane goes on. `cores` run what is placed there.
+    unit by unit. A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts:
+    what one makes for another stays on the device, and streams wait for each other there. `cores` run what is placed
+    there.
     """
 
     lanes_change = False
+    has_parts = True
 
     def __init__(self, device: StreamDevice, cores: Sequence[int] = ()) -> None:
         super().__init__()
@@ -190,6 +194,7 @@ class TorchExecutor(BaseExecutor):
         """See Executor: it is submitted behind those that it waits for, which the device orders."""
         flight = self._book(launch)
         flight.after = tuple(self._flights[other] for other in launch.after if other in self._flights)
+        flight.before = frozenset(launch.after).union(*(each.before for each in flight.after))
         flight.lane.put(partial(self._take_off, flight))
 
     def release(self, batch: int) -> None:
@@ -213,8 +218,7 @@ class TorchExecutor(BaseExecutor):
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
         """Do work with the streams of a share, on the thread of its lane, and give what it gives. For measurements."""
-        lane = self._lane(share)
-        return lane.do(lambda: work(lane.streams))
+        return self._lane(share).do(lambda: work(self._lane(share).streams))
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -265,15 +269,12 @@ class TorchExecutor(BaseExecutor):
                 raise flight.batch
             if resident is None or flight.is_cancelled:
                 raise ModelGoneError(flight.launch.work.tenant)
-            if flight.launch.work.start:
-                flight.values = flight.batch.kept
-            else:
-                flight.values = _gathered(lane, flight.batch)
-                flight.gather_ns = time.perf_counter_ns() - flight.began_ns
             with lane.stream(urgent):
                 for other in flight.after:
                     if other.events:
                         lane.follow(other.events[-1])
+                flight.values = values_of(flight.launch.work, flight.batch, flight.before, resident.model, lane)
+                flight.gather_ns = 0 if flight.launch.work.start else time.perf_counter_ns() - flight.began_ns
                 self._with_room(flight, partial(self._launch, flight, resident, flight.batch))
         except Exception as error:
             flight.error = self.reason(error)
@@ -287,9 +288,10 @@ class TorchExecutor(BaseExecutor):
 
     def _launch(self, flight: _Flight, resident: Resident, batch: BatchTensors) -> None:
         """Submit everything of a launch to the current stream."""
-        lane, values, work, share = flight.lane, flight.values, flight.launch.work, flight.launch.share
-        form = batch.form if work.start else form_of(values, work.items, resident.max_batch)
-        placed = resident.placed.get(share) if not work.start and flight.launch.last else None
+        lane, work, values, parts = flight.lane, flight.launch.work, flight.values, batch.parts
+        share, form = flight.launch.share, form_at(work, values, batch, resident.max_batch)
+        is_whole = parts is None and not work.start and flight.launch.last
+        placed = resident.placed.get(share) if is_whole else None
         number = resident.number if placed is None else -resident.number
         chain: Any = self.chains.find(number, share, form, work.start, work.end)
         if placed is not None:
@@ -313,8 +315,14 @@ class TorchExecutor(BaseExecutor):
             events.append(record(True))
         if flight.launch.last:
             results = {name: streams.download(form.without_padding(value)) for name, value in results.items()}
-        elif chain is not None:  # the next launch of this lane writes over it
-            results = {name: value.clone() for name, value in results.items()}
+        else:
+            if parts is not None:  # whoever puts them together wants the rows that there are
+                results = {name: form.without_padding(value) for name, value in results.items()}
+            if chain is not None:  # the next launch of this lane writes over it
+                results = {name: value.clone() for name, value in results.items()}
+            if parts is not None:
+                parts.submit(work, results, flight.launch.id)
+                parts.form = form.of_rows(parts.items)
         batch.form = form
         flight.results = results
         flight.events = (*events, record(is_timed))
@@ -361,6 +369,8 @@ class TorchExecutor(BaseExecutor):
         if launch.last:
             outputs = {name: flight.lane.streams.to_numpy(value) for name, value in flight.results.items()}
             self._batches.finish(launch, batch, outputs)
+        elif batch.parts is not None:
+            batch.parts.end(launch.id)
         else:
             self._batches.pause(launch, batch, flight.results)
         output_ns = time.perf_counter_ns() - arrived
@@ -381,17 +391,6 @@ class TorchExecutor(BaseExecutor):
 
 def _told_nobody(launch: int, error: str | None, timing: Timing) -> None:
     """For a launch that was submitted behind others, and is not wanted any more."""
-
-
-def _gathered(lane: StreamLane, batch: BatchTensors) -> Named:
-    """The inputs of a batch below each other, in memory of the host that the device can copy from."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, arrays in batch.gather().items():
-        try:
-            tensors[name] = lane.gather(arrays)
-        except TypeError:
-            raise TensorError(f"input {name!r} is {arrays[0].dtype}, which torch has no tensors of") from None
-    return tensors
 
 
 def _need(flight: _Flight) -> str:

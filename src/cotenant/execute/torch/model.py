@@ -40,6 +40,8 @@ from cotenant.execute.torch.threads import use_threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.errors import GraphError
+from cotenant.graph.rewrite.rows import RowGraph
+from cotenant.graph.rewrite.torch_rows import row_graph_of
 from cotenant.graph.torch import dfg_of_graph, named_graph
 from cotenant.graph.torch_lower import lower
 from cotenant.repository.formats import Arithmetic
@@ -178,6 +180,10 @@ class TorchModel:
         """
         return dfg_of_graph(self._graph, self.name, shapes)
 
+    def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
+        """See Runner."""
+        return row_graph_of(self._graph, self.dfg, shapes)
+
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Build the ranges of units; those already built are kept. One function serves every number of threads.
 
@@ -223,6 +229,10 @@ class TorchModel:
         values.update(zip(segment.outputs, results, strict=True))
         wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
         return {name: values[name] for name in wanted if name in values}
+
+    def reads(self, start: int, end: int) -> tuple[str, ...]:
+        """The tensors that units [start, end) read of those that are live before them."""
+        return self.dfg.segment_io(start, end)[0]
 
     def why_eager(self, start: int, end: int) -> str:
         """Why units [start, end) cannot be captured as a graph of a GPU; "" where nothing is known against it."""

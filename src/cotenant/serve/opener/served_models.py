@@ -168,6 +168,7 @@ def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str,
         weight=config.tenant.weight,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
+        splits=opened.splits,
     )
     metadata = ModelMetadata(
         name=name,
