@@ -20,7 +20,7 @@ MODULES = {
 PURE = sorted(name for name in MODULES if name.split(".")[1:2] in (["core"], ["policies"]))
 
 LAW = (
-    ("errors", "files", "log"),
+    ("errors", "files", "log", "machine_code"),
     ("work",),
     ("types",),
     ("metrics",),
