@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +62,39 @@ class KernelTable:
         """Number of units."""
         return len(self.units)
 
+    def merged(self, cuts: Sequence[int]) -> KernelTable:
+        """The stretches between these cuts, from 0 to `size`, as units: of a model that is left at no other place.
+
+        A stretch takes the time of its units, needs what the widest of them does, and splits where all of them do.
+        """
+        starts, stretches = np.asarray(cuts[:-1]), list(pairwise(cuts))
+        duration = np.add.reduceat(self.duration_ns, starts, axis=0)
+        weighed = [np.add.reduceat(each * self.duration_ns, starts, axis=0) for each in (self.compute, self.bandwidth)]
+        compute, bandwidth = (np.minimum(1.0, each / np.maximum(duration, 1e-9)) for each in weighed)
+        return KernelTable(
+            self.model,
+            self.batch,
+            tuple(f"{self.units[start]} to {self.units[end - 1]}" for start, end in stretches),
+            duration,
+            np.maximum.reduceat(self.need, starts, axis=0),
+            compute,
+            bandwidth,
+            self.join_ns[[end - 1 for _, end in stretches]],
+            tuple(all(self.splits[start:end]) for start, end in stretches),
+        )
+
     def runs_that_split(self) -> Sequence[tuple[int, int]]:
         """Longest runs of units [start, end) that may run as chunks."""
         edges = np.flatnonzero(np.diff([0, *self.splits, 0])).tolist()
         return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def fingerprint_of(tables: Sequence[KernelTable]) -> str:
+    """What changes with any figure of these tables, in whatever order they are."""
+    digests = []
+    for table in tables:
+        digest = sha256(repr((table.model, table.batch, table.units, table.splits)).encode())
+        for values in (table.duration_ns, table.need, table.compute, table.bandwidth, table.join_ns):
+            digest.update(np.ascontiguousarray(values).tobytes())
+        digests.append(digest.hexdigest())
+    return sha256("".join(sorted(digests)).encode()).hexdigest()[:16]
