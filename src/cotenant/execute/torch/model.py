@@ -40,6 +40,8 @@ from cotenant.execute.torch.threads import use_threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.errors import GraphError
+from cotenant.graph.rewrite.rows import RowGraph
+from cotenant.graph.rewrite.torch_rows import row_graph_of
 from cotenant.graph.torch import dfg_of_graph, named_graph
 from cotenant.graph.torch_lower import lower
 from cotenant.repository.formats import Arithmetic
@@ -177,6 +179,10 @@ class TorchModel:
         Raises GraphError when the shapes do not fit the inputs as declared.
         """
         return dfg_of_graph(self._graph, self.name, shapes)
+
+    def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
+        """See Runner."""
+        return row_graph_of(self._graph, self.dfg, shapes)
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Build the ranges of units; those already built are kept. One function serves every number of threads.
