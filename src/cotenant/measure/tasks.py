@@ -132,6 +132,7 @@ class _Measuring:
         self._done = 0
         self._shape = opened.sweep((share,), effort).largest_shape
         self._ways: tuple[Threads, Threads] = (1, share.cores)
+        self._is_batched = opened.found.config.model.max_batch > 1
 
     def one_row(self) -> ModelTasks:
         """All there is to measure of one row."""
@@ -160,6 +161,7 @@ class _Measuring:
             hand_over,
             rounds["variation"],
             rounds["disturbance"],
+            splits=model.row_graph(self._shape).splits if self._is_batched else (),
         )
 
     def batch(self, rows: int, one: ModelTasks) -> BatchTimes:
@@ -175,7 +177,7 @@ class _Measuring:
         self._on_step(self._steps, self._steps, "")
 
     def _inputs(self, rows: int) -> Inputs:
-        return make_inputs(self._model.inputs, self._shape, rows, self._opened.found.config.model.max_batch > 1)
+        return make_inputs(self._model.inputs, self._shape, rows, self._is_batched)
 
     def _step(self, name: str, work: Callable[[], Any], words: str) -> Any:
         self._on_step(self._done, self._steps, f"{self._opened.found.tenant}: {words}")

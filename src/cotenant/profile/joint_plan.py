@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from cotenant.errors import InvalidValueError
 
@@ -134,6 +135,19 @@ class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=T
     def plan(self) -> JointPlan:
         """The plan alone."""
         return JointPlan(self.members, self.barriers, self.waits, self.chunks)
+
+    def at_units(self, cuts: Sequence[Sequence[int]]) -> TogetherPlan:
+        """The same for models whose units are finer: the i-th unit of a member begins at the i-th of its cuts."""
+        members = tuple(replace(member, units=places[-1]) for member, places in zip(self.members, cuts, strict=True))
+        return replace(
+            self,
+            members=members,
+            barriers=tuple(tuple(cuts[m][at] for m, at in enumerate(barrier)) for barrier in self.barriers),
+            waits=tuple(
+                Wait(w.member, cuts[w.member][w.unit], w.after, cuts[w.after][w.after_unit]) for w in self.waits
+            ),
+            chunks=tuple(Chunk(c.member, cuts[c.member][c.start], cuts[c.member][c.end], c.rows) for c in self.chunks),
+        )
 
     @property
     def key(self) -> tuple[tuple[tuple[str, int], ...], int, int]:

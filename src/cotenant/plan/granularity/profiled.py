@@ -26,7 +26,7 @@ def table_of_tasks(tenant: str, tasks: ModelTasks, batch: int, lanes: int) -> Ke
     known = sorted(measured)
     columns = np.array([measured[rows].unit_ns for rows in known], np.float64).T
     duration = np.array([_at(known, column, batch) for column in columns])
-    return _table(tenant, tasks.units, duration, lanes, tasks.splits)
+    return lane_table(tenant, tasks.units, duration, lanes, tasks.splits)
 
 
 def table_of_latencies(
@@ -47,7 +47,7 @@ def table_of_latencies(
     ]
     names = tuple(f"units {start} to {end}" for start, end in pairwise(cuts))
     whole = tuple(all(splits[start:end]) for start, end in pairwise(cuts)) if splits else ()
-    return _table(tenant, names, np.maximum.accumulate(np.array(duration, np.float64), axis=1), lanes, whole)
+    return lane_table(tenant, names, np.maximum.accumulate(np.array(duration, np.float64), axis=1), lanes, whole)
 
 
 def lane_rules(hand_over_ns: int) -> Occupancy:
@@ -71,7 +71,9 @@ def _at(known: Sequence[int], times: Sequence[float], batch: int) -> list[float]
     return [float(each) for each in np.maximum.accumulate(found)]
 
 
-def _table(tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[bool]) -> KernelTable:
+def lane_table(tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[bool]) -> KernelTable:
+    """A table of units that take `duration` [units, rows] in ns on one of so many lanes. Without `splits` none is known
+    to treat every row by itself."""
     count, batch = duration.shape
     none = np.zeros_like(duration)
     return KernelTable(
