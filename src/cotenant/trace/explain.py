@@ -185,9 +185,8 @@ class Explanation:
         device = "" if launch.device == CPU else f" of {launch.device}"
         after = f" after launch {' and '.join(map(str, launch.after))}" if launch.after else ""
         if launch.pointers:
-            others = " and ".join(
-                f"units {units[0]} to {units[1]} of {tenant!r}" for _, tenant, units in launch.pointers
-            )
+            named = (f"units {units[0]} to {units[1]} of {tenant!r}" for _, tenant, units in launch.pointers)
+            others = " and ".join(dict.fromkeys(named))
             after += f", a pointer to {others}"
         if launch.enqueued_ns is not None:
             after += f" (enqueued at +{_ms(launch.enqueued_ns - self.arrival_ns)})"
