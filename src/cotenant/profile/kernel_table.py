@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,27 +60,6 @@ class KernelTable:
     def size(self) -> int:
         """Number of units."""
         return len(self.units)
-
-    def merged(self, cuts: Sequence[int]) -> KernelTable:
-        """The stretches between these cuts, from 0 to `size`, as units: of a model that is left at no other place.
-
-        A stretch takes the time of its units, needs what the widest of them does, and splits where all of them do.
-        """
-        starts, stretches = np.asarray(cuts[:-1]), list(pairwise(cuts))
-        duration = np.add.reduceat(self.duration_ns, starts, axis=0)
-        weighed = [np.add.reduceat(each * self.duration_ns, starts, axis=0) for each in (self.compute, self.bandwidth)]
-        compute, bandwidth = (np.minimum(1.0, each / np.maximum(duration, 1e-9)) for each in weighed)
-        return KernelTable(
-            self.model,
-            self.batch,
-            tuple(f"{self.units[start]} to {self.units[end - 1]}" for start, end in stretches),
-            duration,
-            np.maximum.reduceat(self.need, starts, axis=0),
-            compute,
-            bandwidth,
-            self.join_ns[[end - 1 for _, end in stretches]],
-            tuple(all(self.splits[start:end]) for start, end in stretches),
-        )
 
     def runs_that_split(self) -> Sequence[tuple[int, int]]:
         """Longest runs of units [start, end) that may run as chunks."""
