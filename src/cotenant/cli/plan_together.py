@@ -84,7 +84,7 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
     made = together_of(found, known.tables, known.digests, len(lanes), lanes[0].size)
     rehearsed, kept = None, None
     if view.gains:
-        candidates = found.alternatives[:_REHEARSED]
+        candidates = [each for each in found.alternatives if not each.is_streams][:_REHEARSED]
         rehearsed = _rehearsed(asked, settings, lanes, candidates)
         best = (
             min((ns, number) for number, ns in enumerate(rehearsed.plans_ns) if ns) if any(rehearsed.plans_ns) else None

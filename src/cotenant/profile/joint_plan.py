@@ -99,6 +99,12 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
                 )
             free[chunk.member] = chunk.end
 
+    @property
+    def is_streams(self) -> bool:
+        """Whether it is all members at once, each as one stream, and none of them first."""
+        ranks = {member.rank for member in self.members}
+        return not (self.barriers or self.waits or self.chunks) and len(ranks) == 1
+
     def cuts_of(self, model: str, cuts: Sequence[int]) -> tuple[int, ...]:
         """The cuts of a model, from 0 to its units, with those at which this plan stops it; none is added where it is
         no member, or has other units there."""
