@@ -110,7 +110,7 @@ PLANS = (
 
 def made_of(name: str, options: dict[str, Any], lanes: tuple[Share, ...]) -> Policy:
     try:
-        return make_policy(name, options, lanes, plans=PLANS)
+        return make_policy(name, options, lanes, joint_plans=PLANS)
     except ConfigError:  # switches that exclude each other
         reject()
 

@@ -206,8 +206,8 @@ CHANGES: dict[str, Change] = {
         failure_rate=0.1,
     ),
     "clustered": Change(
-        Clustered(TWO_LANES, plans=JOINT_PLANS),
-        [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, plans=JOINT_PLANS[:1])))],
+        Clustered(TWO_LANES, joint_plans=JOINT_PLANS),
+        [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])))],
         queries=fanned_out(0.9),
         applications={
             "look": application(StageGraph(("read", "sort", "embed"), ((), (), ())), "tag", "detect", "embed")

@@ -88,7 +88,7 @@ def walk(random: Random, steps: int) -> None:
     stretch, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
 
     def policy() -> Clustered:
-        return Clustered(lanes, drop, preempt, stretch=stretch, plans=PLANS)
+        return Clustered(lanes, drop, preempt, stretch=stretch, joint_plans=PLANS)
 
     books = Sets(random, policy, TENANTS, TablePredictor(TABLES), MACHINE, SEEN)
     moves: list[Any] = (

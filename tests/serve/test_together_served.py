@@ -134,7 +134,7 @@ def test_stages_that_start_together_run_by_the_plan_of_the_repository(
     device = DeviceSection(cores=(0, 1), isolation=isolation)
     server = started(root, watch, device=device, policy=POLICY)
     try:
-        assert server.policy.plans == (plan.plan,)  # type: ignore[attr-defined]
+        assert server.policy.joint_plans == (plan.plan,)  # type: ignore[attr-defined]
         [changed] = [event for _, event, _ in watch.seen if isinstance(event, PolicyChanged)]
         assert changed.policy is server.policy
         outputs = ask(server)
@@ -159,7 +159,7 @@ def test_a_model_that_changed_has_its_plan_left_aside(
     with caplog.at_level(logging.WARNING, "cotenant.together"):
         server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
     try:
-        assert server.policy.plans == ()  # type: ignore[attr-defined]
+        assert server.policy.joint_plans == ()  # type: ignore[attr-defined]
         assert "plan for 'left' beside others is stale" in caplog.text
         assert set(ask(server)) == {"a", "b"}
     finally:
@@ -172,7 +172,7 @@ def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[A
         device = DeviceSection(cores=(0, 1), isolation="thread", lanes=lanes)
         server = started(root, device=device, policy=policy)
         try:
-            assert getattr(server.policy, "plans", None) == plans
+            assert getattr(server.policy, "joint_plans", None) == plans
             cuts = [versions[""].tenant.cuts for versions in server._models.values()]
             assert all(len(each) == 2 for each in cuts) or plans is not None
         finally:
@@ -210,7 +210,7 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
 
     def followed(self: Any, policy: Any, models: Any) -> Any:
         made = real(self, policy, models)
-        if made.plans:
+        if made.joint_plans:
             adopted.set()
         return made
 
@@ -240,7 +240,7 @@ def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
         "left", "g", (0, 3, 7), tuple(tuple(10**6 * (row + 1) for row in range(4)) for _ in range(2)), (True, True)
     )
     short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), (True,))
-    asked = Asked((long, short), 2, 1, 1000, 1.0)
+    asked = Asked((long, short), 2, 1, 1000, 0.1)
     plans = together.TogetherPlans(root, lambda: None)
     found, here = plans._search(asked), search(asked)
     plans.close()

@@ -199,7 +199,7 @@ def test_pointers_and_chunks_of_a_joint_plan_are_named(tmp_path: Path) -> None:
         waits=(Wait(0, 2, 1, 1),),
         chunks=(Chunk(1, 0, 1, (1, 1)),),
     )
-    policy = Clustered(TWO_LANES, plans=(plan,))
+    policy = Clustered(TWO_LANES, joint_plans=(plan,))
     engine, path = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES)), tmp_path / "trace.jsonl"
     log = TraceWriter(path.open("wb"), header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created=""))
     events: list[tuple[int, Event]] = [

@@ -41,33 +41,33 @@ class Clustered(Edf):
     """Serve the query whose deadline comes first; where a plan knows its model beside others that wait, too, start
     all of them by the plan.
 
-    `plans` are followed when the query that would start next is of a member, and at least one other member is there;
-    absent ones are empty. A member is there with just the rows of its plan. A set is started only where each member is
-    predicted in time, each query and batch that is more urgent than a member of it is in time behind it, and, with
-    `preempt`, so is each that might arrive and be more urgent than all of it. What does not get its plan is served as
-    by edf, and so are lanes that a set leaves over. Nobody waits for an arrival.
+    `joint_plans` are followed when the query that would start next is of a member, and at least one other member is
+    there; absent ones are empty. A member is there with just the rows of its plan. A set is started only where each
+    member is predicted in time, each query and batch that is more urgent than a member of it is in time behind it, and,
+    with `preempt`, so is each that might arrive and be more urgent than all of it. What does not get its plan is served
+    as by edf, and so are lanes that a set leaves over. Nobody waits for an arrival.
 
     A lane may be planned on that is busy: its strands begin when the launches that have it are over.
 
     Raises InvalidValueError as Edf, and for plans that wait in a circle.
     """
 
-    plans: tuple[JointPlan, ...] = ()
+    joint_plans: tuple[JointPlan, ...] = ()
 
     name: ClassVar[str] = "clustered"
 
     def __post_init__(self) -> None:
         Edf.__post_init__(self)
-        for plan in self.plans:
+        for plan in self.joint_plans:
             models = [member.model for member in plan.members]
-            self.check("plans", len(set(models)) == len(models), "plans for different models, each once")
+            self.check("joint_plans", len(set(models)) == len(models), "plans for different models, each once")
             strands_of(plan, (True,) * len(models))
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a set by its plan if the next query has one, then fill the free lanes by deadline."""
         desk = self._desk(snapshot)
         free = snapshot.free_mask
-        for start in self._next_set(desk) if self.plans else ():
+        for start in self._next_set(desk) if self.joint_plans else ():
             desk.starts.append(start)
             desk.take(start)
             free &= ~start.share.mask
@@ -81,7 +81,7 @@ class Clustered(Edf):
             return ()
         name, lanes = place[0].tenant.name, self._lanes(desk.snapshot)
         found: list[tuple[int, int, list[_Present | None]]] = []
-        for number, plan in enumerate(self.plans):
+        for number, plan in enumerate(self.joint_plans):
             if any(member.model == name for member in plan.members):
                 there = [self._present(desk, member, place) for member in plan.members]
                 absent = there.count(None)
@@ -89,7 +89,7 @@ class Clustered(Edf):
                 if leads and (absent == 0 or len(there) - absent > 1):
                     found.append((absent - len(there), number, there))
         for _, number, there in sorted(found, key=lambda each: each[:2]):
-            starts = self._follow(desk, self.plans[number], there, lanes)
+            starts = self._follow(desk, self.joint_plans[number], there, lanes)
             if starts:
                 return starts
         return ()

@@ -1,8 +1,8 @@
 """From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
 
 A policy is a frozen dataclass whose first field is `lanes`; the other fields are its options, with their types, ranges
-and defaults, but for `rounds` and `plans`, which a plan gives. What can be derived from measurements it derives in a
-class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group
+and defaults, but for `rounds` and `joint_plans`, which plans give. What can be derived from measurements it derives in
+a class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group
 `GROUP`.
 """
 
@@ -31,7 +31,7 @@ from cotenant.work import Round, Share
 
 GROUP = "cotenant.policies"
 """Entry points of other packages: the name of a policy, and where its class is."""
-_GIVEN = ("lanes", "rounds", "plans")
+_GIVEN = ("lanes", "rounds", "joint_plans")
 """Fields that come from the device and the plan."""
 
 _BLOCKS = (ModelWise, LayerWise, FixedBlocks, Prema, LayerBlock, SlackBlocks)
@@ -93,16 +93,16 @@ def make_policy(
     lanes: tuple[Share, ...],
     rounds: tuple[Round, ...] = (),
     where: str = "policy",
-    plans: tuple[JointPlan, ...] = (),
+    joint_plans: tuple[JointPlan, ...] = (),
 ) -> Policy:
-    """Build a policy; `rounds` are those of a plan, one a lane, and `plans` those of models that start together, for
+    """Build a policy; `rounds` are those of a plan, one a lane, `joint_plans` those of models that start together: for
     policies that take them.
 
     Raises ConfigError for an unknown name or option, or a value that the lanes do not allow.
     """
     kind = policy_class(name, f"[{where}]")
     taken = [field.name for field in fields(kind)]
-    given = {name: each for name, each in (("rounds", rounds), ("plans", plans)) if name in taken}
+    given = {name: each for name, each in (("rounds", rounds), ("joint_plans", joint_plans)) if name in taken}
     try:
         made: Policy = kind(lanes, **given, **typed_options(name, options, where))
     except InvalidValueError as error:
@@ -116,11 +116,11 @@ def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
     try:
         lanes = tuple(Share(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
         rounds = msgspec.convert(options.get("rounds", ()), tuple[Round, ...])
-        plans = msgspec.convert(options.get("plans", ()), tuple[JointPlan, ...])
+        joint_plans = msgspec.convert(options.get("joint_plans", ()), tuple[JointPlan, ...])
         own = {key: value for key, value in options.items() if key not in _GIVEN}
         own = typed_options(name, own, where)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         if name not in POLICIES:
             raise
         raise ConfigError(f"{where}: policy_options cannot be used ({error}): was the file changed?") from None
-    return make_policy(name, own, lanes, rounds, where, plans)
+    return make_policy(name, own, lanes, rounds, where, joint_plans)

@@ -109,7 +109,7 @@ class Rehearsal:
         Raises RehearsalError where a run fails, or a plan gives other answers than there are without.
         """
         ways: list[Policy] = [Edf((self._whole,), DropRule.NONE, preempt=False), self._streams()]
-        ways += [Clustered(self._lanes, DropRule.NONE, preempt=False, plans=(plan,)) for plan in self._plans]
+        ways += [Clustered(self._lanes, DropRule.NONE, preempt=False, joint_plans=(plan,)) for plan in self._plans]
         expected = self._once(ways[0])[1]
         followed = []
         for number, policy in enumerate(ways):

@@ -69,7 +69,7 @@ class Scenario:
 
     def policy(self, section: PolicySection) -> Policy:
         """A policy with its lanes, and what it takes of plans. Raises ConfigError."""
-        return make_policy(section.name, section.options, self.lanes, self.rounds, plans=self.plans)
+        return make_policy(section.name, section.options, self.lanes, self.rounds, joint_plans=self.plans)
 
     def served(self, policy: Policy) -> list[Tenant]:
         """The tenants as a policy has them: one that never stops inside a model runs it whole, without the cost of
@@ -77,7 +77,7 @@ class Scenario:
         found = []
         for tenant in self.tenants:
             cuts = tenant.cuts if policy.preempt else (0, tenant.unit_count)
-            for plan in getattr(policy, "plans", ()):
+            for plan in getattr(policy, "joint_plans", ()):
                 cuts = plan.cuts_of(tenant.name, cuts)
             found.append(tenant if cuts == tenant.cuts else replace(tenant, cuts=cuts))
         return found

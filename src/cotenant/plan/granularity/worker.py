@@ -20,7 +20,8 @@ from cotenant.plan.granularity.profiled import lane_rules, lane_table
 from cotenant.plan.granularity.published import Published
 from cotenant.profile.joint_plan import TogetherPlan
 
-_NICE = 19
+_NICE = 10
+"""Above that of models and front-ends; at 19 a search does not end on a machine that is busy."""
 
 
 class AskedMember(Struct, frozen=True):

@@ -36,7 +36,7 @@ _log = logging.getLogger("cotenant.together")
 
 def takes_plans(policy: Policy) -> bool:
     """Whether a policy follows joint plans."""
-    return hasattr(policy, "plans")
+    return hasattr(policy, "joint_plans")
 
 
 class TogetherPlans:
@@ -84,10 +84,10 @@ class TogetherPlans:
                         "'cotenant plan --together' makes another one",
                         member.model,
                     )
-        if tuple(found) == getattr(policy, "plans", ()):
+        if tuple(found) == getattr(policy, "joint_plans", ()):
             return policy
         _log.info("models that are there together: %d plan(s) are followed", len(found))
-        made: Policy = replace(policy, plans=tuple(found))  # type: ignore[type-var]
+        made: Policy = replace(policy, joint_plans=tuple(found))  # type: ignore[type-var]
         return made
 
     def seek(self, policy: Policy, applications: Iterable[ServedApplication]) -> None:
@@ -129,7 +129,11 @@ class TogetherPlans:
             ) as self._process:
                 if self._is_over:
                     self._process.kill()
-                out, _ = self._process.communicate(msgspec.json.encode(asked), timeout=_LATE_S)
+                try:
+                    out, _ = self._process.communicate(msgspec.json.encode(asked), timeout=_LATE_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    raise
             found = msgspec.json.decode(out, type=TogetherPlan | None)
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
             if not self._is_over:
