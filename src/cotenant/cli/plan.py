@@ -19,7 +19,6 @@ from cotenant.cli.plan_together import (
     check_together,
     plan_together,
     together_verdicts,
-    together_words,
 )
 from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
@@ -272,6 +271,7 @@ def _show(
 ) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.plan.assess import assess
+    from cotenant.plan.granularity.kept import words_of
     from cotenant.report.plan_text import plan_picture, plan_svg, summary_lines, tenant_table
 
     request, made = file.request, file.plan
@@ -279,7 +279,7 @@ def _show(
     notes = (
         *basis.notes,
         *(f"placement: {placement_words(each)}" for each in file.placements),
-        *(f"together: {together_words(each)}" for each in file.together),
+        *(f"together: {words_of(each)}" for each in file.together),
     )
     facts: dict[str, Any] = {
         **answers,

@@ -270,33 +270,23 @@ def _facts(
 
 def together_verdicts(plans: Sequence[TogetherPlan], roots: Sequence[Path]) -> tuple[list[str], list[str]]:
     """What speaks against the plans of a file, by what repositories measured of their models; and which are stale."""
-    from cotenant.plan.granularity.kept import is_stale, together_faults
-    from cotenant.plan.granularity.profiled import hand_over_ns, lane_rules, table_of_tasks
+    from cotenant.plan.granularity.kept import verdict, words_of
     from cotenant.plan.sources import read_placements
 
     measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
     wrong, stale = [], []
     for plan in plans:
-        tasks = {
-            member.model: measured[member.model][plan.lanes]
-            for member in plan.members
-            if plan.lanes in measured.get(member.model, {})
-        }
-        tables = {
-            member.model: table_of_tasks(member.model, tasks[member.model], member.batch, plan.lanes)
-            for member in plan.members
-            if member.model in tasks
-        }
-        rules = lane_rules(hand_over_ns(list(tasks.values())) if tasks else 0)
-        faults = together_faults(plan, tables, {name: each.digest for name, each in tasks.items()}, rules)
+        faults, is_stale = verdict(plan, measured)
         wrong += faults
-        if not faults and is_stale(plan, tables):
-            stale.append(f"{together_words(plan)}: it was made from another profile")
+        if is_stale:
+            stale.append(f"{words_of(plan)}: it was made from another profile")
     return wrong, stale
 
 
 def check_together(path: Path, plans: Sequence[TogetherPlan], roots: Sequence[Path], *, as_json: bool) -> None:
     """Say whether the plans of a file without tenants hold on what was measured; ends the command if not."""
+    from cotenant.plan.granularity.kept import words_of
+
     wrong, stale = together_verdicts(plans, roots)
     if as_json:
         print_json({"holds": not wrong, "violations": wrong, "stale": stale, "plan_file": str(path)})
@@ -304,15 +294,8 @@ def check_together(path: Path, plans: Sequence[TogetherPlan], roots: Sequence[Pa
         print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
         print(*(f"  {sentence}" for sentence in wrong), sep="\n")
     else:
-        print(f"{path} holds: {', '.join(map(together_words, plans))}.")
+        print(f"{path} holds: {', '.join(map(words_of, plans))}.")
     if not as_json:
         print(*stale, sep="\n", end="\n" if stale else "")
     if wrong:
         raise typer.Exit(_EXIT_WRONG)
-
-
-def together_words(plan: TogetherPlan) -> str:
-    """A plan in a few words."""
-    names = " and ".join(f"{each.model}={each.batch}" for each in plan.members)
-    before, after = plan.streams_ns / 1e6, plan.makespan_ns / 1e6
-    return f"{names} together on {plan.lanes} lanes, {after:.3g} ms instead of {before:.3g}"

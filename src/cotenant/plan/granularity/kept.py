@@ -12,16 +12,16 @@ from cotenant.errors import CotenantError
 from cotenant.files import write_whole
 from cotenant.plan.file import read_plan, together_text
 from cotenant.plan.granularity.planner import FoundJointPlan
+from cotenant.plan.granularity.profiled import hand_over_ns, lane_rules, table_of_tasks
 from cotenant.predict.occupancy.evaluator import JointEvaluator
 from cotenant.predict.occupancy.rules import Occupancy
 from cotenant.profile.joint_plan import JointPlan, TogetherPlan
 from cotenant.profile.kernel_table import KernelTable, fingerprint_of
+from cotenant.profile.task_profile import ModelTasks
 from cotenant.repository import together_path
 
 LEAST_GAIN_PCT = 3.0
 """What is quicker than streams by less is left alone: times of units are not known better."""
-EXPECTED_PCT = 1.0
-"""By how much figures of a file may differ from those of the tables, for rounding."""
 
 
 def read_together(root: Path) -> tuple[TogetherPlan, ...]:
@@ -109,3 +109,28 @@ def is_stale(plan: TogetherPlan, tables: Mapping[str, KernelTable]) -> bool:
     """Whether it rests on other figures than these."""
     mine = [tables[member.model] for member in plan.members if member.model in tables]
     return plan.profile != fingerprint_of(mine)
+
+
+def verdict(plan: TogetherPlan, measured: Mapping[str, Mapping[int, ModelTasks]]) -> tuple[list[str], bool]:
+    """What speaks against a plan by the tasks that are measured now, by tenant and number of cores; and, if nothing
+    does, whether it is stale: made from other measurements of the same models."""
+    tasks = {
+        member.model: measured[member.model][plan.lanes]
+        for member in plan.members
+        if plan.lanes in measured.get(member.model, {})
+    }
+    tables = {
+        member.model: table_of_tasks(member.model, tasks[member.model], member.batch, plan.lanes)
+        for member in plan.members
+        if member.model in tasks
+    }
+    rules = lane_rules(hand_over_ns(list(tasks.values())) if tasks else 0)
+    faults = together_faults(plan, tables, {name: each.digest for name, each in tasks.items()}, rules)
+    return faults, not faults and is_stale(plan, tables)
+
+
+def words_of(plan: TogetherPlan) -> str:
+    """A plan in a few words."""
+    names = " and ".join(f"{each.model}={each.batch}" for each in plan.members)
+    before, after = plan.streams_ns / 1e6, plan.makespan_ns / 1e6
+    return f"{names} together on {plan.lanes} lanes, {after:.3g} ms instead of {before:.3g}"

@@ -16,9 +16,10 @@ import msgspec
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.measure.opening import OpenedModel
-from cotenant.plan.granularity.kept import read_together, usable
+from cotenant.plan.granularity.kept import read_together, usable, verdict, words_of
 from cotenant.plan.granularity.profiled import table_of_latencies
 from cotenant.plan.granularity.worker import Asked, AskedMember
+from cotenant.plan.sources import read_placements
 from cotenant.profile.joint_plan import JointPlan, TogetherPlan
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
@@ -54,11 +55,17 @@ class TogetherPlans:
         self._is_over = False
 
     def read(self) -> None:
-        """Read what the repository keeps; a broken file is told to the log."""
+        """Read what the repository keeps; a broken file, and plans that rest on old figures, are told to the log."""
         try:
             self._kept = read_together(self._root)
+            measured = read_placements(self._root)[0] if self._kept else {}
         except CotenantError as error:
             _log.warning("no plans of models together are followed: %s", error)
+            return
+        for plan in self._kept:
+            if verdict(plan, measured)[1]:
+                text = "%s: is stale, as it was made from another profile; 'cotenant plan --together' makes another one"
+                _log.warning(text, words_of(plan))
 
     def of(self, opened: OpenedModel, policy: Policy) -> list[JointPlan]:
         """Those that a policy follows and a model is a member of as it is: it has to be left where they say."""
