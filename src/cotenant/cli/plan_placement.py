@@ -202,7 +202,7 @@ def _searched(
     problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
 ) -> FoundPlacement:
     from cotenant.cli.console import console as make_console
-    from cotenant.plan.placement.compiled import has_compiler
+    from cotenant.machine_code import has_compiler
     from cotenant.plan.placement.overflow import OverflowSearch
 
     console = make_console(stderr=True, quiet=as_json)

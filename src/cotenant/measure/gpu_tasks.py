@@ -70,6 +70,7 @@ def measure_beside(
     low, middle, high = np.percentile(wholes[0], (25, 50, 75))
     times = np.array(wholes[1][effort.warm_up :])
     whole_ns, core_ns = max(1, round(low)), max(1, round(np.percentile(times[:, 1], 25)))
+    down, up = (_copies(small, large) for small, large in zip(*copies, strict=True))
     return ModelTasks(
         opened.digest,
         opened.runner.files[0].parent.name,
@@ -82,7 +83,8 @@ def measure_beside(
         round(float((high - low) / 1.349 / middle), 4),
         round(float(times[:, 0].sum() / max(1, times[:, 1].sum())), 4),
         share.size,
-        *(_copies(small, large) for small, large in zip(*copies, strict=True)),
+        down,
+        up,
     )
 
 

@@ -46,8 +46,17 @@ class CopyTimes(Struct, frozen=True, forbid_unknown_fields=True):
     latency_ns: _Ns
 
 
+class BatchTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same as of one row for a batch of several, on one core and on all cores of the share."""
+
+    core: DeviceTimes
+    whole: DeviceTimes
+
+
 class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
-    """One model version in a share of `cores` cores, at its largest declared shape, one row.
+    """One model version in a share of `cores` cores, at its largest declared shape, one row; `batches` has the times of
+    those larger batches that were measured, by their rows. `splits` tells which units treat every row by itself; it is
+    empty where that is not known.
 
     `units` are the names of its units, `graph` that of their optimised graph, `digest` as in ModelProfile. `core` are
     times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another core. `variation` is
@@ -71,6 +80,8 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
     sms: Annotated[int, Meta(ge=0)] = 0
     down: CopyTimes | None = None
     up: CopyTimes | None = None
+    batches: dict[int, BatchTimes] = {}
+    splits: tuple[bool, ...] = ()
 
     @property
     def sequential_ns(self) -> int:

@@ -218,7 +218,8 @@ class TorchExecutor(BaseExecutor):
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
         """Do work with the streams of a share, on the thread of its lane, and give what it gives. For measurements."""
-        return self._lane(share).do(lambda: work(self._lane(share).streams))
+        lane = self._lane(share)
+        return lane.do(lambda: work(lane.streams))
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 

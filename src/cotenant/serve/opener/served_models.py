@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.opening import OpenedModel
+from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
@@ -155,15 +157,28 @@ def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
     return {name: list(dims) for name, dims in shape.items()}
 
 
-def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str, ...], *, preempt: bool) -> ServedModel:
-    """Put a profiled model in service. Raises ConfigError when its tensors have no datatype on the wire."""
+def serve_model(
+    opened: OpenedModel,
+    profile: ModelProfile,
+    versions: tuple[str, ...],
+    *,
+    preempt: bool,
+    plans: Sequence[JointPlan] = (),
+) -> ServedModel:
+    """Put a profiled model in service, to be left at the cuts of the profile and of plans that it is a member of.
+
+    Raises ConfigError when its tensors have no datatype on the wire.
+    """
     config = opened.found.config
     batched = config.model.max_batch > 1
     name = opened.found.model
+    cuts = profile.cuts if preempt else (0, opened.runner.unit_count)
+    for plan in plans:
+        cuts = plan.cuts_of(opened.found.tenant, cuts)
     tenant = Tenant(
         name=opened.found.tenant,
         slo_ns=round(config.tenant.slo_ms * NS_PER_MS),
-        cuts=profile.cuts if preempt else (0, opened.runner.unit_count),
+        cuts=cuts,
         max_batch=config.model.max_batch,
         weight=config.tenant.weight,
         priority=config.tenant.priority,

@@ -1,0 +1,104 @@
+"""What kernels take alone, by roofline, for every number of rows: tables of the models on a GPU in a drawn world.
+
+A product of `height` x rows by `width` by `depth` is cut into tiles, a block each, and where there are few of them
+along its depth as well. Blocks of a full wave share the card's reach, `product` of its peak (less for small tiles,
+`winograd` times as much for 3x3 taps); with fewer blocks on an SM each is quicker, by `fill`. It takes its waves, or
+its bytes at the card's bandwidth, whichever is longer, and `ramp` before (each step of a recurrence); of all tiles the one that is fastest alone is
+taken. Other kernels have 256 threads a block and four elements a thread, and take their bytes, or for a depthwise
+convolution its operations.
+
+Shares of operations and bandwidth are those of what the card gives to several kernels, `mixed` times what one gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bench.papers.gacer._gpus import Gpu
+from bench.papers.gacer._worlds import TILES, Drawn
+from bench.papers.gacer._zoo_kernels import ZooKernel, zoo_kernels
+from cotenant.profile.kernel_table import Column, KernelTable
+
+_ALL_TILES = (
+    # height, width, blocks that an SM has room for, part of the reach of the largest
+    (128, 128, 2, 1.0),
+    (128, 64, 3, 0.97),
+    (64, 64, 4, 0.90),
+    (32, 32, 8, 0.65),
+)
+"""By threads and registers: 256 x 128, 256 x 85, 128 x 128, 64 x 128 of the 65,536 of an SM."""
+_SPLITS = (1, 2, 4, 8)
+"""Parts of the depth of a product; what they make is written and read once more."""
+_LEAST_DEPTH = 256
+"""Of a part."""
+_BLOCKS_OF_OTHERS = 8
+_ELEMENTS_OF_BLOCK = 1024
+_BYTES = 4
+
+
+def model_table(model: str, batch: int, gpu: Gpu, drawn: Drawn) -> KernelTable:
+    """One of our zoo's models, for 1 to `batch` rows."""
+    return table_of(model, zoo_kernels(model), batch, gpu, drawn)
+
+
+def table_of(model: str, kernels: Sequence[ZooKernel], batch: int, gpu: Gpu, drawn: Drawn) -> KernelTable:
+    """Kernels as units of a model."""
+    rows = np.arange(1, batch + 1)
+    columns = [_columns(kernel, rows, gpu, drawn) for kernel in kernels]
+    made = [np.array(each) for each in zip(*columns, strict=True)]
+    moved = np.array([2.0 * kernel.writes * batch for kernel in kernels])
+    join_ns = 1000 * drawn.ramp_us + moved / (gpu.gbps * drawn.memory)
+    if not drawn.copies:
+        join_ns = np.zeros(len(kernels))
+    names = tuple(kernel.kernel for kernel in kernels)
+    return KernelTable(model, batch, names, *made, join_ns, (True,) * len(kernels))
+
+
+def _columns(kernel: ZooKernel, rows: Column, gpu: Gpu, drawn: Drawn) -> tuple[Column, Column, Column, Column]:
+    """Duration in ns, need, and shares of operations and bandwidth, by rows."""
+    if kernel.kind in ("product", "recurrent"):
+        largest = TILES[drawn.tile]
+        tried = [
+            _product(kernel, rows, gpu, drawn, tile, parts)
+            for tile in _ALL_TILES
+            if tile[0] <= largest[0] and tile[1] <= largest[1]
+            for parts in _SPLITS
+            if parts == 1 or kernel.depth >= parts * _LEAST_DEPTH
+        ]
+        best = np.argmin([each[0] for each in tried], axis=0)
+        ns, need, compute, bandwidth = (np.choose(best, column) for column in zip(*tried, strict=True))
+        return ns, need, compute, bandwidth
+    moved = (kernel.reads + kernel.writes) * rows + kernel.weights
+    need = np.ceil(kernel.writes / _BYTES * rows / _ELEMENTS_OF_BLOCK) / (gpu.sms * _BLOCKS_OF_OTHERS)
+    drawn_part = np.minimum(1.0, need / drawn.enough)
+    bytes_ns = moved / (gpu.gbps * drawn.memory * drawn_part)
+    operations = 2.0 * kernel.height * kernel.width * kernel.depth * rows
+    work_ns = operations / (gpu.tflops * 1000 * drawn.depthwise * drawn_part)
+    ns = 1000 * drawn.ramp_us + np.maximum(bytes_ns, work_ns)
+    # A depthwise convolution keeps the units busy that it uses so badly.
+    compute = operations / (ns * gpu.tflops * 1000 * drawn.depthwise * drawn.mixed)
+    return ns, need, np.minimum(1.0, compute), np.minimum(1.0, moved / (ns * gpu.gbps * drawn.memory * drawn.mixed))
+
+
+def _product(
+    kernel: ZooKernel, rows: Column, gpu: Gpu, drawn: Drawn, tile: tuple[int, int, int, float], parts: int
+) -> tuple[Column, Column, Column, Column]:
+    high, wide, room, part_of_reach = tile
+    slots = gpu.sms * room
+    blocks = np.ceil(kernel.height * rows / high) * np.ceil(kernel.width / wide) * kernel.groups * parts
+    need = blocks / slots
+    reach = gpu.tflops * 1000 * drawn.product * (drawn.winograd if kernel.winograd else 1.0)  # operations a ns
+    operations = 2.0 * high * wide * kernel.depth / parts  # of a block, those of its edges that nobody asked for too
+    wave_ns = operations * slots / (reach * part_of_reach)
+    waves = np.ceil(need) if drawn.waves else np.maximum(1.0, need)
+    waves = np.where(need < 1, np.maximum(need, 1 / room) ** drawn.fill, waves)
+    moved = (kernel.reads + kernel.writes) * rows + kernel.weights
+    if parts > 1:
+        moved = moved + 2 * parts * kernel.height * kernel.width * kernel.groups * _BYTES * rows
+    bytes_ns = moved / (gpu.gbps * drawn.memory * np.minimum(1.0, need / drawn.enough))
+    ns = kernel.steps * (1000 * drawn.ramp_us + np.maximum(waves * wave_ns, bytes_ns))
+    compute = kernel.steps * operations * blocks / (ns * reach * drawn.mixed)
+    bandwidth = kernel.steps * moved / (ns * gpu.gbps * drawn.memory * drawn.mixed)
+    return ns, need, np.minimum(1.0, compute), np.minimum(1.0, bandwidth)
