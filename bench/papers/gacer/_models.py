@@ -3,9 +3,9 @@
 A product of `height` x rows by `width` by `depth` is cut into tiles, a block each, and where there are few of them
 along its depth as well. Blocks of a full wave share the card's reach, `product` of its peak (less for small tiles,
 `winograd` times as much for 3x3 taps); with fewer blocks on an SM each is quicker, by `fill`. It takes its waves, or
-its bytes at the card's bandwidth, whichever is longer, and `ramp` before (each step of a recurrence); of all tiles the one that is fastest alone is
-taken. Other kernels have 256 threads a block and four elements a thread, and take their bytes, or for a depthwise
-convolution its operations.
+its bytes at the card's bandwidth, whichever is longer, and `ramp` before, each step of a recurrence by itself; of all
+tiles the one that is fastest alone is taken. Other kernels have 256 threads a block and four elements a thread (more where they read more), and
+take their bytes, or for a depthwise convolution its operations.
 
 Shares of operations and bandwidth are those of what the card gives to several kernels, `mixed` times what one gets.
 """
@@ -27,14 +27,17 @@ _ALL_TILES = (
     (128, 64, 3, 0.97),
     (64, 64, 4, 0.90),
     (32, 32, 8, 0.65),
+    (8, 64, 8, 0.50),
 )
-"""By threads and registers: 256 x 128, 256 x 85, 128 x 128, 64 x 128 of the 65,536 of an SM."""
+"""By threads and registers: 256 x 128, 256 x 85, 128 x 128, twice 64 x 128 of the 65,536 of an SM."""
 _SPLITS = (1, 2, 4, 8)
 """Parts of the depth of a product; what they make is written and read once more."""
-_LEAST_DEPTH = 256
+_LEAST_DEPTH = 128
 """Of a part."""
 _BLOCKS_OF_OTHERS = 8
 _ELEMENTS_OF_BLOCK = 1024
+_READ_FOR_ONE = 8
+"""Elements that a thread of a reduction reads for each that others write."""
 _BYTES = 4
 
 
@@ -71,7 +74,8 @@ def _columns(kernel: ZooKernel, rows: Column, gpu: Gpu, drawn: Drawn) -> tuple[C
         ns, need, compute, bandwidth = (np.choose(best, column) for column in zip(*tried, strict=True))
         return ns, need, compute, bandwidth
     moved = (kernel.reads + kernel.writes) * rows + kernel.weights
-    need = np.ceil(kernel.writes / _BYTES * rows / _ELEMENTS_OF_BLOCK) / (gpu.sms * _BLOCKS_OF_OTHERS)
+    elements = max(kernel.writes, kernel.reads / _READ_FOR_ONE) / _BYTES * rows
+    need = np.ceil(elements / _ELEMENTS_OF_BLOCK) / (gpu.sms * _BLOCKS_OF_OTHERS)
     drawn_part = np.minimum(1.0, need / drawn.enough)
     bytes_ns = moved / (gpu.gbps * drawn.memory * drawn_part)
     operations = 2.0 * kernel.height * kernel.width * kernel.depth * rows
