@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from cotenant.plan.granularity.search import JointSearch
 
 from bench.papers.gacer._sets import JointSet
 from bench.papers.gacer._worlds import Drawn
 from cotenant.plan.granularity.bounds import bound_of
-from cotenant.plan.granularity.planner import FoundJointPlan, JointPlanner
 from cotenant.plan.granularity.published import Published
+from cotenant.plan.granularity.search import JointSearch
 from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.kernel_table import Column, KernelTable
@@ -92,6 +91,7 @@ def judge_set(joint: JointSet, drawn: Drawn, effort: Effort) -> dict[str, Any]:
         found = replace(planner, rounds=effort.rounds).find(tables, rules)
         taken[name] = world.run(found.plan).makespan_ns
         row[f"{name}_plan"] = _shape(found.plan)
+    taken["both_measured"] = min(taken["both"], taken["streams"])
     for name, believed in ((OURS, tables), ("robust", mistaken(tables, drawn))):
         found = ours.find(believed, rules)
         played = [world.run(plan).makespan_ns for plan in found.alternatives[: effort.measured]]
@@ -109,8 +109,3 @@ def judge_set(joint: JointSet, drawn: Drawn, effort: Effort) -> dict[str, Any]:
 def _shape(plan: JointPlan) -> list[int]:
     """Numbers of barriers, waits and chunks."""
     return [len(plan.barriers), len(plan.waits), len(plan.chunks)]
-
-
-def found_by(planner: JointPlanner, tables: Sequence[KernelTable], drawn: Drawn) -> FoundJointPlan:
-    """A plan of a set on what is believed of a world."""
-    return planner.find(tables, rules_of(drawn))
