@@ -152,6 +152,7 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "ours_over_streams_geomean": mean(OURS, "streams"),
         "both_measured_over_streams_geomean": mean("both_measured", "streams"),
         "ours_over_both_geomean": mean(OURS, "both_measured"),
+        "bound_over_streams_geomean": mean("bound", "streams"),
         "ours_of_bound_geomean": 1 / mean("bound", OURS),
         "worse_than_streams": _worse(rows),
         "robust_ours_over_streams_geomean": mean("robust", "streams"),
