@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from bench._campaign import digest_of, run_all
 from bench._data import read_rows
@@ -36,12 +36,12 @@ from cotenant.world import joint_run
 from cotenant.world import kernels as kernel_world
 
 NAME = "gacer-sets"
-WORLDS, QUICK_WORLDS = 48, 1
+WORLDS, QUICK_WORLDS = 48, 2
 FIRST_WORLD = 0
-QUICK = Effort(200, 200, 2)
+QUICK = Effort(500, 600, 2)
 SOURCES: tuple[ModuleType, ...] = (gacer, granularity, occupancy, joint_run, kernel_world)
 SHOWN = ("streams", "spatial", "temporal", "both", OURS, "robust", "bound")
-_WIDTH = 150
+_WIDTH = 205
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +197,11 @@ def paper_ratios(data_dir: Path) -> dict[tuple[str, str], dict[str, float]]:
 
 
 def _show(console: Console, rows: Sequence[dict[str, Any]], paper: dict[tuple[str, str], dict[str, float]]) -> None:
-    table = Table("set", "card", *SHOWN[:-1], "ours/streams", "robust/streams", "of bound", "paper: streams, GACER")
-    table.title = "Speed-up over one after another: median over worlds (10th to 90th percentile)"
+    names = ("set", "card", *SHOWN[:-1], "ours/streams", "robust/streams", "of bound", "paper")
+    table = Table(*(Column(name, no_wrap=True) for name in names))
+    table.title = (
+        "Speed-up over one after another, median over worlds and 10th to 90th percentile; paper: streams, GACER"
+    )
     for name, gpu in dict.fromkeys((row["set"], row["gpu"]) for row in rows):
         mine = [row for row in rows if (row["set"], row["gpu"]) == (name, gpu)]
         printed = paper.get((name, gpu), {})
@@ -223,7 +226,7 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], paper: dict[tuple[st
 
 def _spread(values: Sequence[float]) -> str:
     low, middle, high = np.percentile(values, (10, 50, 90))
-    return f"{middle:.2f} ({low:.2f}-{high:.2f})"
+    return f"{middle:.2f} {low:.2f}-{high:.2f}"
 
 
 def _show_ranges(console: Console, rows: Sequence[dict[str, Any]], drawn: Sequence[Drawn]) -> None:
