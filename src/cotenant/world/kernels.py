@@ -27,7 +27,6 @@ GRAIN = 16
 """Of these, how many blocks of a kernel begin together at least, unless it has no more."""
 MOST_WAVES = 4
 """Waves of blocks that a kernel is followed in; where it has more, several count as one."""
-_UNIT = (1.0,)
 
 
 class Admission(StrEnum):
@@ -272,21 +271,17 @@ class Streams:
         count = len(running)
         if count < 2:
             return [FULL] * count
-        ones, granted = _UNIT * count, [0.0] * count
-        parts = [1.0] * count
-        for which, capacity in (
-            ("compute", 1 - self._device.compute_loss),
-            ("bandwidth", 1 - self._device.bandwidth_loss),
-        ):
-            demand = [0.0] * count
-            for number, stream in enumerate(running):
-                kernel = stream.kernels[stream.at]
-                held = 0
-                for _, slots in stream.running or ():
-                    held += slots
-                demand[number] = getattr(kernel, which) * held / kernel.most
+        compute, bandwidth = [0.0] * count, [0.0] * count
+        for number, stream in enumerate(running):
+            kernel = stream.kernels[stream.at]
+            held = sum([slots for _, slots in stream.running or ()]) / kernel.most
+            compute[number], bandwidth[number] = kernel.compute * held, kernel.bandwidth * held
+        parts, ones = [1.0] * count, [1] * count
+        device = self._device
+        for demand, capacity in ((compute, 1 - device.compute_loss), (bandwidth, 1 - device.bandwidth_loss)):
             if sum(demand) > capacity:
-                grant(count, demand, ones, capacity, granted)  # type: ignore[arg-type]
+                granted = [0.0] * count
+                grant(count, demand, ones, capacity, granted)
                 for number in range(count):
                     if granted[number] < demand[number]:
                         parts[number] = min(parts[number], granted[number] / demand[number])
