@@ -273,6 +273,9 @@ def test_figures_are_medians_over_worlds_of_means_over_sets() -> None:
     assert made["both_over_sequential_min"] == pytest.approx(12 / 9)
     assert made["ours_of_bound_geomean"] == pytest.approx(7.2 / 8)
     assert made["v100_ours_over_streams"] == 2.0
+    graphs = sets.summary_of([*rows, row(0, "a", sets.GRAPHS.name, ours=4.0)])
+    assert graphs["graphs_ours_over_streams_geomean"] == 2.5
+    assert graphs["ours_over_streams_geomean"] == made["ours_over_streams_geomean"] == pytest.approx(1.25)
     assert made["worse_than_streams"] == 0
     assert sets.summary_of([*rows, row(0, "a", "1080Ti", robust=10.1)])["worse_than_streams"] == 1
     assert sets.given_summary(rows[:1])["ours_over_streams"] == pytest.approx(10 / 8)

@@ -26,7 +26,7 @@ V100_SETS = (
     (("resnet50", 4), ("mobilenet_v2", 4), ("bert", 2)),
 )
 """Of the models whose card is known; the pairs are of those that the source runs together."""
-_MOST_BATCH = 1024
+_MOST_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True)

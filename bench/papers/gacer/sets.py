@@ -1,17 +1,18 @@
 """GACER: what chunks and pointers gain over streams and over one after another, in many drawn worlds.
 
-The paper's five sets on its three cards by roofline, and sets of kernels that were measured on a V100. Plans are found
-on what is believed of a world and played in the world: the published search (chunks alone, barriers alone, both) with
-2,000 rounds, and ours, of which the best few are run once beside streams and the best is kept, as the product does it
-on a device; where ours is compared with the published plan, that has been run beside streams too. `robust`: the same
-with profiles that are 15 % off in times and 20 % in needs. Figures over sets and cards are taken in each world; what is
-reported is the median over worlds.
+The paper's five sets on its three cards by roofline, on one of them also with launches from CUDA graphs (1.25 us) in
+place of the drawn ones, and sets of kernels that were measured on a V100. Plans are found on what is believed of a
+world and played in the world: the published search (chunks alone, barriers alone, both) with 2,000 rounds, and ours, of
+which the best few are run once beside streams and the best is kept, as the product does it on a device; where ours is
+compared with the published plan, that has been run beside streams too. `robust`: the same with profiles that are 15 %
+off in times and 20 % in needs. Figures over sets and cards are taken in each world; what is reported is the median over
+worlds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -26,7 +27,7 @@ from bench._campaign import digest_of, run_all
 from bench._data import read_rows
 from bench._registry import BenchError
 from bench.papers import gacer
-from bench.papers.gacer._gpus import GPUS, Gpu
+from bench.papers.gacer._gpus import GPUS, V100, Gpu
 from bench.papers.gacer._judge import OURS, Effort, judge_set
 from bench.papers.gacer._sets import JointSet, given_sets, paper_sets, v100_sets
 from bench.papers.gacer._worlds import Drawn, draw
@@ -41,6 +42,9 @@ FIRST_WORLD = 0
 QUICK = Effort(500, 600, 2)
 SOURCES: tuple[ModuleType, ...] = (gacer, granularity, occupancy, joint_run, kernel_world)
 SHOWN = ("streams", "spatial", "temporal", "both", OURS, "robust", "bound")
+GRAPHS = replace(GPUS[0], name="Titan V, graphs")
+GRAPHS_US = 1.25
+"""What a kernel takes to be issued from a CUDA graph."""
 _WIDTH = 205
 
 
@@ -72,7 +76,7 @@ def run(
     if is_given:
         groups = [given_sets(sets or (), kernels, (gpu,)) for gpu in gpus]
     else:
-        groups = [*(paper_sets(data_dir, gpu) for gpu in gpus), v100_sets(data_dir)]
+        groups = [paper_sets(data_dir, gpu) for gpu in (*gpus, GRAPHS)] + [v100_sets(data_dir)]
         groups = [groups[0][:3], groups[-1][:1]] if quick else groups
     count = worlds or (QUICK_WORLDS if quick else WORLDS)
     if count < 1:
@@ -88,7 +92,8 @@ def run(
     summary = given_summary(rows) if is_given else summary_of(rows)
     console = Console(width=max(_WIDTH, Console().width))
     _show(console, rows, {} if is_given else paper_ratios(data_dir))
-    _show_ranges(console, rows, drawn)
+    _show_ranges(console, [row for row in rows if row["gpu"] != GRAPHS.name], drawn)
+    summary = {name: value for name, value in summary.items() if isfinite(value)}  # quick runs have not all sets
     console.print(", ".join(f"{name} {value:.4g}" for name, value in summary.items()))
     if quick:
         console.print(f"quick: {count} of {WORLDS} worlds, few of the sets, searches a tenth as long or less")
@@ -111,7 +116,8 @@ def card_of(kernels: Path, sms: int | None, tflops: float | None, gbps: float | 
 
 def judge(task: SetsTask) -> list[dict[str, Any]]:
     """A row for each set."""
-    return [judge_set(each, task.drawn, task.effort) for each in task.sets]
+    graphs = replace(task.drawn, launch_us=GRAPHS_US, host_loss=0.0)
+    return [judge_set(each, graphs if each.gpu == GRAPHS else task.drawn, task.effort) for each in task.sets]
 
 
 def _said(rows: list[dict[str, Any]]) -> str:
@@ -141,9 +147,9 @@ def geomean(values: Sequence[float]) -> float:
 
 def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The metrics, of the paper's sets on its cards, and those of the measured kernels."""
-    paper = [row for row in rows if row["gpu"] != "V100"]
-    measured = [row for row in rows if row["gpu"] == "V100"]
-    mean, measured_mean = (partial(over_worlds, some, of=geomean) for some in (paper, measured))
+    paper = [row for row in rows if row["gpu"] in {gpu.name for gpu in GPUS}]
+    graphs, measured = ([row for row in rows if row["gpu"] == gpu.name] for gpu in (GRAPHS, V100))
+    mean, graphs_mean, measured_mean = (partial(over_worlds, some, of=geomean) for some in (paper, graphs, measured))
     return {
         "both_over_sequential_geomean": mean("both", "sequential"),
         "both_over_sequential_min": over_worlds(paper, "both", "sequential", min),
@@ -158,6 +164,9 @@ def summary_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "robust_ours_over_streams_geomean": mean("robust", "streams"),
         "ours_unmeasured_over_streams_geomean": mean("ours_unmeasured", "streams"),
         "robust_unmeasured_over_streams_geomean": mean("robust_unmeasured", "streams"),
+        "graphs_streams_over_sequential_geomean": graphs_mean("streams", "sequential"),
+        "graphs_both_over_streams_geomean": graphs_mean("both", "streams"),
+        "graphs_ours_over_streams_geomean": graphs_mean(OURS, "streams"),
         "v100_ours_over_streams": measured_mean(OURS, "streams"),
         "v100_both_over_streams": measured_mean("both", "streams"),
         "v100_ours_of_bound": 1 / measured_mean("bound", OURS),
