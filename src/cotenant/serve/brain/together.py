@@ -23,7 +23,7 @@ from cotenant.plan.sources import read_placements
 from cotenant.profile.joint_plan import JointPlan, TogetherPlan
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
-from cotenant.work import Share
+from cotenant.work import CPU, Share
 
 SEARCH_S = 3.0
 """For each set of stages."""
@@ -98,8 +98,10 @@ class TogetherPlans:
         return made
 
     def seek(self, policy: Policy, applications: Iterable[ServedApplication]) -> None:
-        """Seek plans for stages that start together and have none, in the background; at the cuts that there are."""
-        if not takes_plans(policy) or len(policy.lanes) < 2 or len({lane.size for lane in policy.lanes}) > 1:
+        """Seek plans for stages that start together and have none, in the background; at the cuts that there are, on
+        several equal lanes of a CPU."""
+        kinds = {(lane.device, lane.size) for lane in policy.lanes}
+        if not takes_plans(policy) or len(policy.lanes) < 2 or len(kinds) > 1 or policy.lanes[0].device != CPU:
             return
         kept = [each.key for each in self._kept]
         asked = {
