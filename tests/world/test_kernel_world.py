@@ -11,11 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.actions import Launch
+from cotenant.core.actions import Launch, Respond
+from cotenant.core.engine import Engine
 from cotenant.errors import InvalidValueError
+from cotenant.policies.ordered.edf import Edf
+from cotenant.predict.table import TablePredictor
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.profile.kernel_table import KernelTable
-from cotenant.work import Share, Work
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.sim.driver import simulate
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Machine, Share, Work
 from cotenant.world.joint_run import JointWorld, KernelSpan
 from cotenant.world.kernels import SLOTS, Admission, KernelDevice, KernelWorld
 
@@ -234,14 +240,12 @@ def test_without_contention_it_is_what_steps_of_a_microsecond_find(some: list[li
 
 def _stepped(models: Sequence[Sequence[Kernel]]) -> int:
     """Kernels that begin when all they need is free, in the order in which they came, followed by the microsecond."""
-    slots, now, came = 1.0, 0, 0
+    slots, now, came = 1.0, 0, len(models)
     at = [0] * len(models)
-    queue: list[int] = []  # models whose kernel has not begun
-    left: dict[int, list[list[float]]] = {}  # blocks that wait, and waves that run, as [slots, microseconds left]
-    waits: dict[int, float] = {}
-    order = {number: number for number in range(len(models))}
-    came = len(models)
-    queue = list(range(len(models)))
+    queue = list(range(len(models)))  # those whose kernel has not begun
+    order = {number: number for number in queue}
+    left: dict[int, list[list[float]]] = {}  # waves that run, as slots and microseconds that are left
+    waits: dict[int, float] = {}  # slots of those that have not begun
     while any(at[number] < len(each) for number, each in enumerate(models)):
         for number in sorted(left, key=order.__getitem__):  # what has begun goes on
             taken = min(slots, waits[number])
@@ -254,14 +258,12 @@ def _stepped(models: Sequence[Sequence[Kernel]]) -> int:
             if min(1.0, need) > slots + 1e-9:
                 break
             number = queue.pop(0)
-            waves = ceil(need - 1e-9)
             taken = min(need, 1.0)
             left[number] = [[taken, us]]
             waits[number] = need - taken
             slots -= taken
-            assert waves <= 2
         now += 1
-        for number in sorted(left, key=order.__getitem__):
+        for number in sorted(left):  # of those that come at one instant the first model is the first
             for wave in left[number]:
                 wave[1] -= 1
             slots += sum(wave[0] for wave in left[number] if wave[1] <= 0)
@@ -345,3 +347,30 @@ def test_launches_of_what_is_not_known_are_refused() -> None:
         world.start(launch(1, "m", 5), 0)
     with pytest.raises(InvalidValueError, match="1 to 4"):
         world.start(launch(1, "m", 4, rows=5), 0)
+
+
+def test_the_engine_plays_in_it() -> None:
+    """Two models with a lane each on one GPU: what they do not fill, the other one has."""
+    models = {name: table([(100, 0.5, 0.4, 0.3)] * 8, batch=2, name=name) for name in ("a", "b")}
+    tenants = tuple(Tenant(name, 20_000 * US, cuts=tuple(range(9)), max_batch=2) for name in models)
+    believed = TablePredictor(
+        {name: LatencyTable((LatencyRow(0, 1, 1, 800 * US),), (1.0,) * 8, 1.0) for name in models}
+    )
+    queries = [Query(number, "ab"[number % 2], 0, 20_000 * US) for number in range(12)]
+    ends = []
+    for lanes in (1, 2):
+        machine = Machine.of({"gpu": range(lanes)})
+        shares = tuple(machine.share((slot,), "gpu") for slot in range(lanes))
+        answered: list[int] = []
+        engine = Engine(tenants, Edf(shares, preempt=False), believed, machine)
+        world = KernelWorld(models, replace(FREE, launch_ns=2 * US, gap_ns=1 * US))
+
+        def respond(action: Respond, now_ns: int, answered: list[int] = answered) -> None:
+            assert action.outcome is Outcome.ANSWERED
+            answered.append(now_ns)
+
+        simulate(engine, world, queries, respond)
+        assert len(answered) == len(queries)
+        ends.append(max(answered))
+    assert ends[0] == 7 * (2 + 8 * 100 + 7) * US  # the first alone, then batches of two, in turn
+    assert ends[1] < 1.01 * ends[0]

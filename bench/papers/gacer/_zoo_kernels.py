@@ -1,7 +1,8 @@
 """The kernels of the paper's ten models, from the operators of our zoo's files: what each computes and moves for a row.
 
 A kernel is a heavy operator with the light ones of its unit (`graph/units`) behind it, as libraries fuse them; light
-ones before it are one kernel of their own; views are none. A table has a row for each in the order of the file:
+ones before it, or that make more than it does, are a kernel of their own; views are none. A table has a row for each in
+the order of the file:
 
 * `product`: a convolution or matrix product. `height` (output positions of one row of the batch), `width` (output
   channels) and `depth` are those of the product, of which there are `groups`.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from math import prod
@@ -54,6 +55,7 @@ PAPER_NAMES = {
 STEPS = 8
 """Steps of a recurrence in a kernel."""
 _BYTES = 4
+_SIZES = ("Shape", "Size")
 _VIEWS = frozenset(("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"))
 
 
@@ -81,26 +83,45 @@ def kernels_of(model: onnx.ModelProto) -> list[ZooKernel]:
     nodes = {name: node for node in model.graph.node for name in node.output if name}
     shapes = {each.name: tuple(each.dims) for each in model.graph.initializer}
     found: list[ZooKernel] = []
+    fixed: dict[str, None] = {}  # tensors that are the same for all inputs
+    for operator in dfg.operators:
+        if operator.op_type in _SIZES or all(name in fixed for name in operator.inputs):
+            fixed |= dict.fromkeys(operator.outputs)
     for unit in dfg.units:
         group: list[Operator] = []
-        for operator in (dfg.operators[index] for index in unit.operators):
-            if operator.op_type not in LIGHT:
-                found += _kernel(dfg, group, nodes, shapes)
+        for operator in (
+            dfg.operators[index] for index in unit.operators if dfg.operators[index].outputs[0] not in fixed
+        ):
+            widens = bool(group) and group[0].macs and _written(dfg, operator) > _written(dfg, group[0])
+            if operator.op_type not in LIGHT or widens:
+                found += _kernel(dfg, group, nodes, shapes, fixed)
                 group = []
             group.append(operator)
-        found += _kernel(dfg, group, nodes, shapes)
+        found += _kernel(dfg, group, nodes, shapes, fixed)
     return found
 
 
+def _written(dfg: Dfg, operator: Operator) -> int:
+    return sum(dfg.tensors[name].size_bytes for name in operator.outputs)
+
+
 def _kernel(
-    dfg: Dfg, group: Sequence[Operator], nodes: dict[str, onnx.NodeProto], shapes: dict[str, tuple[int, ...]]
+    dfg: Dfg,
+    group: Sequence[Operator],
+    nodes: Mapping[str, onnx.NodeProto],
+    shapes: Mapping[str, tuple[int, ...]],
+    fixed: Collection[str],
 ) -> list[ZooKernel]:
     """What a heavy operator with light ones behind it, or light ones alone, are."""
     made = {name for operator in group for name in operator.outputs}
     inner = {name for operator in group for name in operator.inputs if name in made}
-    reads = sum(dfg.tensors[name].size_bytes for operator in group for name in operator.inputs if name not in made)
+    read = dict.fromkeys(
+        name for operator in group for name in operator.inputs if name not in made and name not in fixed
+    )
+    reads = sum(dfg.tensors[name].size_bytes for name in read)
     writes = sum(dfg.tensors[name].size_bytes for name in made if name not in inner)
-    weights = sum(operator.weight_bytes for operator in group)
+    looks_up = bool(group) and group[0].op_type == "Gather"  # of its weights it moves the rows that it writes
+    weights = 0 if looks_up else sum(operator.weight_bytes for operator in group)
     if not reads or all(operator.op_type in _VIEWS for operator in group):
         return []
     first = group[0]
@@ -125,7 +146,7 @@ def _kernel(
             depth = first.macs // (inside * height * out[-1])
             return [ZooKernel(name, "product", height, out[-1], depth, inside, **moved)]
         case "LSTM":
-            _, gates, width = shapes[node.input[1]]
+            _, gates, width = _static(dfg, node.input[1]) or shapes[node.input[1]]
             steps = _static(dfg, first.inputs[0])[0]
             states = gates * _BYTES
             taken = ZooKernel(
@@ -156,7 +177,7 @@ def _kernel(
 
 
 def _static(dfg: Dfg, name: str) -> tuple[int, ...]:
-    shape = dfg.tensors[name].shape or ()
+    shape = (dfg.tensors[name].shape if name in dfg.tensors else None) or ()
     return tuple(size if isinstance(size, int) else 1 for size in shape)
 
 
@@ -168,14 +189,19 @@ def write_table(path: Path, kernels: Iterable[ZooKernel]) -> None:
         writer.writerows(asdict(kernel).values() for kernel in kernels)
 
 
-@cache
-def zoo_kernels(model: str) -> tuple[ZooKernel, ...]:
-    """The kernels of one of the ten models, by the zoo's name, from the repository's own tables."""
-    with (FOLDER / f"{model}.csv").open(encoding="utf-8", newline="") as file:
+def read_table(path: Path) -> tuple[ZooKernel, ...]:
+    """Read a table."""
+    with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     return tuple(
         ZooKernel(row["kernel"], row["kind"], *(int(row[each.name]) for each in fields(ZooKernel)[2:])) for row in rows
     )
+
+
+@cache
+def zoo_kernels(model: str) -> tuple[ZooKernel, ...]:
+    """The kernels of one of the ten models, by the zoo's name, from the repository's own tables."""
+    return read_table(FOLDER / f"{model}.csv")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ GRAIN = 16
 """Of these, how many blocks of a kernel begin together at least, unless it has no more."""
 MOST_WAVES = 4
 """Waves of blocks that a kernel is followed in; where it has more, several count as one."""
-_UNIT = (1.0,)
 
 
 class Admission(StrEnum):
@@ -91,11 +90,12 @@ class KernelCost:
     @classmethod
     def of(cls, duration_ns: float, need: float, compute: float, bandwidth: float, waves: bool) -> KernelCost:
         """What takes so long alone, with these means of shares over that time."""
-        count = 1
+        count, held = 1, min(need, 1.0)
         if need > 1:
             count = min(ceil(need - 1e-9), MOST_WAVES) if waves else MOST_WAVES
-        filled = need / max(1, ceil(need - 1e-9)) if waves else min(need, 1.0)  # of what full waves would hold
-        blocks = max(1, round(SLOTS * count * filled))
+            if waves:  # no fewer than what it uses of the device on average, at most all of it at once
+                held = max(need / ceil(need - 1e-9), compute, bandwidth)
+        blocks = max(1, round(SLOTS * count * held))
         most = min(blocks, SLOTS)
         full = most * count / blocks
         work = max(1, round(duration_ns / count)) * FULL
@@ -196,8 +196,11 @@ class Streams:
         self._streams.append(stream)
 
     def advance(self, until_ns: int | None = None) -> list[int]:
-        """Go on until streams end, and say which; or until a time, or until nothing is to come, and say none."""
-        while True:
+        """Go on until streams end, and say which; or until a time, or until nothing is to come, and say none.
+
+        What begins at that time is left for later: others may be added.
+        """
+        while until_ns is None or self.now_ns < until_ns:
             self._arrive()
             running = self._begin()
             rates = self._rates(running)
@@ -220,6 +223,7 @@ class Streams:
             ended = self._go_on(running, rates, span)
             if ended:
                 return ended
+        return []
 
     def _arrive(self) -> None:
         for stream in self._streams:
@@ -272,21 +276,17 @@ class Streams:
         count = len(running)
         if count < 2:
             return [FULL] * count
-        ones, granted = _UNIT * count, [0.0] * count
-        parts = [1.0] * count
-        for which, capacity in (
-            ("compute", 1 - self._device.compute_loss),
-            ("bandwidth", 1 - self._device.bandwidth_loss),
-        ):
-            demand = [0.0] * count
-            for number, stream in enumerate(running):
-                kernel = stream.kernels[stream.at]
-                held = 0
-                for _, slots in stream.running or ():
-                    held += slots
-                demand[number] = getattr(kernel, which) * held / kernel.most
+        compute, bandwidth = [0.0] * count, [0.0] * count
+        for number, stream in enumerate(running):
+            kernel = stream.kernels[stream.at]
+            held = sum([slots for _, slots in stream.running or ()]) / kernel.most
+            compute[number], bandwidth[number] = kernel.compute * held, kernel.bandwidth * held
+        parts, ones = [1.0] * count, [1] * count
+        device = self._device
+        for demand, capacity in ((compute, 1 - device.compute_loss), (bandwidth, 1 - device.bandwidth_loss)):
             if sum(demand) > capacity:
-                grant(count, demand, ones, capacity, granted)  # type: ignore[arg-type]
+                granted = [0.0] * count
+                grant(count, demand, ones, capacity, granted)
                 for number in range(count):
                     if granted[number] < demand[number]:
                         parts[number] = min(parts[number], granted[number] / demand[number])
@@ -339,7 +339,7 @@ class KernelWorld:
         kernels = costs.at(work.items)[work.start : work.end]
         if not kernels or work.end > costs.table.size:
             raise InvalidValueError(f"launch of {work.tenant!r}", "end", work.end, f"up to {costs.table.size} units")
-        while ended := self._streams.advance(max(now_ns, self._streams.now_ns)):
+        while ended := self._streams.advance(now_ns):
             self._ended += [(self._streams.now_ns, each) for each in ended]
         device, begin = self._device, self._streams.now_ns
         self._streams.add(

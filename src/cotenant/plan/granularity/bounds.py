@@ -15,8 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.predict.occupancy.evaluator import MOST_PARTS
-from cotenant.predict.occupancy.kernels import SLACK
+from cotenant.predict.occupancy.kernels import PARTS, SLACK
 from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.kernel_table import Column, KernelTable
 
@@ -63,8 +62,9 @@ def _costs_of(member: int, tables: Sequence[KernelTable], rules: Occupancy) -> C
     if rules.shares_rates:
         sums += [table.duration_ns * table.compute, table.duration_ns * table.bandwidth]
     parts = np.broadcast_to(counts.sum(axis=1) * rules.launch_ns, (table.size, len(counts)))
-    path = table.duration_ns[:, longest - 1] + rules.gap_ns
-    path[0] -= rules.gap_ns
+    between = min(rules.gap_ns, rules.barrier_ns)  # behind a barrier there is no gap
+    path = table.duration_ns[:, longest - 1] + between
+    path[0] -= between
     empty = np.zeros_like(path)
     own = [path if m == member else empty for m in range(len(tables))]
     issued = parts if rules.issuing is not Issuing.STREAM else np.full_like(path, rules.launch_ns)
@@ -81,7 +81,7 @@ def _cuts(batch: int) -> tuple[Column, NDArray[np.int64]]:
     """Ways to cut a batch, the last of them whole: how many parts have so many rows [ways, batch], and the rows of the
     largest part [ways]."""
     if batch <= _LISTED_ROWS:
-        ways = [list(parts) for parts in _partitions(batch, batch) if len(parts) <= MOST_PARTS]
+        ways = [list(parts) for parts in _partitions(batch, batch) if len(parts) <= PARTS]
         counts = np.array([[float(parts.count(rows)) for rows in range(1, batch + 1)] for parts in ways])
         longest = np.array([parts[0] for parts in ways])
     else:
