@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cotenant.work import Share
 
 SEARCH_S = 10.0
-_REHEARSED = 3
+_REHEARSED = 4
 """Plans that are run on the device, the best by belief first."""
 _EXIT_WRONG = 1
 _EXPLAINED = 1.25
