@@ -189,7 +189,7 @@ def test_a_simulation_follows_what_is_kept(
     for name, by_cores in load_tasks(tasks_path(root)).models.items():
         digest, units = by_cores[2].digest, len(by_cores[2].units)
         points = tuple(Point(0, rows, 1, 9, *[rows * 10**6] * 4) for rows in (1, 2, 4))
-        models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0)
+        models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0, splits=(tuple(range(units + 1)),))
     save_profile(profile_path(root), Profile(this_device(), "", "", models))
     write_application(root, "fan", FAN, slo_ms=60000)
     workload, trace = tmp_path / "workload.toml", tmp_path / "trace.jsonl"

@@ -209,6 +209,7 @@ CHANGES: dict[str, Change] = {
         Clustered(TWO_LANES, joint_plans=JOINT_PLANS),
         [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])))],
         queries=fanned_out(0.7),
+        tenants=[replace(tenant, splits=(tenant.cuts,)) if tenant.name == "detect" else tenant for tenant in TENANTS],
         applications={
             "look": application(StageGraph(("read", "sort", "embed"), ((), (), ())), "tag", "detect", "embed")
         },
@@ -309,6 +310,7 @@ CHANGES: dict[str, Change] = {
             *at(260, TenantResumed("detect")),
         ],
         queries=workload(1.1),
+        tenants=[replace(tenant, splits=(tenant.cuts,)) for tenant in TENANTS],
         failure_rate=0.1,
     ),
     "strands-branches": Change(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import UNSET
 
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.engine import Engine
@@ -23,7 +24,7 @@ from cotenant.work import Machine, Share
 from scenario import CORES, TWO_LANES, play
 
 TENANTS = {
-    "a": Tenant("a", 1000, cuts=(0, 1, 2, 3, 4), max_batch=4),
+    "a": Tenant("a", 1000, cuts=(0, 1, 2, 3, 4), max_batch=4, splits=((0, 1, 2, 3, 4),)),
     "b": Tenant("b", 1000, cuts=(0, 1, 2)),
     "c": Tenant("c", 1000),
 }
@@ -262,6 +263,14 @@ def test_a_plan_of_other_units_or_at_no_cut_is_not_followed() -> None:
         told = Told(Clustered(TWO_LANES, joint_plans=(JointPlan(members, barriers=((2, 1),)),)), tenants)
         told.arrive(("a", 4, 900), ("b", 1, 900))
         assert len(told.launches) == 2
+
+
+def test_chunks_of_units_that_mix_rows_are_not_followed() -> None:
+    for splits, follows in ((((0, 2),), True), (((0, 1), (2, 4)), False), (UNSET, False)):
+        tenants = [replace(TENANTS["a"], splits=splits), TENANTS["b"], TENANTS["c"]]
+        told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)), tenants)
+        told.arrive(("a", 4, 900), ("b", 1, 900))
+        assert (len(told.launches) == 5) is follows
 
 
 def test_lanes_that_a_set_leaves_over_are_filled() -> None:

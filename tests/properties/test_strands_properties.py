@@ -20,8 +20,8 @@ from strand_books import Books
 
 MACHINE = Machine.of({"cpu": (0, 1, 2), "cuda:0": (0, 1)})
 TENANTS = {
-    "deep": Tenant("deep", 10**6, cuts=(0, 1, 3, 4, 6), max_batch=4),
-    "flat": Tenant("flat", 10**6, max_batch=2),
+    "deep": Tenant("deep", 10**6, cuts=(0, 1, 3, 4, 6), max_batch=4, splits=((0, 1, 3, 4, 6),)),
+    "flat": Tenant("flat", 10**6, max_batch=2, splits=((0, 1),)),
 }
 TABLES = {name: LatencyTable((LatencyRow(0, 1, 1, 9),), (1.0,) * each.unit_count) for name, each in TENANTS.items()}
 SEEN: Counter[str] = Counter()

@@ -54,7 +54,7 @@ def simulated(
     `plain` says which of them are of the first stage's model alone; by default none is.
     """
     spec = application(slo_ms, after)
-    tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
+    tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch, splits=((0, 1),)) for at in range(len(times_ms))]
     believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
     real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
     made = with_plans(policy, lanes, drop)

@@ -262,12 +262,15 @@ def _frees_ns(laid: Sequence[Laid], lanes: Sequence[_Lane]) -> list[int]:
 
 
 def _works(strands: Sequence[Strand], there: Sequence[_Present | None]) -> Iterator[Work]:
-    """What each strand runs, up to the first that no launch can run: it begins or ends at none of its model's cuts."""
+    """What each strand runs, up to the first that no launch can run: it begins or ends at none of its model's cuts, or
+    is of some rows where units mix them."""
     for strand in strands:
         present = there[strand.member]
         assert present is not None  # absent members have no strands
-        cuts = present.queue.tenant.cuts
-        if strand.start not in cuts or strand.end not in cuts:
+        tenant = present.queue.tenant
+        if strand.start not in tenant.cuts or strand.end not in tenant.cuts:
+            return
+        if strand.rows and not tenant.may_split(strand.start, strand.end):
             return
         whole = present.work
         work = Work(whole.tenant, whole.shape, whole.items, strand.start, strand.end)

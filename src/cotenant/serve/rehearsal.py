@@ -129,7 +129,7 @@ class Rehearsal:
 
     def _load(self, root: Path, model: str, rows: int, shares: tuple[Share, ...]) -> ServedModel:
         found = find_versions(root, model)[-1]
-        opened = open_version(root, found, self._executor.place.device)
+        opened = open_version(root, found, self._executor.place, shares)
         self._open.callback(opened.runner.close)
         profile = stored_or_measured(root, found, opened, shares, self._executor.place)
         served = serve_model(opened, profile, (str(found.version),), preempt=False, plans=self._plans)

@@ -184,6 +184,7 @@ def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
         weight=section.weight,
         priority=section.priority,
         max_queue=section.max_queue,
+        splits=measured.splits,
     )
 
 

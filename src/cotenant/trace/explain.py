@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import convert
 
 from cotenant.trace import Record, TraceError, work_of
-from cotenant.work import CPU, PieceTime
+from cotenant.work import CPU, PieceTime, lane_name
 
 _COLUMNS = 50
 """Of the picture of a lane."""
@@ -49,10 +49,11 @@ class LaunchStory:
     """What ran on which core, where it ran by a placement."""
 
     def lanes(self) -> list[str]:
-        """A line for each core of a launch that ran by a placement: when it was busy, in columns of equal time."""
+        """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
         until = max((piece.end_ns for piece in self.pieces), default=0)
         lines = []
-        for number, core in enumerate(self.cores) if until else ():
+        on_gpu = {number for piece in self.pieces for number in piece.cores}
+        for number in (range(len(self.cores)) if self.device == CPU else sorted(on_gpu)) if until else ():
             mine = [piece for piece in self.pieces if number in piece.cores]
             busy = [
                 sum(_overlap(piece, until * at // _COLUMNS, until * (at + 1) // _COLUMNS) for piece in mine)
@@ -62,7 +63,8 @@ class LaunchStory:
             taken = sum(piece.end_ns - piece.start_ns for piece in mine)
             units = sum(piece.units for piece in mine)
             pieces = f"{len(mine)} piece{'' if len(mine) == 1 else 's'}"
-            lines.append(f"    core {core} │{bar}│ {_ms(taken)} of {_ms(until)}, {units} units in {pieces}")
+            name = lane_name(number, self.cores, self.device)
+            lines.append(f"    {name} │{bar}│ {_ms(taken)} of {_ms(until)}, {units} units in {pieces}")
         return lines
 
 

@@ -26,6 +26,7 @@ from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.wire.codec import DATATYPE_OF, shown, validate
 from cotenant.wire.config_keys import config_tensor
+from cotenant.work import CPU
 
 _MOST_MERGE_KEYS = 4096
 """Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
@@ -138,9 +139,10 @@ class ServedModel:
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
             },
         }
-        for cores, ratio in self.opened.placed.items():
+        kind = "cores" if self.opened.device == CPU else "sms"
+        for size, ratio in self.opened.placed.items():
             text = f"by placement: {ratio:.2f} of the time of a sequential run"
-            config["parameters"][f"on_{cores}_cores"] = {"string_value": text}
+            config["parameters"][f"on_{size}_{kind}"] = {"string_value": text}
         if meta.max_batch_size:
             config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
         return config
@@ -181,6 +183,7 @@ def serve_model(
         weight=config.tenant.weight,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
+        splits=opened.splits,
     )
     metadata = ModelMetadata(
         name=name,

@@ -31,7 +31,7 @@ def open_versions(
     versions: dict[str, ServedModel] = {}
     with contextlib.ExitStack() as if_one_fails:
         for each in found:
-            opened = open_version(root, each, executor.place.device)
+            opened = open_version(root, each, executor.place, policy.shares)
             if_one_fails.callback(opened.runner.close)
             profile = stored_or_measured(root, each, opened, policy.shares, executor.place)
             plans = plans_of(opened, policy)
