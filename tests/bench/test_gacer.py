@@ -297,7 +297,7 @@ def test_a_run_prints_its_tables_and_goes_on_where_it_was_left_off(
     }
     assert made["summary"]["worse_than_streams"] == 0
     printed = capsys.readouterr()
-    assert "Gains by halves of the ranges" in printed.out
+    assert "Gains by what was drawn" in printed.out
     again = sets.run(True, DATA, sets=["ALEX:2,BST:4"], worlds=4)
     assert again["rows"] == made["rows"]
     assert "12 of 12 are known from before" in capsys.readouterr().err
