@@ -15,8 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.predict.occupancy.evaluator import MOST_PARTS
-from cotenant.predict.occupancy.kernels import SLACK
+from cotenant.predict.occupancy.kernels import PARTS, SLACK
 from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.kernel_table import Column, KernelTable
 
@@ -81,7 +80,7 @@ def _cuts(batch: int) -> tuple[Column, NDArray[np.int64]]:
     """Ways to cut a batch, the last of them whole: how many parts have so many rows [ways, batch], and the rows of the
     largest part [ways]."""
     if batch <= _LISTED_ROWS:
-        ways = [list(parts) for parts in _partitions(batch, batch) if len(parts) <= MOST_PARTS]
+        ways = [list(parts) for parts in _partitions(batch, batch) if len(parts) <= PARTS]
         counts = np.array([[float(parts.count(rows)) for rows in range(1, batch + 1)] for parts in ways])
         longest = np.array([parts[0] for parts in ways])
     else:

@@ -9,6 +9,7 @@ descent. A *round* of its Table 4 is one evaluation.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,8 @@ from itertools import islice, pairwise
 import msgspec
 
 from cotenant.plan.granularity.planner import FoundJointPlan, JointProgress, found
-from cotenant.predict.occupancy.evaluator import JointCost, JointEvaluator, JointTimeline
+from cotenant.predict.occupancy.evaluator import JointCost, JointEvaluator, JointTimeline, UnitRun
+from cotenant.predict.occupancy.kernels import PARTS
 from cotenant.predict.occupancy.rules import Occupancy
 from cotenant.profile.joint_plan import Chunk, JointPlan
 from cotenant.profile.kernel_table import KernelTable
@@ -55,10 +57,10 @@ class Published:
         self, tables: Sequence[KernelTable], rules: Occupancy, progress: JointProgress | None = None
     ) -> FoundJointPlan:
         """See JointPlanner."""
-        search = _Descent(self, JointEvaluator(tables, rules), progress)
+        search = Descent(self, JointEvaluator(tables, rules), progress)
         try:
             search.run()
-        except (_EnoughError, KeyboardInterrupt):
+        except KeyboardInterrupt:
             pass
         return found(search.evaluator, search.best, search.evaluated)
 
@@ -67,8 +69,8 @@ class _EnoughError(Exception):
     """The rounds are over, or whoever watches wants no more."""
 
 
-class _Descent:
-    """One search: the best plan so far, and how many were evaluated."""
+class Descent:
+    """One published search: the best plan so far, and how many were evaluated."""
 
     def __init__(self, settings: Published, evaluator: JointEvaluator, progress: JointProgress | None) -> None:
         self.settings = settings
@@ -79,7 +81,14 @@ class _Descent:
         self._least = self._of(evaluator.cost(self.best))
 
     def run(self) -> None:
-        """Add pointers one by one, as long as that helps."""
+        """Search until it ends by itself, its rounds are over, or whoever watches wants no more."""
+        try:
+            self._add_pointers()
+        except _EnoughError:
+            pass
+
+    def _add_pointers(self) -> None:
+        """One by one, as long as that helps."""
         plan = self._cut_rows(self.evaluator.streams) if self.settings.spatial else self.evaluator.streams
         before = self._value(plan)
         while self.settings.temporal:
@@ -160,27 +169,29 @@ class _Descent:
     def _chunks_for_residues(self, plan: JointPlan) -> Iterator[Chunk]:
         """One chunk for each residue that one fits into, from the largest residue on."""
         line = self.evaluator.timeline(plan)
+        runs = [[run for run in line.runs if run.member == m] for m in range(len(plan.members))]
         met: dict[Chunk, None] = {}
         for start, residue in _residues(line)[:_RESIDUES]:
-            chunk = self._chunk_for(plan, line, start, residue)
+            chunk = self._chunk_for(plan, runs, sum(start >= at for at in line.barriers_ns), start, residue)
             if chunk is not None and chunk not in met:
                 met[chunk] = None
                 yield chunk
 
-    def _chunk_for(self, plan: JointPlan, line: JointTimeline, start: int, residue: float) -> Chunk | None:
-        """The largest unit whose predecessor has ended and that waits at this time, in the parts that the table says
-        fit."""
-        behind = sum(start >= at for at in line.barriers_ns)
+    def _chunk_for(
+        self, plan: JointPlan, runs: Sequence[Sequence[UnitRun]], behind: int, start: int, residue: float
+    ) -> Chunk | None:
+        """The largest unit whose predecessor has ended and that waits at this time, behind so many barriers, in the
+        parts that the table says fit."""
         ends = tuple(member.units for member in plan.members)
         low = (0,) * len(ends) if behind == 0 else plan.barriers[behind - 1]
         high = (*plan.barriers, ends)[behind]
         follows: list[tuple[float, Chunk]] = []
         going = 0
         for member, table in enumerate(self.evaluator.tables):
-            own = [run for run in line.runs if run.member == member]
-            unit = max((run.unit + 1 for run in own if run.start_ns <= start), default=low[member])
+            begun = runs[member][: bisect_right(runs[member], start, key=lambda run: run.start_ns)]
+            unit = max(low[member], begun[-1].unit + 1 if begun else 0)
             going += unit < high[member]
-            is_open = any(run.start_ns <= start < run.end_ns for run in own)
+            is_open = any(start < run.end_ns for run in begun[-2 * PARTS :])
             if is_open or not low[member] <= unit < high[member] or not table.splits[unit]:
                 continue
             if any(chunk.member == member and chunk.start <= unit < chunk.end for chunk in plan.chunks):
@@ -205,10 +216,14 @@ def _moved(plan: JointPlan, member: int) -> Iterator[JointPlan]:
 
 def _residues(line: JointTimeline) -> list[tuple[int, float]]:
     """Times at which slots are idle and how much of them, by idle slots times time, from the largest on."""
-    times = sorted({run.start_ns for run in line.runs} | {run.end_ns for run in line.runs} | set(line.barriers_ns))
+    changes: dict[int, float] = dict.fromkeys(line.barriers_ns, 0.0)
+    for run in line.runs:
+        changes[run.start_ns] = changes.get(run.start_ns, 0.0) + run.need
+        changes[run.end_ns] = changes.get(run.end_ns, 0.0) - run.need
     found: list[tuple[float, int, float]] = []
-    for start, end in pairwise(times):
-        residue = 1.0 - sum(run.need for run in line.runs if run.start_ns <= start < run.end_ns)
-        if residue > 0:
-            found.append((residue * (end - start), start, residue))
+    taken = 0.0
+    for start, end in pairwise(sorted(changes)):
+        taken += changes[start]
+        if taken < 1.0:
+            found.append(((1.0 - taken) * (end - start), start, 1.0 - taken))
     return [(start, residue) for _, start, residue in sorted(found, reverse=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -14,13 +14,13 @@ import numpy as np
 from cotenant.errors import InvalidValueError
 from cotenant.machine_code import compiled_copies, has_compiler
 from cotenant.predict.occupancy import kernels
-from cotenant.predict.occupancy.kernels import FlatPlan, FlatSet, Floats, Ints, Scratch
+from cotenant.predict.occupancy.kernels import PARTS, FlatPlan, FlatSet, Floats, Ints, Scratch
 from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.joint_plan import JointMember, JointPlan
 from cotenant.profile.kernel_table import Column, KernelTable
 
-MOST_PARTS = 8
-"""Parts that a chunk may have."""
+_MEMORY = 20_000
+"""Clusters that are remembered."""
 
 
 class Kernels(NamedTuple):
@@ -80,12 +80,17 @@ class JointCost(NamedTuple):
 class JointEvaluator:
     """Tables of the members of a set and rules of a device, made ready to judge plans. `runs` counts clusters played.
 
-    With barriers a makespan is a sum over clusters, and clusters that were played are remembered. Pure for the outside;
-    it holds scratch memory, so that one evaluator serves one thread at a time.
+    With barriers a makespan is a sum over clusters, and clusters that were played are remembered. What it makes of a
+    plan it shares with an evaluator of the same members that it is `beside`. Pure for the outside; it holds scratch
+    memory, so that one evaluator, and those beside it, serve one thread at a time.
     """
 
     def __init__(
-        self, tables: Sequence[KernelTable], rules: Occupancy, kernels: Kernels | None = None, memory: int = 20_000
+        self,
+        tables: Sequence[KernelTable],
+        rules: Occupancy,
+        kernels: Kernels | None = None,
+        beside: JointEvaluator | None = None,
     ) -> None:
         if not tables:
             raise InvalidValueError("set of models", "tables", 0, "at least one")
@@ -94,7 +99,7 @@ class JointEvaluator:
         self.kernels = kernels or best_kernels()
         self.runs = 0
         self._memory: dict[object, JointCost] = {}
-        self._most_remembered = memory
+        self._latest: dict[int, tuple[JointPlan, FlatPlan]] = beside._latest if beside is not None else {}
         self._flat = self._flatten()
         self._scratch = self._scratch_of()
         self._ends = tuple(table.size for table in self.tables)
@@ -140,45 +145,60 @@ class JointEvaluator:
 
     def timeline(self, plan: JointPlan, absent: Sequence[int] = ()) -> JointTimeline:
         """All that a plan comes to, of those members that are present. Raises as `cost`."""
-        self._check(plan)
-        most = self._flat.modes[0]
-        flat, start, residue = self._flat_plan(plan), 0.0, 0.0
         found: list[UnitRun] = []
         barriers: list[int] = []
-        gone = dict.fromkeys(absent)
-        low: tuple[int, ...] = tuple(end if m in gone else 0 for m, end in enumerate(self._ends))
-        for number, barrier in enumerate((*plan.barriers, self._ends)):
+        residue = end = 0.0
+        begins, ends = self._scratch.begin, self._scratch.end
+        for number, (low, high, start, taken) in enumerate(self._played(plan, absent)):
+            if number:
+                residue += start - end
+                barriers.append(round(start))
+            end = start + taken
+            residue += taken - float(self._scratch.area[0])
+            for m, (a, b) in enumerate(zip(low, high, strict=True)):
+                cut = {u: c.rows for c in plan.chunks if c.member == m for u in range(c.start, c.end)}
+                need = np.minimum(self.tables[m].need, 1.0)
+                for u in range(a, b):
+                    for part, rows in enumerate(cut.get(u, (self.tables[m].batch,))):
+                        at = (int(self._flat.first[m]) + u) * PARTS + part
+                        times = (round(start + begins[at]), round(start + ends[at]))
+                        found.append(UnitRun(m, u, part, rows, *times, float(need[u, rows - 1])))
+        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.part))
+        return JointTimeline(ceil(end), residue, tuple(found), tuple(barriers))
+
+    def spans(self, plan: JointPlan) -> tuple[list[list[float]], list[list[float]]]:
+        """When the units of each member begin, in their first parts, and when they have ended: in ns, quicker than a
+        timeline. Raises as `cost`."""
+        begins: list[list[float]] = [[] for _ in self.tables]
+        ends: list[list[float]] = [[] for _ in self.tables]
+        for low, high, start, _ in self._played(plan):
+            for m, (a, b) in enumerate(zip(low, high, strict=True)):
+                first = int(self._flat.first[m])
+                begins[m] += [start + x for x in self._scratch.begin[(first + a) * PARTS : (first + b) * PARTS : PARTS]]
+                ends[m] += [start + x for x in self._scratch.done[first + a : first + b]]
+        return begins, ends
+
+    def _played(
+        self, plan: JointPlan, absent: Sequence[int] = ()
+    ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], float, float]]:
+        """Play one cluster after another: its units [low, high), when it starts and how long it takes. The scratch
+        holds what is known of it."""
+        self._check(plan)
+        flat, start = self._flat_plan(plan), 0.0
+        low = tuple(end if m in absent else 0 for m, end in enumerate(self._ends))
+        for barrier in (*plan.barriers, self._ends):
             high = tuple(max(pair) for pair in zip(low, barrier, strict=True))
             taken = self._play(flat, low, high)
             if taken < 0:
                 raise InvalidValueError("joint plan", "waits", plan.waits, "no circle of waits and barriers")
-            residue += taken - float(self._scratch.area[0])
-            for m, (a, b) in enumerate(zip(low, high, strict=True)):
-                for u in range(a, b):
-                    for part, rows in enumerate(self._parts_of(plan, m, u)):
-                        at = (int(self._flat.first[m]) + u) * most + part
-                        times = (round(start + self._scratch.begin[at]), round(start + self._scratch.end[at]))
-                        need = min(1.0, float(self.tables[m].need[u, rows - 1]))
-                        found.append(UnitRun(m, u, part, rows, *times, need))
-            start += taken
-            if number < len(plan.barriers):
-                start += self.rules.barrier_ns
-                residue += self.rules.barrier_ns
-                barriers.append(round(start))
+            yield low, high, start, taken
+            start += taken + self.rules.barrier_ns
             low = high
-        found.sort(key=lambda run: (run.start_ns, run.member, run.unit, run.part))
-        return JointTimeline(ceil(start), residue, tuple(found), tuple(barriers))
 
     def _check(self, plan: JointPlan) -> None:
         if [(member.units, member.batch) for member in plan.members] != self._sizes:
             sizes = ", ".join(f"{table.model}:{table.batch} of {table.size} units" for table in self.tables)
             raise InvalidValueError("joint plan", "members", [member.model for member in plan.members], sizes)
-
-    def _parts_of(self, plan: JointPlan, member: int, unit: int) -> tuple[int, ...]:
-        for chunk in plan.chunks:
-            if chunk.member == member and chunk.start <= unit < chunk.end:
-                return chunk.rows
-        return (self.tables[member].batch,)
 
     def _cluster(self, plan: JointPlan, low: tuple[int, ...], high: tuple[int, ...]) -> JointCost | None:
         key = (
@@ -194,7 +214,7 @@ class JointEvaluator:
             if taken < 0:
                 return None
             cost = JointCost(taken, taken - float(self._scratch.area[0]))
-            if len(self._memory) >= self._most_remembered:
+            if len(self._memory) >= _MEMORY:
                 self._memory.clear()
             self._memory[key] = cost
         return cost
@@ -215,7 +235,7 @@ class JointEvaluator:
             return np.concatenate([getattr(table, name).ravel() for table in self.tables])
 
         return FlatSet(
-            modes=ints([MOST_PARTS, *map(int, flags), issuing]),
+            modes=ints([*map(int, flags), issuing]),
             costs=floats([rules.launch_ns, rules.gap_ns, rules.event_ns]),
             first=ints(np.cumsum([0, *sizes]).tolist()),
             cell=ints(np.cumsum([0, *cells]).tolist()),
@@ -231,25 +251,28 @@ class JointEvaluator:
         members, units = len(self.tables), sum(table.size for table in self.tables)
         sizes = dict.fromkeys(("chunk", "width", "open", "resume"), members)
         sizes |= dict.fromkeys(("parts", "done", "issued"), units)
-        sizes |= {"begin": units * MOST_PARTS, "end": units * MOST_PARTS, "area": 1}
+        sizes |= {"begin": units * PARTS, "end": units * PARTS, "area": 1}
         whole = ("live", "unit", "limit", "rows", "state", "chunk", "width", "open", "parts")
         made: list[Any] = []
         for name in Scratch._fields:
-            values = [0] * sizes.get(name, members * MOST_PARTS)
+            values = [0] * sizes.get(name, members * PARTS)
             made.append(self.kernels.ints(values) if name in whole else self.kernels.floats(values))
         return Scratch(*made)
 
     def _flat_plan(self, plan: JointPlan) -> FlatPlan:
         ints = self.kernels.ints
+        known = self._latest.get(0)
+        if known is not None and known[0] is plan:
+            return known[1]
         chunks, waits = sorted(plan.chunks), sorted(plan.waits)
         members = range(len(self._ends) + 1)
         parts = [0]
         for chunk in chunks:
             parts.append(parts[-1] + len(chunk.rows))
             splits = all(self.tables[chunk.member].splits[chunk.start : chunk.end])
-            if len(chunk.rows) > MOST_PARTS or not splits:
-                raise InvalidValueError("joint plan", "chunk", chunk, f"at most {MOST_PARTS} parts of units that split")
-        return FlatPlan(
+            if len(chunk.rows) > PARTS or not splits:
+                raise InvalidValueError("joint plan", "chunk", chunk, f"at most {PARTS} parts of units that split")
+        flat = FlatPlan(
             rank=ints([member.rank for member in plan.members]),
             chunk_from=ints([sum(chunk.member < m for chunk in chunks) for m in members]),
             chunk_start=ints([chunk.start for chunk in chunks]),
@@ -261,3 +284,5 @@ class JointEvaluator:
             wait_after=ints([wait.after for wait in waits]),
             wait_until=ints([wait.after_unit for wait in waits]),
         )
+        self._latest[0] = plan, flat
+        return flat

@@ -16,13 +16,14 @@ TINY = 1e-3
 """Times closer than this, in ns, are one."""
 SLACK = 1e-9
 """Shares that exceed a whole by less than this fit."""
+PARTS = 8
+"""Strands that a member may have, so parts that a chunk may have. Known when this is compiled, as it divides much."""
 _WAITS, _RUNS = 1, 2
 
 
 class FlatSet(NamedTuple):
-    """Tables and rules as numbers. `modes`: most strands of a member; whether blocks fill what is free, whether rates
-    are shared, whether slots are kept; which thread issues (0: one a stream, 1: a member, 2: one for all). `costs`:
-    launch, gap, event.
+    """Tables and rules as numbers. `modes`: whether blocks fill what is free, whether rates are shared, whether slots
+    are kept; which thread issues (0: one a stream, 1: a member, 2: one for all). `costs`: launch, gap, event.
 
     `first` and `cell` are by member, where its units begin and where its cells do: unit u with r rows is at cell + u *
     batch + r - 1. `need` is at most 1.
@@ -57,7 +58,7 @@ class FlatPlan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """What runs write. By strand (member times most strands, plus the part) from `unit` to `rate`; by member `chunk`
+    """What runs write. By strand (member times PARTS, plus the part) from `unit` to `rate`; by member `chunk`
     (at hand or next), `width` and `open` (its strands, and those that are not over), `resume` (when what follows may
     begin, else -1); by unit `done` (its end, -1 before), `parts` (that ended) and `issued`; by unit and part `begin`
     and `end`. `area` is the slot-time, in ns of all slots. A plan of `play` has a part for each strand at most.
@@ -90,7 +91,7 @@ class Scratch(NamedTuple):
 
 def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None:
     """When the first launch of each unit of a cluster is issued, from the cluster's start, and no unit has ended."""
-    launch, issuing = g.costs[0], g.modes[4]
+    launch, issuing = g.costs[0], g.modes[3]
     members, longest = len(lo), 0
     for m in range(members):
         longest = max(longest, hi[m] - lo[m])
@@ -107,7 +108,7 @@ def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None
                 at += launch * (p.part_from[c + 1] - p.part_from[c])
             else:
                 at += launch
-        w.base[m * g.modes[0]] = at  # borrowed: what the thread of this member is free at
+        w.base[m * PARTS] = at  # borrowed: what the thread of this member is free at
     if issuing == 2:
         total = 0.0
         for step in range(longest):
@@ -115,7 +116,7 @@ def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None
                 u = lo[m] + step
                 if u < hi[m]:
                     i = g.first[m] + u
-                    after = w.issued[i + 1] if u + 1 < hi[m] else w.base[m * g.modes[0]]
+                    after = w.issued[i + 1] if u + 1 < hi[m] else w.base[m * PARTS]
                     spent = after - w.issued[i]
                     w.issued[i] = total + launch
                     total += spent
@@ -123,11 +124,11 @@ def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None
 
 def look(g: FlatSet, p: FlatPlan, w: Scratch, x: int, lo: Ints, hi: Ints) -> None:
     """When a strand's next unit is ready: its predecessor has ended, it is issued, what it waits for is there."""
-    m, u = x // g.modes[0], w.unit[x]
+    m, u = x // PARTS, w.unit[x]
     ready = w.base[x]
     issued = w.issued[g.first[m] + u]
-    if g.modes[4] > 0:
-        issued += g.costs[0] * (x % g.modes[0])
+    if g.modes[3] > 0:
+        issued += g.costs[0] * (x % PARTS)
     ready = max(ready, issued)
     for k in range(p.wait_from[m], p.wait_from[m + 1]):
         if p.wait_unit[k] == u:
@@ -140,7 +141,7 @@ def look(g: FlatSet, p: FlatPlan, w: Scratch, x: int, lo: Ints, hi: Ints) -> Non
 
 def load(g: FlatSet, p: FlatPlan, w: Scratch, x: int, u: int, base: float, lo: Ints, hi: Ints) -> None:
     """Put a strand before a unit of its member, whose predecessor let go at `base`."""
-    m = x // g.modes[0]
+    m = x // PARTS
     i = g.cell[m] + u * g.batch[m] + w.rows[x] - 1
     w.unit[x] = u
     w.state[x] = _WAITS
@@ -155,7 +156,7 @@ def load(g: FlatSet, p: FlatPlan, w: Scratch, x: int, u: int, base: float, lo: I
 def enter(g: FlatSet, p: FlatPlan, w: Scratch, m: int, u: int, base: float, lo: Ints, hi: Ints, n: int) -> int:
     """Begin what comes for a member at unit `u`: the parts of a chunk, or what lies before the next; gives how many
     strands live now."""
-    c, most = w.chunk[m], g.modes[0]
+    c = w.chunk[m]
     while c < p.chunk_from[m + 1] and p.chunk_end[c] <= u:
         c += 1
     w.chunk[m] = c
@@ -170,7 +171,7 @@ def enter(g: FlatSet, p: FlatPlan, w: Scratch, m: int, u: int, base: float, lo: 
     w.open[m] = parts
     w.width[m] = parts
     for k in range(parts):
-        x = m * most + k
+        x = m * PARTS + k
         w.limit[x] = limit
         w.rows[x] = p.part_rows[part + k] if part >= 0 else g.batch[m]
         w.held[x] = 0.0
@@ -214,8 +215,8 @@ def level(w: Scratch, demand: Floats, n: int) -> float:
 def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
     """How long a cluster takes, units [lo, hi) of each member, all of which begin at once: in ns, below 0 where waits
     go round in a circle. `w.area[0]` is the slot-time, and the scratch holds begin and end of all."""
-    members, most, first, rank = len(lo), g.modes[0], g.first, p.rank
-    fills, shares, keeps = g.modes[1] > 0, g.modes[2] > 0, g.modes[3] > 0
+    members, first, rank = len(lo), g.first, p.rank
+    fills, shares, keeps = g.modes[0] > 0, g.modes[1] > 0, g.modes[2] > 0
     gap, event = g.costs[1], g.costs[2]
     live, state, ready, left, want, held, rate = w.live, w.state, w.ready, w.left, w.want, w.held, w.rate
     compute, bandwidth = w.compute, w.bandwidth
@@ -230,10 +231,10 @@ def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
     while n > 0:
         for i in range(1, n):  # in order of rank, then of readiness, then of number
             x, j = live[i], i - 1
-            r, at = rank[x // most], ready[x]
+            r, at = rank[x // PARTS], ready[x]
             while j >= 0:
                 y = live[j]
-                q = rank[y // most]
+                q = rank[y // PARTS]
                 if q < r or (q == r and (ready[y] < at or (ready[y] == at and y < x))):
                     break
                 live[j + 1] = y
@@ -258,7 +259,7 @@ def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
                     continue
                 used += want[x]
                 state[x] = _RUNS
-                w.begin[(first[x // most] + w.unit[x]) * most + x % most] = now
+                w.begin[(first[x // PARTS] + w.unit[x]) * PARTS + x % PARTS] = now
             speed = 1.0
             if fills:
                 speed = min(1.0, free / want[x])
@@ -294,9 +295,9 @@ def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
             if state[x] == _RUNS:
                 left[x] -= rate[x] * step
                 if left[x] <= TINY:
-                    m, u = x // most, w.unit[x] + 1
+                    m, u = x // PARTS, w.unit[x] + 1
                     ended = first[m] + u - 1
-                    w.end[ended * most + x % most] = now
+                    w.end[ended * PARTS + x % PARTS] = now
                     w.parts[ended] += 1
                     if w.parts[ended] == w.width[m]:
                         w.done[ended] = now
@@ -323,7 +324,7 @@ def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
             if w.resume[m] >= 0.0:
                 at = w.resume[m] + gap
                 w.resume[m] = -1.0
-                n = enter(g, p, w, m, w.limit[m * most], at, lo, hi, n)
+                n = enter(g, p, w, m, w.limit[m * PARTS], at, lo, hi, n)
         for i in range(n):
             if ready[live[i]] >= NEVER:
                 look(g, p, w, live[i], lo, hi)
