@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from application_samples import CHAIN, write_application, write_models
 from application_world import CHAIN as CHAIN_STAGES
-from application_world import DIAMOND, World, X, application
+from application_world import DIAMOND, World, X, application, with_plans
 from cotenant.config import PolicySection
-from cotenant.core.actions import Respond
+from cotenant.core.actions import Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
@@ -55,7 +55,7 @@ def simulated(
     tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
     believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
     real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
-    made = POLICIES[policy](lanes, drop)
+    made = with_plans(policy, lanes, drop)
     writer = (
         None
         if trace is None
@@ -132,6 +132,22 @@ def test_the_simulator_does_what_the_server_does(
     served = [(now, order[number], outcome) for now, number, outcome in ended]
     told = simulated(after, times, arrivals, slo_ms=slo_ms, plain=plain, **options)
     assert sorted((now, number, outcome) for now, number, outcome, _ in told) == sorted(served)
+
+
+def test_stages_that_start_together_follow_a_plan_in_server_and_simulator() -> None:
+    """M2 waits for m1, and goes before m0: 5 + 10 on one lane, 20 on the other."""
+    after: list[list[int]] = [[], [], []]
+    told = simulated(after, [20, 5, 10], [0], slo_ms=100, lanes=TWO_LANES, policy="clustered")
+    world = World(application(100, after), [20, 5, 10], lanes=TWO_LANES, policy="clustered")
+    world.ask()
+    world.run()
+    assert [(now, outcome) for now, _, outcome, _ in told] == [(20, Outcome.ANSWERED)]
+    launches = [(at / MS, each) for at, _, actions in world.seen for each in actions if isinstance(each, Launch)]
+    assert [(at, each.work.tenant, each.after) for at, each in launches] == [
+        (0, "m1", ()),
+        (0, "m0", ()),
+        (5, "m2", (0,)),
+    ]
 
 
 def test_a_trace_of_the_simulator_replays(tmp_path: Path) -> None:

@@ -211,6 +211,9 @@ class FakeModel:
             x = 2 * x + unit
         return {"y": x + first} if end == self.units else {"x": x, "first": first}
 
+    def reads(self, start: int, end: int) -> tuple[str, ...]:
+        return ("x", "first") if start else ("x",)
+
     def why_eager(self, start: int, end: int) -> str:
         return "operator 'nms' needs values on the host" if self.waits_for_values else ""
 
