@@ -243,6 +243,9 @@ def _show_where(
         some = [row for row in asked if name in paper[row["set"], row["gpu"]]]
         reached = [row for row in some if ratio(row, name, "sequential") >= paper[row["set"], row["gpu"]][name]]
         text = f"{name}: as much as the paper's in {len(reached)} of {len(some)} cases of a world, set and card"
+        if some:
+            best = max(ratio(row, name, "sequential") / paper[row["set"], row["gpu"]][name] for row in some)
+            text += f", {best:.2f} of it in the best"
         if reached and len(drawn) >= _FEWEST:
             means = np.mean([numbers[row["world"]] for row in reached], axis=0)
             all_means = np.mean(list(numbers.values()), axis=0)
