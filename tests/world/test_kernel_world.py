@@ -334,6 +334,11 @@ def test_launches_run_units_and_rows_beside_each_other() -> None:
     world.start(launch(3, "m", 4, start=3, after=(2,)), 41 * US)
     assert (world.next_ns(), world.pop().launch) == (61 * US, 3)
     assert (world.next_ns(), world.pop().launch) == (71 * US, 1)
+    slow = KernelWorld({"m": table([(10, 0.25, 0, 0)] * 2)}, replace(FREE, event_ns=5 * US, launch_ns=20 * US))
+    slow.start(launch(1, "m", 2), 0)
+    assert (slow.next_ns(), slow.pop().launch) == (50 * US, 1)
+    slow.start(launch(2, "m", 2, after=(1,)), 50 * US)  # its first kernel was issued meanwhile
+    assert slow.next_ns() == 80 * US
     assert world.next_ns() is None
     with pytest.raises(InvalidValueError, match="one that ends"):
         world.pop()
