@@ -62,8 +62,9 @@ def _costs_of(member: int, tables: Sequence[KernelTable], rules: Occupancy) -> C
     if rules.shares_rates:
         sums += [table.duration_ns * table.compute, table.duration_ns * table.bandwidth]
     parts = np.broadcast_to(counts.sum(axis=1) * rules.launch_ns, (table.size, len(counts)))
-    path = table.duration_ns[:, longest - 1] + rules.gap_ns
-    path[0] -= rules.gap_ns
+    between = min(rules.gap_ns, rules.barrier_ns)  # behind a barrier there is no gap
+    path = table.duration_ns[:, longest - 1] + between
+    path[0] -= between
     empty = np.zeros_like(path)
     own = [path if m == member else empty for m in range(len(tables))]
     issued = parts if rules.issuing is not Issuing.STREAM else np.full_like(path, rules.launch_ns)
