@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from cotenant.errors import InvalidValueError
 from cotenant.graph.errors import MixedRowsError
 from cotenant.graph.onnx import dfg_of
-from cotenant.graph.rewrite.onnx_chunk import chunk
+from cotenant.graph.rewrite import chunk
 from cotenant.graph.rewrite.onnx_rows import row_graph_of
 from cotenant.graph.rewrite.rows import RowGraph
 from onnx_samples import Sketch, encoder, encoder_feeds, info, residual_cnn

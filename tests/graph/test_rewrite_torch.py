@@ -13,9 +13,9 @@ from torch.export import Dim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from cotenant.graph.errors import MixedRowsError  # noqa: E402
+from cotenant.graph.rewrite import chunk  # noqa: E402
 from cotenant.graph.rewrite.rows import RowGraph  # noqa: E402
-from cotenant.graph.rewrite.torch_chunk import chunk  # noqa: E402
-from cotenant.graph.rewrite.torch_rows import row_graph_of  # noqa: E402
+from cotenant.graph.rewrite.torch_rows import row_graph_of_program  # noqa: E402
 from cotenant.graph.torch import dfg_of_graph, named_graph  # noqa: E402
 from cotenant.graph.torch_lower import lower  # noqa: E402
 from cotenant.zoo.torch import examples, make  # noqa: E402
@@ -126,7 +126,7 @@ def rows_of(
     names = [node.name for node in lowered.inputs]
     given = dict(zip(names, shapes, strict=True))
     graph = named_graph(lowered, names, [f"output_{at}" for at in range(len(lowered.outputs))])
-    return row_graph_of(graph, dfg_of_graph(graph, "sample", given), given), given
+    return row_graph_of_program(graph, dfg_of_graph(graph, "sample", given), given), given
 
 
 def program_of(

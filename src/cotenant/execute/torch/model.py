@@ -41,7 +41,7 @@ from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.rewrite.rows import RowGraph
-from cotenant.graph.rewrite.torch_rows import row_graph_of
+from cotenant.graph.rewrite.torch_rows import row_graph_of_program
 from cotenant.graph.torch import dfg_of_graph, named_graph
 from cotenant.graph.torch_lower import lower
 from cotenant.repository.formats import Arithmetic
@@ -182,7 +182,7 @@ class TorchModel:
 
     def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
         """See Runner."""
-        return row_graph_of(self._graph, self.dfg, shapes)
+        return row_graph_of_program(self._graph, self.dfg, shapes)
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Build the ranges of units; those already built are kept. One function serves every number of threads.

@@ -10,10 +10,13 @@ from onnx import TensorProto, helper
 
 from cotenant.graph.onnx import dfg_of
 from cotenant.graph.rewrite.chunks import check_chunks
-from cotenant.graph.rewrite.onnx_rows import Shapes, row_graph_of
+from cotenant.graph.rewrite.onnx_rows import row_graph_of
+from cotenant.graph.rewrite.rows import Shapes
 
 
-def chunk(model: onnx.ModelProto, unit: int | tuple[int, int], rows: Sequence[int], shapes: Shapes) -> onnx.ModelProto:
+def chunk_model(
+    model: onnx.ModelProto, unit: int | tuple[int, int], rows: Sequence[int], shapes: Shapes
+) -> onnx.ModelProto:
     """A copy of `model` in which a unit, or units [start, end), run for parts of the rows, each of its own operators.
 
     Units are those of `graph.onnx.dfg_of`. `rows` are those of each chunk, two of them at least; the new graph takes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -11,10 +11,8 @@ from onnx import TypeProto, numpy_helper
 from cotenant.graph.dfg import Dfg
 from cotenant.graph.infer import Types, Values, dims_of, infer_types
 from cotenant.graph.onnx import bind_inputs
-from cotenant.graph.rewrite.onnx_rules import SIZES, View, rule_of
-from cotenant.graph.rewrite.rows import PROBES, RowGraph, Step, extents_of
-
-Shapes = Mapping[str, Sequence[int]]
+from cotenant.graph.rewrite.onnx_rules import SIZES, NodeView, rule_of
+from cotenant.graph.rewrite.rows import PROBES, RowGraph, Shapes, Step, extents_of
 
 
 def row_graph_of(
@@ -49,7 +47,7 @@ def row_graph_of(
     opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
     steps = []
     for op, node in zip([op for op in dfg.operators if op.outputs], nodes, strict=True):
-        view = View(node, extents, {name: first[name] for name in node.input if name in same}, opset)
+        view = NodeView(node, extents, {name: first[name] for name in node.input if name in same}, opset)
         rule = rule_of(view)
         steps.append(
             Step(

@@ -34,7 +34,7 @@ _END = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class NodeView:
     """A node, and what is known of its tensors."""
 
     node: onnx.NodeProto
@@ -92,7 +92,7 @@ class _UnknownError(Exception):
     """Something of a tensor is not known that a rule needs."""
 
 
-def rule_of(view: View) -> Rule:
+def rule_of(view: NodeView) -> Rule:
     """What an operator does to rows."""
     make = _RULES.get(view.node.op_type)
     if make is None or view.node.domain not in ("", "ai.onnx", "com.microsoft", "com.microsoft.nchwc"):
@@ -103,66 +103,66 @@ def rule_of(view: View) -> Rule:
         return Mixes(f"has {str(error)!r}, of which too little is known")
 
 
-def _all(view: View, *maps: AxisMap) -> Axes:
+def _all(view: NodeView, *maps: AxisMap) -> Axes:
     """The same maps for all outputs; further inputs have nothing to do with rows."""
     rest = [nowhere(view.rank(place)) for place in range(len(maps), view.count)]
     return Axes(((*maps, *rest),))
 
 
-def _pointwise(view: View) -> Rule:
+def _pointwise(view: NodeView) -> Rule:
     whole = view.out_rank
     return Axes((tuple(aligned(view.rank(place), whole) for place in range(view.count)),))
 
 
-def _first_kept(view: View, over: Sequence[int], *, removed: bool = False) -> Rule:
+def _first_kept(view: NodeView, over: Sequence[int], *, removed: bool = False) -> Rule:
     return _all(view, kept(view.rank(0), over, removed=removed))
 
 
-def _softmax(view: View) -> Rule:
+def _softmax(view: NodeView) -> Rule:
     rank = view.rank(0)
     axis = view.attribute("axis", -1 if view.opset >= 13 else 1) % rank
     return _first_kept(view, (axis,) if view.opset >= 13 else range(axis, rank))
 
 
-def _from_axis(view: View) -> Rule:
+def _from_axis(view: NodeView) -> Rule:
     """Layer normalisations: over an axis and those behind it."""
     rank = view.rank(0)
     return _first_kept(view, range(view.attribute("axis", -1) % rank, rank))
 
 
-def _reduce(view: View) -> Rule:
+def _reduce(view: NodeView) -> Rule:
     axes = view.numbers("axes", 1)
     if not axes:
         axes = [] if view.attribute("noop_with_empty_axes", 0) else list(range(view.rank(0)))
     return _first_kept(view, axes, removed=not view.attribute("keepdims", 1))
 
 
-def _arg(view: View) -> Rule:
+def _arg(view: NodeView) -> Rule:
     return _first_kept(view, (view.attribute("axis", 0),), removed=not view.attribute("keepdims", 1))
 
 
-def _along(default: int, place: int | None = None) -> Callable[[View], Rule]:
+def _along(default: int, place: int | None = None) -> Callable[[NodeView], Rule]:
     """Over one axis, an attribute or the input at `place`."""
 
-    def rule(view: View) -> Rule:
+    def rule(view: NodeView) -> Rule:
         given = view.numbers("axis", place if place is not None else view.count)
         return _first_kept(view, (given or [default])[:1])
 
     return rule
 
 
-def _concat(view: View) -> Rule:
+def _concat(view: NodeView) -> Rule:
     axis = view.attribute("axis", 1)
     return Axes((tuple(kept(view.rank(place), (axis,)) for place in range(view.count)),))
 
 
-def _transpose(view: View) -> Rule:
+def _transpose(view: NodeView) -> Rule:
     rank = view.rank(0)
     order = list(view.attribute("perm", range(rank - 1, -1, -1)))
     return _all(view, tuple(order.index(axis) for axis in range(rank)))
 
 
-def _slice(view: View) -> Rule:
+def _slice(view: NodeView) -> Rule:
     rank = view.rank(0)
     if view.attribute("starts", None) is not None:
         starts, ends = list(view.attribute("starts", [])), list(view.attribute("ends", []))
@@ -175,7 +175,7 @@ def _slice(view: View) -> Rule:
     return _all(view, kept(rank, cut))
 
 
-def _pad(view: View) -> Rule:
+def _pad(view: NodeView) -> Rule:
     rank = view.rank(0)
     pads = view.numbers("pads", 1) or []
     axes = [axis % rank for axis in view.constant(3) or range(rank)]
@@ -183,39 +183,39 @@ def _pad(view: View) -> Rule:
     return _all(view, kept(rank, cut))
 
 
-def _tile(view: View) -> Rule:
+def _tile(view: NodeView) -> Rule:
     return Axes(((kept(view.rank(0)), nowhere(1)),), fills=True)
 
 
-def _expand(view: View) -> Rule:
+def _expand(view: NodeView) -> Rule:
     return Axes(((aligned(view.rank(0), view.out_rank), nowhere(1)),), fills=True)
 
 
-def _gather(view: View) -> Rule:
+def _gather(view: NodeView) -> Rule:
     data, picked = view.rank(0), view.rank(1)
     axis = view.attribute("axis", 0) % data
     map_data = tuple(at if at < axis else None if at == axis else at - 1 + picked for at in range(data))
     return _all(view, map_data, tuple(axis + at for at in range(picked)))
 
 
-def _gather_elements(view: View) -> Rule:
+def _gather_elements(view: NodeView) -> Rule:
     axis = view.attribute("axis", 0)
     return Axes((tuple(kept(view.rank(place), (axis,)) for place in range(view.count)),))
 
 
-def _gather_nd(view: View) -> Rule:
+def _gather_nd(view: NodeView) -> Rule:
     shared = view.attribute("batch_dims", 0)
     return _all(view, kept(view.rank(0), range(shared, view.rank(0))), kept(view.rank(1), (-1,)))
 
 
-def _one_hot(view: View) -> Rule:
+def _one_hot(view: NodeView) -> Rule:
     rank = view.rank(0)
     axis = view.attribute("axis", -1) % (rank + 1)
     return _all(view, tuple(at + (at >= axis) for at in range(rank)))
 
 
-def _matmul(left: int = 0, right: int = 1) -> Callable[[View], Rule]:
-    def rule(view: View) -> Rule:
+def _matmul(left: int = 0, right: int = 1) -> Callable[[NodeView], Rule]:
+    def rule(view: NodeView) -> Rule:
         if view.attribute("transBatchA", 0) or view.attribute("transBatchB", 0):
             return Mixes("turns the axes of its batch")
         turned = bool(view.attribute("transA", 0)), bool(view.attribute("transB", 0))
@@ -227,39 +227,39 @@ def _matmul(left: int = 0, right: int = 1) -> Callable[[View], Rule]:
     return rule
 
 
-def _gemm(view: View) -> Rule:
+def _gemm(view: NodeView) -> Rule:
     turned = bool(view.attribute("transA", 0)), bool(view.attribute("transB", 0))
     return _all(view, *matrix_product(2, 2, turned), aligned(view.rank(2), 2))
 
 
-def _einsum(view: View) -> Rule:
+def _einsum(view: NodeView) -> Rule:
     maps = einsum_maps(view.attribute("equation", b"").decode(), [view.rank(place) for place in range(view.count)])
     return Mixes("has an equation with dots") if maps is None else Axes((maps,))
 
 
-def _batched(*data: int) -> Callable[[View], Rule]:
+def _batched(*data: int) -> Callable[[NodeView], Rule]:
     """Rows lie along axis 0 of the inputs at these places, and the others are weights."""
 
-    def rule(view: View) -> Rule:
+    def rule(view: NodeView) -> Rule:
         maps = (batch_first if place in data else nowhere for place in range(view.count))
         return Axes((tuple(make(view.rank(place)) for place, make in enumerate(maps)),))
 
     return rule
 
 
-def _batch_norm(view: View) -> Rule:
+def _batch_norm(view: NodeView) -> Rule:
     if view.attribute("training_mode", 0) or len(view.node.output) > 1:
         return Mixes("normalises over the rows: it is in training mode")
     return _batched(0)(view)
 
 
-def _dropout(view: View) -> Rule:
+def _dropout(view: NodeView) -> Rule:
     if view.has(2) and view.constant(2) != [0]:
         return Mixes("draws random numbers: it is in training mode")
     return _first_kept(view, ())
 
 
-def _recurrent(view: View) -> Rule:
+def _recurrent(view: NodeView) -> Rule:
     if view.attribute("layout", 0):
         one = _batched(0, 4, 5, 6)(view)
         assert isinstance(one, Axes)
@@ -276,29 +276,29 @@ def _recurrent(view: View) -> Rule:
     return Axes((at(2), at(1)))
 
 
-def _quantise(view: View) -> Rule:
+def _quantise(view: NodeView) -> Rule:
     rank = view.rank(0)
     over = (view.attribute("axis", 1),) if view.rank(1) else ()
     return _first_kept(view, over if rank else ())
 
 
-def _reverse(view: View) -> Rule:
+def _reverse(view: NodeView) -> Rule:
     batch, time = view.attribute("batch_axis", 1), view.attribute("time_axis", 0)
     return _all(view, kept(view.rank(0), (time,)), (batch,))
 
 
-def _nothing(view: View) -> Rule:
+def _nothing(view: NodeView) -> Rule:
     """Of numbers that are no rows."""
     return _all(view)
 
 
-def _mixes(why: str) -> Callable[[View], Rule]:
+def _mixes(why: str) -> Callable[[NodeView], Rule]:
     return lambda _: Mixes(why)
 
 
-def _table() -> dict[str, Callable[[View], Rule]]:
+def _table() -> dict[str, Callable[[NodeView], Rule]]:
     rows_found = "gives as many as it finds among all rows"
-    groups: tuple[tuple[Callable[[View], Rule], str], ...] = (
+    groups: tuple[tuple[Callable[[NodeView], Rule], str], ...] = (
         (
             _pointwise,
             "Abs Acos Acosh Add And Asin Asinh Atan Atanh BiasAdd BiasGelu BitShift BitwiseAnd BitwiseNot BitwiseOr "

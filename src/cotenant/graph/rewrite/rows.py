@@ -28,6 +28,8 @@ class Extent(NamedTuple):
     per_row: int
 
 
+Shapes = Mapping[str, Sequence[int]]
+"""Of inputs, by name."""
 Extents = tuple[Extent | None, ...] | None
 """Of the axes of a tensor; None where a size, or the rank, is unknown."""
 AxisMap = tuple[int | None, ...]

@@ -11,13 +11,14 @@ from torch import fx
 
 from cotenant.graph.errors import MixedRowsError
 from cotenant.graph.rewrite.chunks import check_chunks
-from cotenant.graph.rewrite.torch_rows import Shapes, row_graph_of
+from cotenant.graph.rewrite.rows import Shapes
+from cotenant.graph.rewrite.torch_rows import row_graph_of_program
 from cotenant.graph.torch import dfg_of_graph, is_size, named_graph
 from cotenant.graph.torch_lower import lower
 from cotenant.graph.torch_sizes import expression_of
 
 
-def chunk(
+def chunk_program(
     program: torch.export.ExportedProgram, unit: int | tuple[int, int], rows: Sequence[int], shapes: Shapes
 ) -> fx.GraphModule:
     """A module that computes what `program` does, in which a unit, or units [start, end), run for parts of the rows. It
@@ -35,7 +36,7 @@ def chunk(
     names = [node.name for node in lowered.inputs]
     graph = named_graph(lowered, names, [f"output_{at}" for at in range(len(lowered.outputs))])
     dfg = dfg_of_graph(graph, "program", shapes)
-    start, end = check_chunks(row_graph_of(graph, dfg, shapes), unit, rows)
+    start, end = check_chunks(row_graph_of_program(graph, dfg, shapes), unit, rows)
     entering, leaving = dfg.segment_io(start, end)
     by_operator = {node.name: node for node in graph.nodes}
     inside = [by_operator[dfg.operators[at].name] for each in dfg.units[start:end] for at in each.operators]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from torch import fx
 
 from cotenant.graph.dfg import Dfg
-from cotenant.graph.rewrite.rows import PROBES, Extents, RowGraph, Step, extents_of
-from cotenant.graph.rewrite.torch_rules import View, rule_of
+from cotenant.graph.rewrite.rows import PROBES, Extents, RowGraph, Shapes, Step, extents_of
+from cotenant.graph.rewrite.torch_rules import AtenView, aten_rule_of
 from cotenant.graph.torch import TorchGraph
 from cotenant.graph.torch_lower import aten_name, is_tensor
 from cotenant.graph.torch_sizes import Sizes, expression_of
 
-Shapes = Mapping[str, Sequence[int]]
 
-
-def row_graph_of(graph: TorchGraph, dfg: Dfg, shapes: Shapes) -> RowGraph:
+def row_graph_of_program(graph: TorchGraph, dfg: Dfg, shapes: Shapes) -> RowGraph:
     """How the operators of `dfg`, which was built of `graph`, treat rows.
 
     `shapes` are of all inputs: their first dimension, where it is open, is the number of rows, whatever it is there.
@@ -45,8 +41,8 @@ def row_graph_of(graph: TorchGraph, dfg: Dfg, shapes: Shapes) -> RowGraph:
     steps = []
     for op in dfg.operators:
         node = by_name[op.name]
-        view = View(node, graph, probes)
-        rule, read = rule_of(view)
+        view = AtenView(node, graph, probes)
+        rule, read = aten_rule_of(view)
         steps.append(Step(op.name, aten_name(node), tuple(_name(graph, each) for each in read), op.outputs, rule))
     problem = "" if any(is_open.values()) else "the first dimension of every input is fixed"
     return RowGraph(dfg, tuple(steps), extents, problem=problem)

@@ -38,7 +38,7 @@ class _UnknownError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class AtenView:
     """An operator, and what is known of its tensors."""
 
     node: fx.Node
@@ -83,7 +83,7 @@ _Made = tuple[Rule, Sequence[Any]]
 """A rule, and the tensors that it is about, by place."""
 
 
-def rule_of(view: View) -> _Made:
+def aten_rule_of(view: AtenView) -> _Made:
     """What an operator does to rows."""
     target: Any = view.node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -114,29 +114,29 @@ def _axes(value: Any) -> list[int]:
     return [_axis(value)] if not isinstance(value, Sequence) else [_axis(each) for each in value]
 
 
-def _pointwise(view: View) -> _Made:
+def _pointwise(view: AtenView) -> _Made:
     whole = view.out_rank
     read = view.tensors
     return Axes((tuple(aligned(view.rank(each), whole) for each in read),)), read
 
 
-def _first(view: View, over: Sequence[int] = (), *, removed: bool = False) -> _Made:
+def _first(view: AtenView, over: Sequence[int] = (), *, removed: bool = False) -> _Made:
     """The first tensor stays as it is but for some axes, and others have nothing to do with rows."""
     first, *rest = view.tensors
     maps = kept(view.rank(first), over, removed=removed), *(nowhere(view.rank(each)) for each in rest)
     return Axes((maps,)), view.tensors
 
 
-def _over(*names: str, removed: bool = False) -> Callable[[View], _Made]:
+def _over(*names: str, removed: bool = False) -> Callable[[AtenView], _Made]:
     """Over the axes that arguments name."""
 
-    def rule(view: View) -> _Made:
+    def rule(view: AtenView) -> _Made:
         return _first(view, [axis for name in names for axis in _axes(view.given[name])], removed=removed)
 
     return rule
 
 
-def _reduce(view: View) -> _Made:
+def _reduce(view: AtenView) -> _Made:
     given = view.given
     if "other" in given:  # the larger of two tensors
         return _pointwise(view)
@@ -145,10 +145,10 @@ def _reduce(view: View) -> _Made:
     return _first(view, over, removed=not given.get("keepdim", False))
 
 
-def _batched(*names: str, rank: int = 0) -> Callable[[View], _Made]:
+def _batched(*names: str, rank: int = 0) -> Callable[[AtenView], _Made]:
     """Rows lie along axis 0 of these arguments, of at least so many axes, and others are weights."""
 
-    def rule(view: View) -> _Made:
+    def rule(view: AtenView) -> _Made:
         given = view.given
         data = [given[name] for name in names if isinstance(given.get(name), fx.Node)]
         if any(view.rank(each) < rank for each in data):
@@ -160,17 +160,17 @@ def _batched(*names: str, rank: int = 0) -> Callable[[View], _Made]:
     return rule
 
 
-def _linear(view: View) -> _Made:
+def _linear(view: AtenView) -> _Made:
     return _first(view, (-1,))
 
 
-def _layer_norm(view: View) -> _Made:
+def _layer_norm(view: AtenView) -> _Made:
     rank = view.rank(view.tensors[0])
     return _first(view, range(rank - len(view.given["normalized_shape"]), rank))
 
 
-def _product(left: str, right: str, added: str = "") -> Callable[[View], _Made]:
-    def rule(view: View) -> _Made:
+def _product(left: str, right: str, added: str = "") -> Callable[[AtenView], _Made]:
+    def rule(view: AtenView) -> _Made:
         given = view.given
         sides = [given[left], given[right]]
         maps = list(matrix_product(view.rank(sides[0]), view.rank(sides[1])))
@@ -182,7 +182,7 @@ def _product(left: str, right: str, added: str = "") -> Callable[[View], _Made]:
     return rule
 
 
-def _einsum(view: View) -> _Made:
+def _einsum(view: AtenView) -> _Made:
     read = list(view.given["tensors"])
     maps = einsum_maps(view.given["equation"], [view.rank(each) for each in read])
     if maps is None:
@@ -190,44 +190,44 @@ def _einsum(view: View) -> _Made:
     return Axes((maps,)), read
 
 
-def _joined(view: View) -> _Made:
+def _joined(view: AtenView) -> _Made:
     read = list(view.given["tensors"])
     axis = _axis(view.given["dim"])
     return Axes((tuple(kept(view.rank(each), (axis,)) for each in read),)), read
 
 
-def _stack(view: View) -> _Made:
+def _stack(view: AtenView) -> _Made:
     read = list(view.given["tensors"])
     rank = view.rank(read[0])
     axis = _axis(view.given["dim"]) % (rank + 1)
     return Axes(((tuple(at + (at >= axis) for at in range(rank)),) * len(read),)), read
 
 
-def _slice(view: View) -> _Made:
+def _slice(view: AtenView) -> _Made:
     given = view.given
     end = given["end"]
     is_all = given["start"] in (None, 0) and (end is None or (isinstance(end, int) and end >= _END))
     return _first(view, () if is_all and given["step"] == 1 else (_axis(given["dim"]),))
 
 
-def _select(view: View) -> _Made:
+def _select(view: AtenView) -> _Made:
     return _first(view, (_axis(view.given["dim"]),), removed=True)
 
 
-def _gather(view: View) -> _Made:
+def _gather(view: AtenView) -> _Made:
     given = view.given
     read = [given["self"], given["index"]]
     axis = _axis(given["dim"])
     return Axes((tuple(kept(view.rank(each), (axis,)) for each in read),)), read
 
 
-def _embedding(view: View) -> _Made:
+def _embedding(view: AtenView) -> _Made:
     given = view.given
     read = [given["weight"], given["indices"]]
     return Axes(((nowhere(2), kept(view.rank(read[1]))),)), read
 
 
-def _index(view: View) -> _Made:
+def _index(view: AtenView) -> _Made:
     """One list of places, of something that has no rows."""
     given = view.given
     places = [(at, each) for at, each in enumerate(given["indices"]) if each is not None]
@@ -239,8 +239,8 @@ def _index(view: View) -> _Made:
     return Axes(((map_data, tuple(axis + at for at in range(picked))),)), [given["self"], index]
 
 
-def _permuted(order: Callable[[View, int], Sequence[int]]) -> Callable[[View], _Made]:
-    def rule(view: View) -> _Made:
+def _permuted(order: Callable[[AtenView, int], Sequence[int]]) -> Callable[[AtenView], _Made]:
+    def rule(view: AtenView) -> _Made:
         rank = view.rank(view.tensors[0])
         axes = [axis % rank for axis in order(view, rank)]
         return Axes(((tuple(axes.index(axis) for axis in range(rank)),),)), view.tensors[:1]
@@ -254,23 +254,23 @@ def _exchanged(a: Any, b: Any, rank: int) -> list[int]:
     return order
 
 
-def _reshaped(view: View) -> _Made:
+def _reshaped(view: AtenView) -> _Made:
     return Reshapes(), view.tensors[:1]
 
 
-def _spread(view: View) -> _Made:
+def _spread(view: AtenView) -> _Made:
     """Repeated along axes, or broadcast to a shape."""
     first = view.tensors[0]
     return Axes(((aligned(view.rank(first), view.out_rank),),), fills=True), [first]
 
 
-def _filled(view: View) -> _Made:
+def _filled(view: AtenView) -> _Made:
     if isinstance(view.given.get("fill_value"), fx.Node):
         return Mixes("fills with a number that is computed"), ()
     return Axes(((),), fills=True), ()
 
 
-def _attention(view: View) -> _Made:
+def _attention(view: AtenView) -> _Made:
     given = view.given
     read = [given["query"], given["key"], given["value"]]
     if view.rank(read[0]) < 3 or given.get("dropout_p"):
@@ -284,7 +284,7 @@ def _attention(view: View) -> _Made:
     return Axes((tuple(maps),)), read
 
 
-def _recurrent(view: View) -> _Made:
+def _recurrent(view: AtenView) -> _Made:
     given = view.given
     if "input" not in given or "batch_first" not in given:
         return Mixes("takes packed sequences"), ()
@@ -300,12 +300,12 @@ def _recurrent(view: View) -> _Made:
     return Axes((to(axis), to(1))), [given["input"], *states]
 
 
-def _padded(view: View) -> _Made:
+def _padded(view: AtenView) -> _Made:
     rank, pads = view.rank(view.tensors[0]), list(view.given["pad"])
     return _first(view, [rank - 1 - at // 2 for at, size in enumerate(pads) if size != 0])
 
 
-def _mixes(why: str) -> Callable[[View], _Made]:
+def _mixes(why: str) -> Callable[[AtenView], _Made]:
     return lambda _: (Mixes(why), ())
 
 
@@ -327,9 +327,9 @@ _SIZED = frozenset(
 """Operators whose numbers are shapes, which they find again for the rows that they have."""
 
 
-def _table() -> dict[str, Callable[[View], _Made]]:
+def _table() -> dict[str, Callable[[AtenView], _Made]]:
     found = "gives as many as it finds among all rows"
-    groups: tuple[tuple[Callable[[View], _Made], str], ...] = (
+    groups: tuple[tuple[Callable[[AtenView], _Made], str], ...] = (
         (_linear, "linear"),
         (_product("mat1", "mat2", "self"), "addmm"),
         (_product("batch1", "batch2", "self"), "baddbmm"),
