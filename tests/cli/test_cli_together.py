@@ -13,6 +13,7 @@ import msgspec
 import onnx
 import pytest
 
+from application_samples import write_application
 from commands import Run
 from cotenant.cli import plan_together
 from cotenant.cli.plan_together import asked_batches
@@ -24,14 +25,35 @@ from cotenant.plan.file import read_plan
 from cotenant.plan.granularity.kept import read_together
 from cotenant.plan.granularity.planner import FoundJointPlan, found
 from cotenant.predict.occupancy.evaluator import JointEvaluator
+from cotenant.profile.device import this_device
 from cotenant.profile.joint_plan import Chunk, Wait
+from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
 from cotenant.profile.task_profile import load_tasks, save_tasks
-from cotenant.repository import tasks_path, together_path
+from cotenant.repository import profile_path, tasks_path, together_path
 from cotenant.serve import rehearsal
 from cotenant.serve.rehearsal import Rehearsed
+from cotenant.trace import read
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
+FAN = """
+[application]
+slo_ms = {slo_ms}
+
+[[application.stage]]
+name = "one"
+model = "left"
+inputs = {{ x = "x" }}
+
+[[application.stage]]
+name = "other"
+model = "right"
+inputs = {{ x = "x" }}
+
+[application.outputs]
+a = "one.y"
+b = "other.y"
+"""
 TOGETHER = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
 THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "clustered"\n'
 
@@ -156,6 +178,29 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     assert measured["sequential_ns"] > 0 < measured["streams_ns"]
     assert len(measured["plans_ns"]) == 2
     assert all(measured["plans_ns"]), "the plan was followed"
+
+
+def test_a_simulation_follows_what_is_kept(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    believed(monkeypatch, (90,))
+    assert run("plan", root, "--together", "left,right", "--batch", "left=4,right=4")[0] == 0
+    models = {}
+    for name, by_cores in load_tasks(tasks_path(root)).models.items():
+        digest, units = by_cores[2].digest, len(by_cores[2].units)
+        points = tuple(Point(0, rows, 1, 9, *[rows * 10**6] * 4) for rows in (1, 2, 4))
+        models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0, splits=(tuple(range(units + 1)),))
+    save_profile(profile_path(root), Profile(this_device(), "", "", models))
+    write_application(root, "fan", FAN, slo_ms=60000)
+    workload, trace = tmp_path / "workload.toml", tmp_path / "trace.jsonl"
+    workload.write_text('duration_s = 1\n[[tenant]]\nmodel = "fan"\nitems = 4\nrate = 5\n')
+    status, _, err = run("simulate", workload, root, "--trace", trace)
+    assert status == 0, err
+    head, records = read(trace)
+    assert len(head.policy_options["joint_plans"]) == 1
+    launches = [action for each in records for kind, action in each.actions if kind == "Launch"]
+    assert any(each["work"][6] for each in launches)
+    assert any(each.get("after") for each in launches)
 
 
 @pytest.mark.parametrize(

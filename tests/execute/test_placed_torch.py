@@ -12,20 +12,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.concurrent import placeable
-from cotenant.execute.concurrent.placed_torch import PlacedTorch
+from cotenant.execute.concurrent.placed_torch import PlacedTorch, placed_stream
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.profile.unit_placement import GPU_LANE, UnitPlacement, device_names
-from cotenant.work import Work
+from cotenant.work import Share, Work
+from fake_streams import FakeStreams
 from late_streams import LateStreams
 from placed_torch_samples import BRANCHES, SHARE, WIDTH, on_cores, placement, save_wide
+from torch_samples import SAMPLES, exported
 
 WAIT_S = 20.0
 CORES = (0, 0)
@@ -108,7 +111,7 @@ def check(model: PlacedTorch, inputs: list[dict[str, Any]], answers: list[Any]) 
             np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(0, 10_000))
 def test_any_placement_gives_what_the_whole_gives_in_any_order_of_the_device(wide: PlacedTorch, seed: int) -> None:
     wide.place(random_placement(wide, seed))
@@ -121,6 +124,23 @@ def test_any_placement_gives_what_the_whole_gives_in_any_order_of_the_device(wid
         for timing in served.timings:
             assert [each.units for each in timing.pieces] == [len(piece.units) for piece in pieces]
             assert all(0 <= each.start_ns <= each.end_ns for each in timing.pieces)
+
+
+@pytest.mark.parametrize("name", ["encoder", "chooses"])
+def test_pieces_of_any_module_have_their_sizes_and_weights(tmp_path: Path, name: str) -> None:
+    torch.export.save(exported(name)[1], tmp_path / "model.pt2")
+    with PlacedTorch.open(tmp_path / "model.pt2") as model, torch.inference_mode():
+        inputs = SAMPLES[name].inputs(3)
+        expected = model.run(0, model.unit_count, inputs)
+        for seed in range(6):
+            model.place(random_placement(model, seed))
+            placed = placed_stream(model, SHARE, CpuStreams().lane(Share((0,))), CORES)
+            assert (placed is None) == (len(model.pieces(SHARE.size)) < 2)
+            if placed is not None:
+                launch = placed.launch(0)
+                launch.fill(0, inputs)
+                got = launch.replay(0, model.unit_count)
+                assert all(torch.equal(got[key], value) for key, value in expected.items())
 
 
 def test_a_tensor_is_copied_once_whoever_reads_it(wide: PlacedTorch) -> None:
@@ -157,6 +177,22 @@ def test_what_cannot_be_captured_runs_eagerly_in_pieces(wide: PlacedTorch) -> No
         check(wide, inputs, served.ask(inputs))
         assert all(len(timing.pieces) > 2 for timing in served.timings)
         assert served.executor.chains.eager == 2
+
+
+def test_all_pieces_but_those_that_cannot_be_are_captured(wide: PlacedTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The join needs values on the host: the model as a whole is not captured, and what reads the join's result is."""
+    monkeypatch.setattr(wide, "why_eager", lambda start, end: "it needs values" if start <= 12 < end else "")
+    wide.place(on_cores(wide, *BRANCHES))
+    device = FakeStreams()
+    with closing(Served(wide, device)) as served:
+        pieces = wide.pieces(SHARE.size)
+        captured = [piece for piece in pieces if not piece.cores[0] and 12 not in piece.units]
+        assert 0 < len(device.captures) == 3 * len(captured)
+        before = device.replays
+        inputs = [values(8), values(9, 3)]
+        check(wide, inputs, served.ask(inputs))
+        assert device.replays - before == 2 * len(captured)
+        assert served.executor.chains.eager == 0
 
 
 def test_a_piece_that_fails_fails_its_launch_alone_and_leaves_nothing(wide: PlacedTorch) -> None:

@@ -112,10 +112,10 @@ def fanned_out(load: float) -> list[Query]:
 LOOK = StageGraph(("read", "sort", "embed"), ((), (), ()))
 JOINT_PLANS = (
     JointPlan(
-        (JointMember("tag", 2, 2), JointMember("detect", 2, 12), JointMember("embed", 2, 1, rank=1)),
-        ((1, 3, 1), (2, 6, 1)),
-        (Wait(0, 1, 1, 3),),
-        (Chunk(1, 6, 12, (1, 1)),),
+        (JointMember("tag", 2, 2, rank=1), JointMember("detect", 2, 12), JointMember("embed", 2, 1, rank=1)),
+        ((0, 3, 0),),
+        (Wait(0, 1, 1, 6),),
+        (Chunk(1, 0, 12, (1, 1)),),
     ),
     JointPlan((JointMember("tag", 1, 2), JointMember("detect", 1, 12)), waits=(Wait(1, 10, 0, 2),)),
 )
@@ -208,7 +208,8 @@ CHANGES: dict[str, Change] = {
     "clustered": Change(
         Clustered(TWO_LANES, joint_plans=JOINT_PLANS),
         [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])))],
-        queries=fanned_out(0.9),
+        queries=fanned_out(0.7),
+        tenants=[replace(tenant, splits=(tenant.cuts,)) if tenant.name == "detect" else tenant for tenant in TENANTS],
         applications={
             "look": application(StageGraph(("read", "sort", "embed"), ((), (), ())), "tag", "detect", "embed")
         },

@@ -127,7 +127,7 @@ def times(core_us: list[int]) -> BatchTimes:
 
 def test_tables_of_latencies_divide_them_over_the_stretches() -> None:
     table = LatencyTable((LatencyRow(0, 1, 1, 100), LatencyRow(0, 4, 1, 340), LatencyRow(0, 1, 2, 60)), (1.0, 2.0, 1.0))
-    made = table_of_latencies("m", table, 2, 2, 1, (0, 1, 3), (True, True, False))
+    made = table_of_latencies("m", table, 2, 2, 1, (0, 1, 3), (True, False))
     assert made.duration_ns.tolist() == [[25, 45], [75, 135]]
     assert made.splits == (True, False)
     assert table_of_latencies("m", table, 1, 2, 2, (0, 3), ()).duration_ns.tolist() == [[60]]

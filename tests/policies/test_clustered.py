@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import UNSET
 
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.engine import Engine
@@ -23,7 +24,7 @@ from cotenant.work import Machine, Share
 from scenario import CORES, TWO_LANES, play
 
 TENANTS = {
-    "a": Tenant("a", 1000, cuts=(0, 1, 2, 3, 4), max_batch=4),
+    "a": Tenant("a", 1000, cuts=(0, 1, 2, 3, 4), max_batch=4, splits=((0, 1, 2, 3, 4),)),
     "b": Tenant("b", 1000, cuts=(0, 1, 2)),
     "c": Tenant("c", 1000),
 }
@@ -114,10 +115,11 @@ def test_without_the_others_or_with_other_rows_it_is_edf() -> None:
 
 
 def test_queries_of_a_member_that_may_be_merged_make_its_rows_together() -> None:
-    told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
+    plan = JointPlan(PLAN.members, chunks=(Chunk(0, 0, 4, (2, 2)),))
+    told = Told(Clustered(TWO_LANES, joint_plans=(plan,)))
     told.arrive(("a", 1, 900), ("a", 2, 900), ("b", 1, 900), ("a", 2, 900), ("a", 1, 900))
     assert told.launches[0].queries == (0, 1, 4)
-    assert len(told.launches) == 5
+    assert len(told.launches) == 3
     assert told.engine.waiting("a") == 1
 
 
@@ -209,6 +211,19 @@ def test_who_goes_before_a_member_must_be_in_time_behind_the_set(deadline: int, 
     assert [each.work.tenant for each in told.launches.values()] == (["a", "b"] if follows else ["a"])
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_where_others_wait_lanes_are_not_kept_idle_for_little(waits: bool) -> None:
+    """A takes 160 and b 60. The chunks of a's last unit bring 20 for 80 of the second lane; those of all bring 60 for
+    none, as b goes first there."""
+    others = [("c", 1, 990)] if waits else []
+    late = JointPlan(PLAN.members, chunks=(Chunk(0, 3, 4, (2, 2)),))
+    early = JointPlan((PLAN.members[0], JointMember("b", 1, 2, rank=1)), chunks=(Chunk(0, 0, 4, (2, 2)),))
+    for plan, follows in ((late, not waits), (early, True)):
+        told = Told(Clustered(TWO_LANES, joint_plans=(plan,)))
+        told.arrive(("a", 4, 900), ("b", 1, 900), *others)
+        assert any(each.work.rows for each in told.launches.values()) is follows
+
+
 def test_who_might_arrive_and_go_first_must_be_in_time_behind_the_set() -> None:
     for slo, preempt, count in ((128, True, 2), (131, True, 5), (128, False, 5)):
         tenants = [TENANTS["a"], TENANTS["b"], replace(TENANTS["c"], slo_ns=slo)]
@@ -250,16 +265,20 @@ def test_a_plan_of_other_units_or_at_no_cut_is_not_followed() -> None:
         assert len(told.launches) == 2
 
 
+def test_chunks_of_units_that_mix_rows_are_not_followed() -> None:
+    for splits, follows in ((((0, 2),), True), (((0, 1), (2, 4)), False), (UNSET, False)):
+        tenants = [replace(TENANTS["a"], splits=splits), TENANTS["b"], TENANTS["c"]]
+        told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)), tenants)
+        told.arrive(("a", 4, 900), ("b", 1, 900))
+        assert (len(told.launches) == 5) is follows
+
+
 def test_lanes_that_a_set_leaves_over_are_filled() -> None:
     lanes = (*TWO_LANES, Share((2,)))
-    plan = JointPlan(PLAN.members, barriers=((4, 0),))
+    plan = JointPlan((PLAN.members[0], JointMember("b", 1, 2, rank=1)))
     told = Told(Clustered(lanes, joint_plans=(plan,)), cores=(0, 1, 2))
-    told.arrive(("a", 4, 700), ("b", 1, 800), ("c", 1, 900))
-    assert [(model, cores, after) for _, model, _, _, cores, after in told.story] == [
-        ("a", (0,), ()),
-        ("b", (0,), (0,)),
-        ("c", (1,), ()),
-    ]
+    told.arrive(("a", 4, 900), ("b", 1, 800), ("c", 1, 950))
+    assert [(model, cores) for _, model, _, _, cores, _ in told.story] == [("a", (0,)), ("b", (1,)), ("c", (2,))]
 
 
 def test_who_leaves_and_who_fails_lets_the_others_go_on() -> None:

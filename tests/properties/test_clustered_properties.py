@@ -25,7 +25,7 @@ MACHINE = Machine.of({"cpu": (0, 1, 2)})
 LANES = tuple(MACHINE.share((core,)) for core in range(3))
 WIDE = (MACHINE.share((0, 1)), MACHINE.share((2,)))
 TENANTS = {
-    "deep": Tenant("deep", 400, cuts=(0, 1, 3, 4, 6), max_batch=4),
+    "deep": Tenant("deep", 400, cuts=(0, 1, 3, 4, 6), max_batch=4, splits=((0, 1, 3, 4, 6),)),
     "flat": Tenant("flat", 400, cuts=(0, 1, 2), max_batch=2),
     "lone": Tenant("lone", 400),
 }

@@ -15,16 +15,19 @@ import pytest
 
 from application_samples import x_of
 from client import Client, Watch, started
-from cotenant.config import DeviceSection, PolicySection
+from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import PolicyChanged
 from cotenant.measure.opening import open_version
+from cotenant.measure.solo import Effort
 from cotenant.plan.granularity.kept import keep_together, read_together
 from cotenant.plan.granularity.worker import Asked, search
-from cotenant.profile.joint_plan import Chunk, JointMember, TogetherPlan, Wait
+from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
 from cotenant.repository import find_versions, together_path
 from cotenant.serve.brain import together
+from cotenant.serve.rehearsal import Rehearsal, RehearsalError, check_answers
 from cotenant.serve.server import Server
+from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
@@ -240,9 +243,37 @@ def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
         "left", "g", (0, 3, 7), tuple(tuple(10**6 * (row + 1) for row in range(4)) for _ in range(2)), (True, True)
     )
     short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), (True,))
-    asked = Asked((long, short), 2, 1, 1000, 0.1)
+    asked = Asked((long, short), 2, 1, 1000, 100.0, evaluations=200)
     plans = together.TogetherPlans(root, lambda: None)
-    found, here = plans._search(asked), search(asked)
+    found = plans._search(asked)
     plans.close()
-    assert (found is None) == (here is None)
-    assert found is None or (found.members[0].units, found.members[0].graph) == (7, "g")
+    assert found == search(asked)
+    assert found is not None
+    assert (found.members[0].units, found.members[0].graph) == (7, "g")
+    assert found.makespan_ns < 0.7 * found.streams_ns
+    assert found.chunks[0].member == 0
+
+
+def test_a_rehearsal_tells_what_was_not_followed_and_what_answers_otherwise(root: Path) -> None:
+    plan = keep(root).plan
+    other = JointPlan((JointMember("left", 2, 9), JointMember("right", 2, 9)), barriers=((1, 1),))
+    settings = ServerConfig(device=DeviceSection(cores=(0, 1), isolation="thread"))
+    lanes = (Share((0,)), Share((1,)))
+    with Rehearsal(root, settings, {"left": 2, "right": 2}, lanes, (plan, other)) as rehearsal:
+        found = rehearsal.run(Effort(0.0, 2, 2, 0))
+    assert found.plans_ns[0] is not None
+    assert found.plans_ns[1] is None
+    assert min(found.sequential_ns, found.streams_ns, found.plans_ns[0]) > 0
+    answer = {"left": {"y": np.ones((2, 8), np.float32)}}
+    check_answers(answer, {"left": {"y": answer["left"]["y"] + 1e-7}})
+    with pytest.raises(RehearsalError, match="left: output 'y' is another one by a plan than without"):
+        check_answers(answer, {"left": {"y": 2 * answer["left"]["y"]}})
+
+
+def test_a_set_that_cannot_be_run_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ServerConfig(device=DeviceSection(cores=(0, 1), isolation="thread"))
+    lanes = (Share((0,)), Share((1,)))
+    with Rehearsal(root, settings, {"left": 1, "right": 1}, lanes, ()) as rehearsal:
+        rehearsal._inputs["left"] = 1, {"x": np.ones((1, 7), np.float32)}
+        with pytest.raises(RehearsalError, match="the set cannot be run: left: failed"):
+            rehearsal.run(Effort(0.0, 2, 2, 0))

@@ -104,7 +104,7 @@ class World:
         self.clock = VirtualClock()
         self.seen: list[tuple[int, Event, list[Action]]] = []
         self.results: list[tuple[int, InferResult]] = []
-        tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
+        tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch, splits=((0, 1),)) for at in range(len(times_ms))]
         believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
         real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
         self.beliefs = OnlineModel(max(lane.size for lane in lanes), adapt=False)

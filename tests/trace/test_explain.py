@@ -27,7 +27,7 @@ from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
 LONG = Tenant("long", 300 * MS, cuts=(0, 2, 4))
-SHORT = Tenant("short", 50 * MS, max_batch=4)
+SHORT = Tenant("short", 50 * MS, max_batch=4, splits=((0, 1),))
 BELIEF = TablePredictor({**tables({"long": 80 * MS}, 4).tables, **tables({"short": 10 * MS}, batch_slope=0.5).tables})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
@@ -24,6 +25,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from cotenant.world.joint_run import JointWorld, KernelSpan
 from cotenant.world.kernels import SLOTS, Admission, KernelDevice, KernelWorld
+from kernel_sets import random_plan, random_set
 
 US = 1000
 FREE = KernelDevice(Admission.IN_ORDER, 0)
@@ -317,6 +319,52 @@ def test_looking_ahead_changes_nothing(some: list[tuple[list[Kernel], int]], dev
         assert found[0][-1][0] == together.makespan_ns
 
 
+@pytest.mark.parametrize("admission", Admission)
+def test_plans_are_held_to(admission: Admission) -> None:
+    """Whatever the plan: each unit runs once for all its rows, behind the one before, its waits and its barriers."""
+    device = KernelDevice(admission, 700, 300, 2000, 900, compute_loss=0.1)
+    played = 0
+    for seed in range(60):
+        tables = random_set(seed)
+        made = random_plan(seed, tables)
+        try:
+            spans = JointWorld(tables, device).run(made, records=True).spans
+        except InvalidValueError as error:
+            assert "a circle" in str(error)  # noqa: PT017
+            continue
+        played += 1
+        starts: dict[tuple[int, int], int] = {}
+        ends: dict[tuple[int, int], int] = {}
+        parts: Counter[tuple[int, int]] = Counter()
+        joins = {(chunk.member, chunk.end) for chunk in made.chunks if tables[chunk.member].join_ns[chunk.end - 1]}
+        for span in sorted(spans, key=lambda span: (span.start_ns, span.end_ns)):
+            key = span.member, span.unit
+            if key in joins:
+                joins.remove(key)  # the copy, which begins first of those with its number
+                ends[span.member, span.unit - 1] = max(ends[span.member, span.unit - 1], span.end_ns)
+                continue
+            parts[key] += 1
+            starts[key] = min(starts.get(key, span.start_ns), span.start_ns)
+            ends[key] = max(ends.get(key, 0), span.end_ns)
+        assert not joins
+        wide = {(c.member, unit): len(c.rows) for c in made.chunks for unit in range(c.start, c.end)}
+        for member, each in enumerate(tables):
+            for unit in range(each.size):
+                key = member, unit
+                assert parts[key] == wide.get(key, 1)
+                inside = any(c.member == member and c.start < unit < c.end for c in made.chunks)
+                if unit and not inside:
+                    assert starts[key] >= ends[member, unit - 1] + 300
+        for wait in made.waits:
+            assert starts[wait.member, wait.unit] >= ends[wait.after, wait.after_unit - 1] + 900
+        for barrier in made.barriers:
+            before = [ends[m, unit] for m, at in enumerate(barrier) for unit in range(at)]
+            behind = [starts[m, unit] for m, at in enumerate(barrier) for unit in range(at, tables[m].size)]
+            if behind:
+                assert min(behind) >= max(before, default=0) + 2000
+    assert played > 40
+
+
 # --- for the simulator ----------------------------------------------------------------------------------------------
 
 
@@ -334,6 +382,11 @@ def test_launches_run_units_and_rows_beside_each_other() -> None:
     world.start(launch(3, "m", 4, start=3, after=(2,)), 41 * US)
     assert (world.next_ns(), world.pop().launch) == (61 * US, 3)
     assert (world.next_ns(), world.pop().launch) == (71 * US, 1)
+    slow = KernelWorld({"m": table([(10, 0.25, 0, 0)] * 2)}, replace(FREE, event_ns=5 * US, launch_ns=20 * US))
+    slow.start(launch(1, "m", 2), 0)
+    assert (slow.next_ns(), slow.pop().launch) == (50 * US, 1)
+    slow.start(launch(2, "m", 2, after=(1,)), 50 * US)  # its first kernel was issued meanwhile
+    assert slow.next_ns() == 80 * US
     assert world.next_ns() is None
     with pytest.raises(InvalidValueError, match="one that ends"):
         world.pop()

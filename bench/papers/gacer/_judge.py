@@ -34,7 +34,7 @@ class Effort:
     """How long searches are: rounds of the published one, evaluations of ours, and how many of its best are run."""
 
     rounds: int = 2000
-    evaluations: int = 4000
+    evaluations: int = 6000
     measured: int = 4
 
 
@@ -67,7 +67,7 @@ def world_bound_ns(tables: Sequence[KernelTable], device: KernelDevice) -> float
     """Below it is no plan in the world, whatever its chunks: slots as blocks hold them there, else as believed."""
     held = [replace(table, need=_held(table, device)) for table in tables]
     launch_ns = device.issue_ns(len(tables) - 1)
-    rules = Occupancy(launch_ns, device.gap_ns, 0, 0, Admission.FILL, Issuing.MEMBER)
+    rules = Occupancy(launch_ns, device.gap_ns, device.sync_ns, device.event_ns, Admission.FILL, Issuing.MEMBER)
     return bound_of(held, rules)
 
 

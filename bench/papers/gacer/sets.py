@@ -11,8 +11,8 @@ worlds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -45,6 +45,8 @@ SHOWN = ("streams", "spatial", "temporal", "both", OURS, "robust", "bound")
 GRAPHS = replace(GPUS[0], name="Titan V, graphs")
 GRAPHS_US = 1.25
 """What a kernel takes to be issued from a CUDA graph."""
+_FEWEST = 4
+"""Worlds from which on it is shown what gains hang on."""
 _WIDTH = 205
 
 
@@ -91,7 +93,9 @@ def run(
     rows = run_all(NAME, digest_of(SOURCES, files), tasks, judge, _said)
     summary = given_summary(rows) if is_given else summary_of(rows)
     console = Console(width=max(_WIDTH, Console().width))
-    _show(console, rows, {} if is_given else paper_ratios(data_dir))
+    paper = {} if is_given else paper_ratios(data_dir)
+    _show(console, rows, paper)
+    _show_where(console, rows, paper, drawn)
     _show_ranges(console, [row for row in rows if row["gpu"] != GRAPHS.name], drawn)
     summary = {name: value for name, value in summary.items() if isfinite(value)}  # quick runs have not all sets
     console.print(", ".join(f"{name} {value:.4g}" for name, value in summary.items()))
@@ -222,15 +226,34 @@ def _show(console: Console, rows: Sequence[dict[str, Any]], paper: dict[tuple[st
             ", ".join(f"{value:.2f}" for value in printed.values()),
         )
     console.print(table)
+
+
+def _show_where(
+    console: Console,
+    rows: Sequence[dict[str, Any]],
+    paper: Mapping[tuple[str, str], Mapping[str, float]],
+    drawn: Sequence[Drawn],
+) -> None:
+    """In which worlds as much is gained as the paper has: how far their parameters are from those of all."""
+    asked = [row for row in rows if (row["set"], row["gpu"]) in paper]
+    names = [each.name for each in fields(Drawn) if isinstance(getattr(drawn[0], each.name), int | float)]
+    numbers = {each.seed: np.array([float(getattr(each, name)) for name in names]) for each in drawn}
+    spread = np.std(list(numbers.values()), axis=0)
     for name in ("streams", "both"):
-        reached = [
-            (row["world"], row["set"], row["gpu"])
-            for row in rows
-            if ratio(row, name, "sequential") >= paper.get((row["set"], row["gpu"]), {}).get(name, np.inf)
-        ]
-        asked = sum((row["set"], row["gpu"]) in paper for row in rows)
-        if asked:
-            console.print(f"{name}: as much as the paper's in {len(reached)} of {asked} cases of a world, set and card")
+        some = [row for row in asked if name in paper[row["set"], row["gpu"]]]
+        reached = [row for row in some if ratio(row, name, "sequential") >= paper[row["set"], row["gpu"]][name]]
+        text = f"{name}: as much as the paper's in {len(reached)} of {len(some)} cases of a world, set and card"
+        if some:
+            best = max(ratio(row, name, "sequential") / paper[row["set"], row["gpu"]][name] for row in some)
+            text += f", {best:.2f} of it in the best"
+        if reached and len(drawn) >= _FEWEST:
+            means = np.mean([numbers[row["world"]] for row in reached], axis=0)
+            all_means = np.mean(list(numbers.values()), axis=0)
+            off = np.abs(means - all_means) / np.maximum(spread, 1e-12)
+            most = [at for at in np.argsort(-off) if names[at] != "seed"][:4]
+            text += "; there " + ", ".join(f"{names[at]} {means[at]:.3g} ({all_means[at]:.3g})" for at in most)
+        if some:
+            console.print(f"{text}{' (mean of all worlds)' if reached else ''}")
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -239,36 +262,27 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _show_ranges(console: Console, rows: Sequence[dict[str, Any]], drawn: Sequence[Drawn]) -> None:
-    """Which parameters the gains hang on: of each the gains in worlds where it is below and above its median."""
-    if len(drawn) < 4:
+    """Which parameters the gains hang on: medians over worlds by its values, or below and above its middle."""
+    if len(drawn) < _FEWEST:
         return
-    values = {each.seed: asdict(each) for each in drawn}
     shown = (("streams", "sequential"), ("both", "sequential"), ("both", "streams"), (OURS, "streams"))
-    gains = {
-        pair: {seed: geomean([ratio(row, *pair) for row in rows if row["world"] == seed]) for seed in values}
-        for pair in shown
-    }
-    table = Table("parameter", "halves", *(f"{a}/{b}" for a, b in shown), title="Gains by halves of the ranges")
+    worlds = {each.seed: [row for row in rows if row["world"] == each.seed] for each in drawn}
+    gains = {seed: [geomean([ratio(row, *pair) for row in mine]) for pair in shown] for seed, mine in worlds.items()}
+    table = Table("parameter", "values", *(f"{a}/{b}" for a, b in shown), title="Gains by what was drawn")
     lines: list[tuple[float, list[str]]] = []
-    for name in (key for key in next(iter(values.values())) if key != "seed"):
-        numbers = {seed: _number(each[name]) for seed, each in values.items()}
-        middle = float(np.median(list(numbers.values())))
-        low = [seed for seed, number in numbers.items() if number <= middle]
-        high = [seed for seed in numbers if seed not in low]
-        if not high:
-            low, high = [seed for seed in low if numbers[seed] < middle], [s for s in low if numbers[s] == middle]
-        if not low or not high:
-            continue
-        pairs = [[float(np.median([gain[seed] for seed in half])) for half in (low, high)] for gain in gains.values()]
-        halves = f"{np.median([numbers[s] for s in low]):.3g}, {np.median([numbers[s] for s in high]):.3g}"
-        lines.append((-abs(pairs[1][1] - pairs[1][0]), [name, halves, *(f"{a:.3f}, {b:.3f}" for a, b in pairs)]))
+    for name in (each.name for each in fields(Drawn) if each.name != "seed"):
+        values = {each.seed: getattr(each, name) for each in drawn}
+        groups = {
+            str(value): [seed for seed in values if values[seed] == value] for value in sorted(set(values.values()))
+        }
+        if len(groups) > len(kernel_world.Admission):
+            ordered = sorted(values, key=lambda seed: (values[seed], seed))
+            halves = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
+            groups = {f"{values[half[0]]:.3g} to {values[half[-1]]:.3g}": half for half in halves}
+        medians = [np.median([gains[seed] for seed in some], axis=0) for some in groups.values()]
+        differs = float(np.max(medians, axis=0)[1] - np.min(medians, axis=0)[1])
+        cells = [", ".join(f"{each[column]:.3f}" for each in medians) for column in range(len(shown))]
+        lines.append((-differs, [name, ", ".join(groups), *cells]))
     for _, line in sorted(lines):
         table.add_row(*line)
     console.print(table)
-
-
-def _number(value: object) -> float:
-    """A parameter as a number: rules by their place."""
-    return (
-        float(list(kernel_world.Admission).index(value)) if isinstance(value, kernel_world.Admission) else float(value)
-    )  # type: ignore[arg-type]

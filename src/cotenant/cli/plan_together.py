@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from cotenant.work import Share
 
 SEARCH_S = 10.0
-_REHEARSED = 3
+_REHEARSED = 4
 """Plans that are run on the device, the best by belief first."""
 _EXIT_WRONG = 1
+_EXPLAINED = 1.25
+"""Up to so many times what is believed, a run on the device is explained by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
     if out is not None and kept is not None:
         write_whole(out, together_text((kept,)).encode())
         written.append(out)
-    _show(view, rehearsed, kept, _use(settings) if kept is not None else [], written, svg, as_json=as_json)
+    notes = _doubts(view, rehearsed) + (_use(settings) if kept is not None else [])
+    _show(view, rehearsed, kept, notes, written, svg, as_json=as_json)
 
 
 def _lanes(settings: ServerConfig) -> tuple[Share, ...]:
@@ -144,7 +147,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
 def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
     from cotenant.cli.console import console as make_console
     from cotenant.machine_code import has_compiler
-    from cotenant.plan.granularity.published import Published
+    from cotenant.plan.granularity.search import JointSearch
 
     console = make_console(stderr=True, quiet=as_json)
     if not has_compiler():
@@ -156,7 +159,7 @@ def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
             status.update(f"{evaluated:,} plans, {best_ns / 1e6:.4g} ms; Ctrl-C ends it with the best so far")
             return time.monotonic() < until
 
-        return Published().find(known.tables, known.rules, progress)
+        return JointSearch().find(known.tables, known.rules, progress)
 
 
 def _rehearsed(
@@ -188,6 +191,17 @@ def _as_measured(made: TogetherPlan, plan: JointPlan, rehearsed: Rehearsed, make
         sequential_ns=rehearsed.sequential_ns,
         is_measured=True,
     )
+
+
+def _doubts(view: JointOverview, rehearsed: Rehearsed | None) -> list[str]:
+    """What speaks against the measurement."""
+    over = 0.0 if rehearsed is None else rehearsed.streams_ns / max(1, view.before.makespan_ns)
+    if over <= _EXPLAINED:
+        return []
+    return [
+        f"On the device all at once takes {over:.2f} times what the units add up to: the machine was busy with other "
+        "work, or the models slow each other down. Plan again when it is quiet."
+    ]
 
 
 def _use(settings: ServerConfig) -> list[str]:

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from cotenant.config import ServerConfig
 from cotenant.core.actions import Action, Enqueue, Launch, Respond
@@ -114,7 +114,7 @@ class Rehearsal:
         followed = []
         for number, policy in enumerate(ways):
             _, answers, launches = self._once(policy)
-            _check(expected, answers)
+            check_answers(expected, answers)
             followed.append(number < 2 or launches > len(self._inputs) or _is_plain(self._plans[number - 2]))
         samples: list[list[int]] = [[] for _ in ways]
         began = time.perf_counter()
@@ -191,7 +191,8 @@ def _is_plain(plan: JointPlan) -> bool:
     return not (plan.barriers or plan.waits or plan.chunks)
 
 
-def _check(expected: Mapping[str, Any], answers: Mapping[str, Any]) -> None:
+def check_answers(expected: Mapping[str, Tensors], answers: Mapping[str, Tensors]) -> None:
+    """Raises RehearsalError where a model gives another output than is expected, but for the rounding of kernels."""
     for tenant, outputs in expected.items():
         for name, array in outputs.items():
             if not are_alike(array, answers[tenant][name], rtol=1e-3):

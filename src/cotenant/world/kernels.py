@@ -319,8 +319,8 @@ class Streams:
 class KernelWorld:
     """See above, for the simulator: a stream for each launch, whose tenant's units and rows are those of a table.
 
-    A launch that waited for others (`Launch.after`) pays `event_ns`. Shares are not read: streams of one context have
-    all slots of the device. Launches do not grow.
+    A launch that waited for others (`Launch.after`) pays `event_ns`; its first kernel was issued meanwhile. Shares are
+    not read: streams of one context have all slots of the device. Launches do not grow.
     """
 
     def __init__(self, tables: Mapping[str, KernelTable], device: KernelDevice) -> None:
@@ -342,15 +342,9 @@ class KernelWorld:
         while ended := self._streams.advance(now_ns):
             self._ended += [(self._streams.now_ns, each) for each in ended]
         device, begin = self._device, self._streams.now_ns
-        self._streams.add(
-            Stream(
-                launch.id,
-                kernels,
-                begin + (device.event_ns if launch.after else 0),
-                begin,
-                device.issue_ns(len(self._streams)),
-            )
-        )
+        issue_ns = device.issue_ns(len(self._streams))
+        ready_ns, issued_ns = (begin + device.event_ns, begin - issue_ns) if launch.after else (begin, begin)
+        self._streams.add(Stream(launch.id, kernels, ready_ns, issued_ns, issue_ns))
         self._ahead = None
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:

@@ -79,7 +79,8 @@ class PlacedTorch(Placeable, TorchModel):
             reason = f"units {piece.units[0]} to {piece.units[-1]} cannot be run apart ({error})"
             raise ModelError(self.path, reason, "Run it without a placement, and open") from error
         if on_core:
-            weights = {name: held.setdefault(name, weight.to(HOST)) for name, weight in weights.items()}
+            held.update({name: weight.to(HOST) for name, weight in weights.items() if name not in held})
+            weights = held
         why = next(filter(None, (self.why_eager(unit, unit + 1) for unit in piece.units)), "")
         crossing = tuple(name for name in segment.outputs if name in others)
         return TorchPiece(segment, tuple(weights[name] for name in segment.weights), crossing, why)

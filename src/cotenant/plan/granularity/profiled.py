@@ -39,15 +39,14 @@ def table_of_latencies(
     splits: Sequence[bool],
 ) -> KernelTable:
     """The stretches between the cuts of a model on lanes of so many cores, at its first declared shape, by its latency
-    and the weights of its units: for models that no profile of tasks has."""
+    and the weights of its units: for models that no profile of tasks has. `splits` are of the stretches."""
     believed = TablePredictor({tenant: table})
     duration = [
         [believed.latency_ns(Work(tenant, 0, rows, start, end), lane_cores) for rows in range(1, batch + 1)]
         for start, end in pairwise(cuts)
     ]
     names = tuple(f"units {start} to {end}" for start, end in pairwise(cuts))
-    whole = tuple(all(splits[start:end]) for start, end in pairwise(cuts)) if splits else ()
-    return lane_table(tenant, names, np.maximum.accumulate(np.array(duration, np.float64), axis=1), lanes, whole)
+    return lane_table(tenant, names, np.maximum.accumulate(np.array(duration, np.float64), axis=1), lanes, splits)
 
 
 def lane_rules(hand_over_ns: int) -> Occupancy:

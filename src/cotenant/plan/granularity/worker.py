@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from cotenant.plan.granularity.kept import LEAST_GAIN_PCT, together_of
 from cotenant.plan.granularity.profiled import lane_rules, lane_table
-from cotenant.plan.granularity.published import Published
+from cotenant.plan.granularity.search import JointSearch
 from cotenant.profile.joint_plan import TogetherPlan
 
 _NICE = 10
@@ -37,13 +37,14 @@ class AskedMember(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """A set on so many lanes, and how long to search."""
+    """A set on so many lanes, and how long to search: so many seconds or evaluations, whichever ends first."""
 
     members: tuple[AskedMember, ...]
     lanes: int
     lane_cores: int
     hand_over_ns: int
     seconds: float
+    evaluations: int = 6000
 
 
 def search(asked: Asked) -> TogetherPlan | None:
@@ -60,7 +61,9 @@ def search(asked: Asked) -> TogetherPlan | None:
     ]
     until = time.monotonic() + asked.seconds
     rules = lane_rules(asked.hand_over_ns)
-    found = Published().find(tables, rules, lambda evaluated, best_ns: time.monotonic() < until)
+    found = JointSearch(evaluations=asked.evaluations).find(
+        tables, rules, lambda evaluated, best_ns: time.monotonic() < until
+    )
     if found.makespan_ns > found.streams_ns * (1 - LEAST_GAIN_PCT / 100):
         return None
     made = together_of(found, tables, [each.graph for each in asked.members], asked.lanes, asked.lane_cores)

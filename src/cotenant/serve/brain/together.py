@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,7 @@ from cotenant.plan.sources import read_placements
 from cotenant.profile.joint_plan import JointPlan, TogetherPlan
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
-from cotenant.work import Share
+from cotenant.work import CPU, Share
 
 SEARCH_S = 3.0
 """For each set of stages."""
@@ -98,8 +99,10 @@ class TogetherPlans:
         return made
 
     def seek(self, policy: Policy, applications: Iterable[ServedApplication]) -> None:
-        """Seek plans for stages that start together and have none, in the background; at the cuts that there are."""
-        if not takes_plans(policy) or len(policy.lanes) < 2 or len({lane.size for lane in policy.lanes}) > 1:
+        """Seek plans for stages that start together and have none, in the background; at the cuts that there are, on
+        several equal lanes of a CPU."""
+        kinds = {(lane.device, lane.size) for lane in policy.lanes}
+        if not takes_plans(policy) or len(policy.lanes) < 2 or len(kinds) > 1 or policy.lanes[0].device != CPU:
             return
         kept = [each.key for each in self._kept]
         asked = {
@@ -178,13 +181,9 @@ def _sets(application: ServedApplication, lanes: Sequence[Share]) -> Iterator[As
 def _member(model: ServedModel, rows: int, lanes: Sequence[Share]) -> AskedMember:
     """What a model takes by its profile, between the cuts at which it is left."""
     tenant = model.tenant
+    splits = tuple(tenant.may_split(start, end) for start, end in pairwise(tenant.cuts))
     table = table_of_latencies(
-        tenant.name, model.profile.table("p50"), rows, len(lanes), lanes[0].size, tenant.cuts, _splits(model)
+        tenant.name, model.profile.table("p50"), rows, len(lanes), lanes[0].size, tenant.cuts, splits
     )
     duration = tuple(tuple(max(1, round(ns)) for ns in each) for each in table.duration_ns.tolist())
     return AskedMember(tenant.name, model.opened.digest, tenant.cuts, duration, table.splits)
-
-
-def _splits(model: ServedModel) -> tuple[bool, ...]:
-    """Whether each unit treats every row by itself."""
-    return model.opened.runner.row_graph(model.shapes[0]).splits if model.tenant.max_batch > 1 else ()
