@@ -144,7 +144,7 @@ def test_ours_is_never_worse_as_believed_than_streams_and_the_published_plan(
     assert ours.makespan_ns == pytest.approx(evaluator.cost(ours.plan).makespan_ns)
     assert ours.evaluated <= evaluations + 100
     assert all(evaluator.cost_if(plan) is not None for plan in ours.alternatives)
-    assert len(set(ours.alternatives)) == len(ours.alternatives) <= 4
+    assert len(set(ours.alternatives)) == len(ours.alternatives) <= 5
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_may_give_another() -> None:

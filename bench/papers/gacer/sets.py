@@ -275,7 +275,7 @@ def _show_ranges(console: Console, rows: Sequence[dict[str, Any]], drawn: Sequen
         groups = {
             str(value): [seed for seed in values if values[seed] == value] for value in sorted(set(values.values()))
         }
-        if len(groups) > len(kernel_world.Admission):
+        if isinstance(getattr(drawn[0], name), float):
             ordered = sorted(values, key=lambda seed: (values[seed], seed))
             halves = ordered[: len(ordered) // 2], ordered[len(ordered) // 2 :]
             groups = {f"{values[half[0]]:.3g} to {values[half[-1]]:.3g}": half for half in halves}

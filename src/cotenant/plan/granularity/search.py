@@ -116,7 +116,8 @@ class _Windows:
         self._moves = Moves(tables, self._rng)
 
     def found(self) -> list[JointPlan]:
-        """The best plan that is not worse, as believed, than streams and the published one; the best of each walk."""
+        """The best plan that is not worse, as believed, than streams and the published one; the best of each walk, and
+        the best of those that they started from, which is simpler than they are."""
         for each in self._walked:
             self._keep(self._scored(each.plan, self._everyone))
         return [self._best.plan, *(each.plan for each in self._walked)]
@@ -132,6 +133,8 @@ class _Windows:
             begin = self.evaluated
             self._end = begin + (self.settings.evaluations - begin) // (len(groups) - number)
             self._walk(starts, group)
+        ranked = [self._scored(plan, self._everyone) for plan in starts]
+        self._walked.append(min(ranked, key=lambda each: each.score))
 
     def _walk(self, starts: Sequence[JointPlan], group: tuple[int, ...]) -> None:
         begin = self.evaluated
