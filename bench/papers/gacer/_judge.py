@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from cotenant.plan.granularity.search import JointSearch
 
 from bench.papers.gacer._sets import JointSet
 from bench.papers.gacer._worlds import Drawn
 from cotenant.plan.granularity.bounds import bound_of
 from cotenant.plan.granularity.published import Published
+from cotenant.plan.granularity.search import JointSearch
 from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.kernel_table import Column, KernelTable
