@@ -550,10 +550,10 @@ def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: P
 def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = versions.open_version
 
-    def crash(root: Path, found: Any, device: str) -> Any:
+    def crash(root: Path, found: Any, *more: Any) -> Any:
         if found.model == "chooser":
             raise MemoryError("a library's own")
-        return real(root, found, device)
+        return real(root, found, *more)
 
     monkeypatch.setattr(versions, "open_version", crash)
     server = started(write_good(tmp_path / "models", "two", "chooser"))
