@@ -22,9 +22,10 @@ COMMANDS = {"report": "bench._report", "fetch": "bench._weights", "reproduce": "
 _OWN = (
     *("predictor_file", "models", "worlds", "profile", "util", "constants", "rates", "test", "source", "committed"),
     *("graph", "edges", "link", "memory"),
+    *("kernels", "sms", "tflops", "gbps", "sets"),
 )
 """Options that only some benchmarks or commands have."""
-_NAMES = {"source": "from"}
+_NAMES = {"source": "from", "sets": "set"}
 """Options by another name than the parameter that they are for."""
 
 
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--predictor-file", type=Path, metavar="FILE", help="abacus-pairs: other weights of the same form as the world"
     )
     parser.add_argument("--models", type=int, metavar="N", help="abacus-pairs: the first N models of the data")
-    about = "veltair-qps, veltair-granularity: the number of drawn worlds"
+    about = "veltair-qps, veltair-granularity, gacer-*: the number of drawn worlds"
     parser.add_argument("--worlds", type=int, metavar="N", help=about)
     for option, about in (
         ("--profile", "latency over partition and batch (veltair-*: of layers over cores)"),
@@ -91,6 +92,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--link", action="append", metavar="A:B=12GB/s,10us", help=about)
     about = "sirplus-optimality: what the tasks on a device may take together; may be given several times"
     parser.add_argument("--memory", action="append", metavar="DEVICE=BYTES", help=about)
+    about = "gacer-sets: run these models together and nothing else, with batches; may be given several times"
+    parser.add_argument("--set", dest="sets", action="append", metavar="NAME:BATCH,NAME:BATCH", help=about)
+    about = (
+        "gacer-sets: the models are those of this table of measured kernels, of a card that --sms and so on describe"
+    )
+    parser.add_argument("--kernels", type=Path, metavar="FILE.csv", help=about)
+    for option, number, about in (
+        ("--sms", int, "SMs of the card"),
+        ("--tflops", float, "its peak operations, in 10^12 a second"),
+        ("--gbps", float, "its peak bandwidth, in 10^9 bytes a second"),
+    ):
+        parser.add_argument(option, type=number, metavar="N", help=f"gacer-sets: {about}")
     parser.add_argument("--rates", metavar="R,R,R", help="gpulet-scenarios: rates a second that a model may have")
     return parser
 

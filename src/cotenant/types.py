@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.errors import InvalidValueError
 from cotenant.work import Work
@@ -66,7 +66,8 @@ class Tenant(_Remembers):
     """Owner of one model with one SLO, weight and priority.
 
     `cuts` are the unit boundaries at which the model may be left and resumed, from 0 to the number of units.
-    `max_batch` counts rows along the batch dimension; 1 means that queries are never merged.
+    `max_batch` counts rows along the batch dimension; 1 means that queries are never merged. `splits` are runs of units
+    that treat every row by itself: the boundaries between which launches may have some rows of a batch. Unset: none.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -78,6 +79,7 @@ class Tenant(_Remembers):
     weight: float = 1.0
     priority: int = DEFAULT_PRIORITY
     max_queue: int = 256
+    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_works", {})
@@ -103,6 +105,10 @@ class Tenant(_Remembers):
     def unit_count(self) -> int:
         """Number of units of the model."""
         return self.cuts[-1]
+
+    def may_split(self, start: int, end: int) -> bool:
+        """Whether units [start, end) may run for a part of the rows."""
+        return self.splits is not UNSET and any(start in run and end in run for run in self.splits)
 
     def work(self, shape: int, items: int, start: int = 0) -> Work:
         """Rows of a declared shape, from unit `start` to the end of the model."""

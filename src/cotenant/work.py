@@ -5,7 +5,7 @@ Times are integer nanoseconds. Everything here is frozen: it crosses boundaries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
@@ -61,6 +61,14 @@ class PieceTime(Struct, frozen=True, gc=False, array_like=True):
     units: int
     start_ns: int
     end_ns: int
+
+
+def lane_name(number: int, cores: Sequence[int], device: str) -> str:
+    """What a number in the pieces of a launch means, in a share of these cores: a core of the machine; in a share of a
+    GPU 0 is that, and others are the cores beside it, from `cpu:0` on."""
+    if device == CPU:
+        return f"core {cores[number]}"
+    return f"cpu:{number - 1}" if number else device
 
 
 class _Derived:

@@ -20,7 +20,7 @@ MODULES = {
 PURE = sorted(name for name in MODULES if name.split(".")[1:2] in (["core"], ["policies"]))
 
 LAW = (
-    ("errors", "files", "log"),
+    ("errors", "files", "log", "machine_code"),
     ("work",),
     ("types",),
     ("metrics",),
@@ -67,6 +67,7 @@ PURE_MAY_IMPORT = (
     "cotenant.work",
     "cotenant.errors",
     "cotenant.graph.dfg",
+    "cotenant.profile.joint_plan",
 )
 IMPURE_STDLIB = {
     "asyncio",
@@ -181,7 +182,10 @@ def test_core_and_policies_are_pure() -> None:
         assert not calls & {"open", "print", "input", "__import__", "eval"}, name
 
 
-@pytest.mark.parametrize("allowed", ["cotenant.types", "cotenant.work", "cotenant.errors", "cotenant.graph.dfg"])
+@pytest.mark.parametrize(
+    "allowed",
+    ["cotenant.types", "cotenant.work", "cotenant.errors", "cotenant.graph.dfg", "cotenant.profile.joint_plan"],
+)
 def test_what_the_core_may_import_is_pure_itself(allowed: str) -> None:
     for imported in imports(allowed):
         root = imported.partition(".")[0]

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench import _campaign
 from bench._data import DATA
-from bench.papers.veltair import _bound, _campaign, _capacity, _jit, _loop, _play, granularity, overhead, qps
+from bench.papers import veltair
+from bench.papers.veltair import _bound, _capacity, _jit, _loop, _play, granularity, overhead, qps
 from bench.papers.veltair._capacity import Effort
 from bench.papers.veltair._models import CLASSES, read_models
 from bench.papers.veltair._worlds import Drawn
@@ -120,9 +122,9 @@ def test_what_is_known_is_not_played_again(
     assert calls[-1] == 1
     data = tmp_path / "data.csv"
     data.write_text("a", encoding="utf-8")
-    before = _campaign.digest_of([data])
+    before = _campaign.digest_of([veltair], [data])
     data.write_text("b", encoding="utf-8")
-    assert _campaign.digest_of([data]) != before
+    assert _campaign.digest_of([veltair], [data]) != before
 
 
 def test_decisions_are_timed_in_the_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,11 +187,11 @@ def test_what_cannot_be_placed_is_refused(
     assert says in " ".join(found[2].replace("│", " ").split())
 
 
-def test_one_core_and_gpus_are_refused(root: Path, run: Run) -> None:
+def test_one_core_and_a_gpu_that_is_not_there_are_refused(root: Path, run: Run) -> None:
     (root / "cotenant.toml").write_text("[device]\ncores = [0]\n")
     assert "needs two cores at least, there is 1" in run("plan", root, "--placement", "net")[2]
     (root / "cotenant.toml").write_text('[device]\nkind = "cuda"\n')
-    assert "models are placed on the CPU alone" in run("plan", root, "--placement", "net")[2]
+    assert "[device]: kind is 'cuda', but" in run("plan", root, "--placement", "net")[2]
 
 
 def test_a_plan_for_tenants_carries_the_placements_of_their_models(

@@ -24,6 +24,7 @@ from cotenant.errors import ConfigError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import GROUP, POLICIES, make_policy, options_of, policy_class
 from cotenant.predict.table import TablePredictor
+from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.types import ANSWERS, Query, Tenant, priority_rank
 from cotenant.work import Share
 from cotenant.world.simulated import TableWorld
@@ -95,9 +96,21 @@ def wishes(name: str) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({}, optional=switches)
 
 
+PLANS = (
+    JointPlan(
+        (JointMember("wide", 6, 3), JointMember("long", 1, 7), JointMember("quick", 2, 1)),
+        ((1, 3, 0), (2, 4, 1)),
+        (Wait(2, 0, 1, 1),),
+        (Chunk(0, 0, 2, (3, 3)),),
+    ),
+    JointPlan((JointMember("wide", 1, 3), JointMember("quick", 1, 1)), ((3, 0),)),
+)
+"""For policies that take some."""
+
+
 def made_of(name: str, options: dict[str, Any], lanes: tuple[Share, ...]) -> Policy:
     try:
-        return make_policy(name, options, lanes)
+        return make_policy(name, options, lanes, joint_plans=PLANS)
     except ConfigError:  # switches that exclude each other
         reject()
 

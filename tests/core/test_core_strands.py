@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
 from cotenant.core.engine import Engine
@@ -29,7 +31,7 @@ from scenario import MS, tables
 
 MACHINE = Machine.of({"cpu": (0, 1), "cuda:0": (0,)})
 LEFT, RIGHT, GPU = MACHINE.share((0,)), MACHINE.share((1,)), MACHINE.share((0,), "cuda:0")
-DEEP = Tenant("deep", 10**9, cuts=(0, 2, 4, 6), max_batch=4)
+DEEP = Tenant("deep", 10**9, cuts=(0, 2, 4, 6), max_batch=4, splits=((0, 2, 4, 6),))
 FLAT = Tenant("flat", 10**9)
 PREDICTOR = tables({"deep": 10 * MS, "flat": 10 * MS}, 6)
 WHOLE = DEEP.work(0, 2)
@@ -304,6 +306,15 @@ def test_strands_that_break_the_contract_are_caught_and_not_booked(case: str) ->
         core.handle(QueryArrived(query(0)), 0)
     assert (core.running, core.waiting("deep"), core.snapshot(0).free_mask) == (0, 1, MACHINE.mask)
     assert launches(core.handle(TimerFired(), 0)) == [0, 1]
+
+
+@pytest.mark.parametrize("splits", [UNSET, (), ((0, 2),), ((2, 4),), ((0, 2), (4, 6)), ((0, 2), (2, 4))])
+def test_units_that_mix_rows_or_of_which_nothing_is_known_get_no_part_of_them(splits: Any) -> None:
+    tenant = replace(DEEP, splits=splits)
+    core = Engine([tenant], Script(Decision(JOINED), Decision((start(WHOLE, LEFT),))), PREDICTOR, MACHINE)
+    with pytest.raises(ProtocolViolationError, match="some of the rows of units 0 to 4 of 'deep', which mix rows"):
+        core.handle(QueryArrived(query(0)), 0)
+    assert launches(core.handle(TimerFired(), 0)) == [0], "whole it runs as before"
 
 
 def test_a_launch_whose_batch_is_dropped_with_the_decision_cannot_be_waited_for() -> None:

@@ -5,8 +5,10 @@ Needs torch, numpy and msgspec alone.
 
 from __future__ import annotations
 
+import os
 import threading
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch
 
 from bench.gpu._sm_probe import LENGTH, SmSurvey, further_of, probing, survey
 from cotenant.core.actions import Launch
+from cotenant.execute.concurrent.placed_torch import PlacedTorch
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.cuda_streams import CudaStreams
 from cotenant.execute.gpu.sm_groups import ask_grid
@@ -25,6 +28,7 @@ from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
 from cotenant.work import Share, Work
+from placed_torch_samples import BRANCHES, WIDTH, on_cores, save_wide
 from torch_small import save_small, small_cnn
 
 
@@ -136,3 +140,48 @@ def test_on_hardware_launches_answer_without_waiting_for_the_device(tmp_path: Pa
         executor.close()
         model.close()
     assert (len(executor.chains), executor.chains.eager) == ((3, 0) if prepared else (0, 16))
+
+
+@pytest.mark.device
+@pytest.mark.skipif(not torch.cuda.is_available(), reason=f"torch {torch.__version__} sees no CUDA device")
+@pytest.mark.parametrize("prepared", [False, True])
+def test_on_hardware_a_placement_runs_over_the_stream_and_cores(tmp_path: Path, prepared: bool) -> None:
+    """Launches one behind the other: their copies and captured tensors meet."""
+    shares = PlainShares.open(0)
+    lane = whole(shares.grid, 0)
+    shares.split([lane])
+    executor = TorchExecutor(CudaStreams(0, shares), tuple(sorted(os.sched_getaffinity(0)))[:2] * 2)
+    model = PlacedTorch.open(save_wide(tmp_path / "wide.pt2"), device="cuda:0")
+    model.place(on_cores(model, *BRANCHES, sms=lane.size))
+    shape = {"a": (1, WIDTH), "b": (1, WIDTH)}
+    spec = LoadSpec((lane,), (0, model.unit_count), (shape,), max_batch=4)
+    executor.add_model("wide", executor.load("wide", model, spec if prepared else replace(spec, max_batch=1)))
+    ended, told = threading.Semaphore(0), []
+
+    def end(_: int, error: str | None, timing: Timing) -> None:
+        told.append((error, timing))
+        ended.release()
+
+    rng = np.random.default_rng(0)
+    inputs = [{name: rng.standard_normal((3, WIDTH)).astype(np.float32) for name in shape} for _ in range(50)]
+    try:
+        for query, each in enumerate(inputs):
+            executor.put(query, each)
+            work = Work("wide", 0, 3, 0, model.unit_count)
+            executor.start(Launch(query, query, (query,), work, True, lane, 1, 1), end)
+        for _ in inputs:
+            assert ended.acquire(timeout=60)
+        assert [error for error, _ in told if error] == []
+        pieces = model.pieces(lane.size)
+        for _, timing in told:
+            assert [each.units for each in timing.pieces] == [len(piece.units) for piece in pieces]
+            assert all(0 <= each.start_ns <= each.end_ns for each in timing.pieces)
+        with PlacedTorch.open(tmp_path / "wide.pt2") as on_cpu:
+            for query, each in enumerate(inputs):
+                got = executor.take(query)
+                for name, value in on_cpu.run(0, on_cpu.unit_count, each).items():
+                    np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-2, atol=1e-2)  # TF32
+    finally:
+        executor.close()
+        model.close()
+    assert (executor.chains.eager == 0) == prepared

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 import onnx_samples as samples
 from cotenant.errors import InvalidValueError
-from cotenant.execute.concurrent import placed_model
+from cotenant.execute.concurrent import placeable
 from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.runner import to_numpy
@@ -197,7 +197,7 @@ def test_without_pieces_or_lanes_it_runs_sequentially(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(placed_model, "Lane", no_thread)
+        patch.setattr(placeable, "Lane", no_thread)
         forked.prepare([(0, 6)], CORES)
     assert "its placement is not used, it runs on 2 threads: can't start new thread" in caplog.text
     assert (CORES, 0, 6) in forked._segments

@@ -20,7 +20,7 @@ from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
-from cotenant.execute.runner import open_model
+from cotenant.execute.runner import Runner, open_model, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker import supervisor, worker
 from cotenant.execute.worker.channel import Channel
@@ -32,11 +32,34 @@ from cotenant.serve.brain.clock import RealClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
-from strands import Branches, Growing, Halves, Pointers
+from strands import Branches, Growing, Halves, Middle, Pointers
 
 WAIT_S = 20.0
 TWO_LANES = (Share((0,)), Share((1,)))
 WIDTH = 8
+
+
+@pytest.fixture(scope="module")
+def torch_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """Two products of matrices, a normalisation of each row, and what lives across them."""
+    torch = pytest.importorskip("torch")
+    from torch_samples import saved
+
+    class Deep(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(5))
+            self.norm = torch.nn.LayerNorm(WIDTH)
+
+        def forward(self, x: Any) -> dict[str, Any]:
+            first = self.layers[0](x)
+            made = self.norm(self.layers[2](torch.relu(self.layers[1](first))))
+            return {"y": self.layers[4](self.layers[3](made) + first)}
+
+    path = tmp_path_factory.mktemp("strands") / "deep.pt2"
+    saved(Deep().eval(), {"x": torch.ones(2, WIDTH)}, path, {"x": {0: torch.export.Dim("rows", min=1, max=64)}})
+    with open_model(path, cache_dir=path.parent / "cache") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -132,17 +155,18 @@ class Served:
     def __init__(
         self,
         executors: Executors,
-        model: SegmentedModel,
+        model: Runner,
         policy: Policy,
         cuts: tuple[int, ...],
         max_batch: int = 8,
         change: Callable[[Any], Any] = lambda model: model,
     ) -> None:
-        self.tenant = Tenant("wide", 10**11, cuts=cuts, max_batch=max_batch)
+        splits = model.row_graph({"x": (1, WIDTH)}).runs
+        self.tenant = Tenant("wide", 10**11, cuts=cuts, max_batch=max_batch, splits=splits)
         table = LatencyTable((LatencyRow(0, 1, 1, 10**6),), (1.0,) * cuts[-1])
         engine = Engine((self.tenant,), policy, TablePredictor({"wide": table}), Machine.cpu((0, 1)))
         self.executor = executors(change)
-        self.model = SegmentedModel.open(model.path, cache_dir=model.path.parent / "cache")
+        self.model = open_model(model.path, cache_dir=model.path.parent / "cache")
         self.loaded = self.executor.load("wide", self.model, LoadSpec((Share((0,)), Share((0, 1))), cuts))
         self.executor.add_model("wide", self.loaded)
         self.clock = RealClock()
@@ -225,6 +249,65 @@ def test_rows_of_several_queries_go_back_to_whom_they_belong(executors: Executor
         assert respond.outcome is Outcome.ANSWERED
         assert same(y, whole(model, x))
     assert any(len(launch.queries) > 1 and launch.part for launch in served.launches)
+    served.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_run_in_the_middle_runs_in_chunks_between_whole_launches(
+    executors: Executors, model: SegmentedModel, count: int
+) -> None:
+    """What lives across the chunks without being read by them stays as it was."""
+    cuts = (0, 3, 6, model.unit_count)
+    assert set(model.dfg.live(3)) & set(model.dfg.live(6)), "something lives across"
+    served = Served(executors, model, Middle(TWO_LANES), cuts)
+    x = rows(count)
+    [(respond, y)] = served.ask(x)
+    assert respond.outcome is Outcome.ANSWERED, respond.reason
+    assert same(y, whole(model, x))
+    if count > 1:
+        before, left, right, behind = served.launches
+        assert (left.work.rows, right.work.rows) == ((0, count // 2), (count // 2, count))
+        assert (left.work.start, left.work.end) == (3, 6) == (right.work.start, right.work.end)
+        assert left.after == right.after == (before.id,)
+        assert behind.after == (left.id, right.id)
+    served.close()
+
+
+def test_a_run_of_a_torch_model_runs_in_chunks(executors: Executors, torch_model: Runner) -> None:
+    count = torch_model.unit_count
+    served = Served(executors, torch_model, Middle(TWO_LANES), (0, 1, count - 1, count))
+    asked = [rows(each, each) for each in (2, 5, 3)]
+    for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
+        assert respond.outcome is Outcome.ANSWERED, respond.reason
+        assert same(y, to_numpy(torch_model.run(0, count, {"x": x}))["y"])
+    assert {launch.work.rows for launch in served.launches} > {(0, 1), (1, 2)}
+    served.close()
+
+
+def test_a_run_of_a_torch_model_runs_in_chunks_on_streams(torch_model: Runner) -> None:
+    """Of cores, as those of a GPU are asked: decided at once, each submitted behind what it waits for."""
+    from cotenant.execute.gpu.streams import CpuStreams
+    from cotenant.execute.torch.executor import TorchExecutor
+
+    count = torch_model.unit_count
+    cuts = (0, 1, count - 1, count)
+    served = Served(lambda _: TorchExecutor(CpuStreams()), torch_model, Middle(TWO_LANES), cuts)
+    asked = [rows(each, each) for each in (2, 5, 3, 1, 4)]
+    for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
+        assert respond.outcome is Outcome.ANSWERED, respond.reason
+        assert same(y, to_numpy(torch_model.run(0, count, {"x": x}))["y"])
+    assert any(launch.work.rows and launch.after for launch in served.launches)
+    served.close()
+
+
+def test_chunks_run_beside_those_of_other_queries_and_rows_stay_apart(
+    executors: Executors, model: SegmentedModel
+) -> None:
+    served = Served(executors, model, Middle(TWO_LANES), (0, 3, 6, model.unit_count))
+    asked = [rows(count, count) for count in (2, 3, 1, 4, 2, 5)]
+    for x, (respond, y) in zip(asked, served.ask(*asked), strict=True):
+        assert respond.outcome is Outcome.ANSWERED
+        assert same(y, whole(model, x))
     served.close()
 
 
@@ -343,8 +426,8 @@ def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(executors: Execut
 
 def test_tensors_without_rows_cannot_be_taken_apart() -> None:
     parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, from_inputs=True)
-    found = parts.tensors(Work("a", 0, 2, 1, 2, rows=(2, 4)))
+    found = parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()
     assert (found["x"].shape, found["n"]) == ((2, 2), 3)
     parts = Parts(4, {"x": np.zeros((3, 2))}, from_inputs=False)
     with pytest.raises(RowsError, match=r"tensor 'x' has shape \(3, 2\), expected 4 rows"):
-        parts.tensors(Work("a", 0, 2, 1, 2, rows=(2, 4)))
+        parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()

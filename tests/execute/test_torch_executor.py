@@ -275,6 +275,157 @@ def test_a_launch_that_waits_for_one_that_has_ended_or_failed_runs(world: World)
     np.testing.assert_array_equal(world.answer(1), expected(1))
 
 
+# --- batches in parts ------------------------------------------------------------------------------------------------
+
+
+class Strands:
+    """One batch in parts, each of which is submitted behind those that it waits for."""
+
+    def __init__(self, world: World, rows: int, query: int = 0) -> None:
+        self.world = world
+        self.rows = rows
+        self.query = query
+        self.ids: list[int] = []
+        world.executor.put(query, {"x": np.arange(3 * rows, dtype=np.float32).reshape(rows, 3) + query})
+
+    def launch(
+        self,
+        span: tuple[int, int],
+        share: Share,
+        after: tuple[int, ...] = (),
+        rows: tuple[int, ...] = (),
+        *,
+        part: bool = True,
+        end: int = 4,
+    ) -> int:
+        number = next(self.world._numbers)
+        work = Work("a", 0, rows[1] - rows[0] if rows else self.rows, *span, rows=rows)
+        launch = Launch(number, self.query, (self.query,), work, span[1] == end, share, 1, 1, part=part, after=after)
+        if after:
+            self.world.executor.enqueue(launch)
+            self.world.waiting[number] = launch
+        else:
+            self.world.executor.start(launch, self.world.ended)
+        self.ids.append(number)
+        return number
+
+    def expected(self) -> Any:
+        x = np.arange(3 * self.rows, dtype=np.float32).reshape(self.rows, 3) + self.query
+        return FakeModel("reference").expected(x)["y"]
+
+
+CUTS = LoadSpec((LEFT, RIGHT), (0, 1, 3, 4), ({"x": (1, 3)},), max_batch=4)
+
+
+@pytest.mark.parametrize(("rows", "is_captured"), [(2, True), (3, False), (4, True), (3, True)])
+def test_chunks_of_a_run_are_on_the_device_behind_what_they_wait_for(
+    world: World, device: FakeStreams, rows: int, is_captured: bool
+) -> None:
+    """A batch of three rows is padded to four where it is captured: chunks have none of the padding."""
+    model = world.serve("a", CUTS, values=not is_captured)
+    runs = threading.Semaphore(0)
+    model.before_run = runs.release
+    device.gate.clear()
+    strands = Strands(world, rows)
+    first = strands.launch((0, 1), LEFT)
+    chunks = [
+        strands.launch((1, 3), share, (first,), part)
+        for share, part in ((LEFT, (0, rows // 2)), (RIGHT, (rows // 2, rows)))
+    ]
+    last = strands.launch((3, 4), RIGHT, tuple(chunks))
+    if not is_captured:
+        for _ in range(4):
+            assert runs.acquire(timeout=WAIT_S)  # all of it is on the device, and nothing has ended
+        assert device.followed == [(LEFT, LEFT), (RIGHT, LEFT), (RIGHT, LEFT), (RIGHT, RIGHT)]
+    device.gate.set()
+    assert world.wait(first) is None
+    for number in (*chunks, last):
+        world.wake(number)
+        assert world.wait(number) is None
+    np.testing.assert_array_equal(world.answer(0), strands.expected())
+    assert world.executor.kept == 0
+
+
+def test_chunks_to_the_end_of_a_model_give_each_row_its_answer(world: World, device: FakeStreams) -> None:
+    world.serve("a", CUTS)
+    for query, shares in ((0, (LEFT, RIGHT)), (1, (RIGHT, LEFT))):
+        strands = Strands(world, 3, query)
+        numbers = [
+            strands.launch((0, 4), share, (), part) for share, part in zip(shares, ((0, 1), (1, 3)), strict=True)
+        ]
+        assert [world.wait(number) for number in numbers] == [None, None]
+        np.testing.assert_array_equal(world.answer(query), strands.expected())
+    assert world.executor.kept == 0
+
+
+@pytest.mark.parametrize("is_captured", [True, False])
+def test_a_batch_that_paused_goes_on_in_chunks_and_whole_again(
+    world: World, device: FakeStreams, is_captured: bool
+) -> None:
+    world.serve("a", CUTS, values=not is_captured)
+    strands = Strands(world, 3)
+    assert world.wait(strands.launch((0, 1), LEFT, part=False)) is None
+    for number in [strands.launch((1, 3), share, (), part) for share, part in ((LEFT, (0, 2)), (RIGHT, (2, 3)))]:
+        assert world.wait(number) is None
+    assert world.wait(strands.launch((3, 4), RIGHT, part=False)) is None
+    np.testing.assert_array_equal(world.answer(0), strands.expected())
+
+
+def test_a_chunk_reads_nothing_that_the_device_has_not_put_before_it(world: World, device: FakeStreams) -> None:
+    """A policy that forgot to say what a launch waits for gets an error, not tensors that are half written."""
+    model = world.serve("a", CUTS, values=True)
+    runs = threading.Semaphore(0)
+    model.before_run = runs.release
+    device.gate.clear()
+    strands = Strands(world, 2)
+    first = strands.launch((0, 1), LEFT)
+    assert runs.acquire(timeout=WAIT_S)
+    stray = strands.launch((1, 3), RIGHT, (), (0, 1))
+    assert runs.acquire(timeout=WAIT_S)
+    device.gate.set()
+    assert world.wait(first) is None
+    assert world.wait(stray) is not None
+    world.executor.release(0)
+    world.executor.discard(0)
+    assert world.executor.kept == 0
+
+
+def test_what_a_chunk_reads_is_known_through_those_between(world: World, device: FakeStreams) -> None:
+    """The third waits for the second, which waits for the first, whose tensors it reads."""
+    model = world.serve("a", CUTS, values=True)
+    runs = threading.Semaphore(0)
+    model.before_run = runs.release
+    device.gate.clear()
+    strands = Strands(world, 2)
+    first = strands.launch((0, 1), LEFT)
+    second = strands.launch((1, 3), LEFT, (first,), (0, 1))
+    third = strands.launch((1, 3), RIGHT, (second,), (1, 2))
+    last = strands.launch((3, 4), LEFT, (third,))
+    for _ in range(4):
+        assert runs.acquire(timeout=WAIT_S)
+    device.gate.set()
+    assert world.wait(first) is None
+    for number in (second, third, last):
+        world.wake(number)
+        assert world.wait(number) is None
+    np.testing.assert_array_equal(world.answer(0), strands.expected())
+
+
+def test_chunks_that_nobody_wants_any_more_leave_nothing(world: World, device: FakeStreams) -> None:
+    world.serve("a", CUTS)
+    device.gate.clear()
+    strands = Strands(world, 2)
+    first = strands.launch((0, 1), LEFT)
+    strands.launch((1, 3), LEFT, (first,), (0, 1))
+    strands.launch((1, 3), RIGHT, (first,), (1, 2))
+    world.executor.release(0)
+    world.executor.discard(0)
+    device.gate.set()
+    assert world.wait(first) is None
+    assert world.run("a", 2, (0, 1), partition=RIGHT) is None
+    assert world.executor.kept == 2, "the second batch alone, which has paused"
+
+
 # --- chains --------------------------------------------------------------------------------------------------------
 
 

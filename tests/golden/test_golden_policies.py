@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec import UNSET
 from typer.main import get_command
 
 from commands import Run
@@ -135,7 +136,11 @@ PROFILE = Profile(
     this_device(),
     "",
     "",
-    {name: ModelProfile("", (Point(0, 1, 1, 9, *(5 * MS,) * 4),), (1, 1), (0, 1, 2), 1.0) for name in MODELS},
+    {
+        name: ModelProfile("", (Point(0, 1, 1, 9, *(5 * MS,) * 4),), (1, 1), (0, 1, 2), 1.0, splits=splits)
+        for name in MODELS
+        for splits in [((0, 1, 2),) if name in ("clicks", "photos") else UNSET]
+    },
 )
 
 

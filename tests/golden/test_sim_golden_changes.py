@@ -31,6 +31,7 @@ from cotenant.core.events import (
 from cotenant.core.flow import StageGraph
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.plan.file import read_plan
+from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
@@ -41,6 +42,7 @@ from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
+from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.plan_lanes import Cores, lay_out
 from cotenant.sim.applications import SimulatedApplication
@@ -95,6 +97,28 @@ def staged(load: float, slos_ms: Mapping[str, int]) -> list[Query]:
             query = Query(query.id, name, query.arrival_ns, query.arrival_ns + slo_ns, rank, expiry_ns=expiry_ns)
         found.append(query)
     return found
+
+
+def fanned_out(load: float) -> list[Query]:
+    """The workload, of which half are queries of an application that asks three models at once."""
+    return [
+        Query(query.id, "look", query.arrival_ns, query.arrival_ns + 400 * MS, items=1 + query.id % 4 // 2)
+        if query.id % 2
+        else query
+        for query in workload(load)[:STAGED]
+    ]
+
+
+LOOK = StageGraph(("read", "sort", "embed"), ((), (), ()))
+JOINT_PLANS = (
+    JointPlan(
+        (JointMember("tag", 2, 2, rank=1), JointMember("detect", 2, 12), JointMember("embed", 2, 1, rank=1)),
+        ((0, 3, 0),),
+        (Wait(0, 1, 1, 6),),
+        (Chunk(1, 0, 12, (1, 1)),),
+    ),
+    JointPlan((JointMember("tag", 1, 2), JointMember("detect", 1, 12)), waits=(Wait(1, 10, 0, 2),)),
+)
 
 
 # --- a plan -----------------------------------------------------------------------------------------------------------
@@ -180,6 +204,16 @@ CHANGES: dict[str, Change] = {
         tenants=[replace(tenant, max_queue=1) if tenant.name == "tag" else tenant for tenant in TENANTS],
         applications=PLANNED,
         failure_rate=0.1,
+    ),
+    "clustered": Change(
+        Clustered(TWO_LANES, joint_plans=JOINT_PLANS),
+        [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])))],
+        queries=fanned_out(0.7),
+        tenants=[replace(tenant, splits=(tenant.cuts,)) if tenant.name == "detect" else tenant for tenant in TENANTS],
+        applications={
+            "look": application(StageGraph(("read", "sort", "embed"), ((), (), ())), "tag", "detect", "embed")
+        },
+        failure_rate=0.05,
     ),
     "policy-changed": Change(
         Sjf(TWO_LANES, DropRule.EXPIRED, preempt=True, stretch=0.0),
@@ -276,6 +310,7 @@ CHANGES: dict[str, Change] = {
             *at(260, TenantResumed("detect")),
         ],
         queries=workload(1.1),
+        tenants=[replace(tenant, splits=(tenant.cuts,)) for tenant in TENANTS],
         failure_rate=0.1,
     ),
     "strands-branches": Change(

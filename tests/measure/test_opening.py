@@ -9,13 +9,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from msgspec import UNSET
 from onnx import TensorProto
 from torch import nn
 
 from cotenant.errors import ConfigError
 from cotenant.execute.batches import names_rows
 from cotenant.measure.opening import open_version
+from cotenant.measure.solo import Effort
 from cotenant.repository import find_versions
+from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
@@ -87,6 +90,35 @@ def test_a_model_whose_outputs_are_not_of_its_rows_is_never_merged(
 @pytest.mark.parametrize(("first", "last"), [("batch", "batch"), ("batch", "rows"), ("batch", None), (None, None)])
 def test_a_model_is_merged_whatever_its_batch_is_called(tmp_path: Path, first: str | None, last: str | None) -> None:
     opened(tmp_path, lambda: plain(first, last), 4)
+
+
+def centred() -> onnx.ModelProto:
+    """A product, less its mean over the rows, and products again."""
+    s = Sketch()
+    t = s.op("MatMul", "x", s.weight(4, 4))
+    less = s.op("Sub", t, s.op("ReduceMean", t, axes=[0], keepdims=1))
+    s.op("MatMul", s.op("MatMul", less, s.weight(4, 4)), s.weight(4, 4), out="y")
+    return s.model([info("x", ["batch", 4])], [info("y", ["batch", 4])])
+
+
+def test_which_units_may_have_a_part_of_the_rows_is_told_at_opening(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    for number, (model, max_batch) in enumerate(
+        [(lambda: plain("batch", "batch"), 4), (lambda: plain("batch", "batch"), 1), (centred, 4)]
+    ):
+        write_model(root, f"m{number}", config(max_batch=max_batch), {1: model})
+    fine, alone, mixing = (open_version(root, find_versions(root, f"m{number}")[0]) for number in range(3))
+    count = fine.runner.unit_count
+    assert fine.splits == (tuple(range(count + 1)),)
+    assert fine.sweep((Share((0,)),), Effort()).splits == fine.splits, "profiles have it too"
+    assert alone.splits is UNSET
+    names = mixing.runner.dfg.unit_names
+    mean = next(at for at, name in enumerate(names) if "Reduce" in name or "Sub" in name)
+    assert mixing.splits is not UNSET
+    assert mixing.splits
+    assert all(not (run[0] <= mean < run[-1]) for run in mixing.splits)
+    for each in (fine, alone, mixing):
+        each.runner.close()
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_a_stopped_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
         with pytest.raises(StoppedError):
             measure_tasks(root, "wide", BOTH, QUICK, on_step=step)
 
-    for name in ("_timed", "_launch_ns", "_rounds", "_hand_over_ns"):
+    for name in ("_timed", "_launch_ns", "_rounds", "hand_over_ns"):
         work = getattr(measuring, name)
 
         def noted(*given: object, name: str = name, work: object = work) -> object:
@@ -112,7 +112,7 @@ def test_a_stopped_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch
     until("stretches")
     assert done == ["_timed", "_timed", "_launch_ns", "_launch_ns"]
     measured(root)
-    assert done[4:] == ["_rounds", "_hand_over_ns"]
+    assert done[4:] == ["_rounds", "hand_over_ns"]
     measured(root, fresh=True)
     assert len(done) == 12
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.placement.compiled import PLAIN, compiled_kernels, has_compiler
+from cotenant.machine_code import has_compiler
+from cotenant.plan.placement.compiled import PLAIN, compiled_kernels
 from cotenant.plan.placement.contract import contract
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 from cotenant.plan.placement.kernels import IMPOSSIBLE, UNIT

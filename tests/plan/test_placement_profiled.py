@@ -132,7 +132,7 @@ def test_plan_files_hold_placements_and_give_them_back(tasks: ModelTasks) -> Non
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("cores = 2", "cores = 1", r"placement\[0\]\.cores"),
+        ("cores = 2", "cores = 0", r"placement\[0\]\.cores"),
         ('device = "cpu:0-1"', "device = 3", r"run\[0\]\.device"),
         ("bound_ns", "least_ns", "placement"),
     ],

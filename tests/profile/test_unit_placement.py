@@ -39,7 +39,7 @@ def test_devices_are_the_cores_and_all_of_them() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ('"cores": 2', '"cores": 1', "cores"),
+        ('"cores": 2', '"cores": 0', "cores"),
         ('"net"', '""', "model"),
         ("placement/1", "placement/0", "expected 'cotenant-placement/1'"),
         ('"device"', '"lane"', "lane"),

@@ -185,14 +185,15 @@ def test_a_time_out_withdraws_what_waits() -> None:
 
 
 def test_the_second_of_two_first_stages_is_refused() -> None:
-    """The first one has been let in by then, and is withdrawn; what has ended starts nothing more."""
+    """Those that come together with it are withdrawn; what has ended starts nothing more."""
     world = World(application(60, [[], [], []]), [10, 70, 10])
     world.ask()
     world.run()
     assert [result.outcome for _, result in world.results] == [Outcome.REJECTED]
     assert "stage 's1'" in world.results[0][1].reason
-    assert [each.stage for each in world.stages] == ["s0", "s1"]
-    assert len(world.events(QueryWithdrawn)) == 1
+    assert [each.stage for each in world.stages] == ["s0", "s1", "s2"]
+    assert [each.more for each in world.events(QueryArrived)] == [True, True, False]
+    assert len(world.events(QueryWithdrawn)) == 2
 
 
 def test_unloading_the_application_fails_what_is_under_way() -> None:

@@ -19,7 +19,8 @@ from client import Client, started
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.events import Event, TenantResumed
 from cotenant.execute.concurrent.kept import follow, kept_placements
-from cotenant.execute.concurrent.placed_model import PlacedModel, digest_of
+from cotenant.execute.concurrent.placeable import digest_of
+from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.runner import open_model
 from cotenant.measure import placed
 from cotenant.measure.opening import open_version

@@ -31,9 +31,9 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
-from cotenant.serve import server as server_module
 from cotenant.serve.opener import profiles as profiles_module
 from cotenant.serve.opener import served_models as models_module
+from cotenant.serve.opener import versions
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status
@@ -548,14 +548,14 @@ def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: P
 
 
 def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = server_module.open_version
+    real = versions.open_version
 
-    def crash(root: Path, found: Any, device: str) -> Any:
+    def crash(root: Path, found: Any, *more: Any) -> Any:
         if found.model == "chooser":
             raise MemoryError("a library's own")
-        return real(root, found, device)
+        return real(root, found, *more)
 
-    monkeypatch.setattr(server_module, "open_version", crash)
+    monkeypatch.setattr(versions, "open_version", crash)
     server = started(write_good(tmp_path / "models", "two", "chooser"))
     try:
         states = {entry.name: (entry.state, entry.reason) for entry in server.index(ready_only=False)}

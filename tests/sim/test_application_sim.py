@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,15 +13,16 @@ from hypothesis import strategies as st
 
 from application_samples import CHAIN, write_application, write_models
 from application_world import CHAIN as CHAIN_STAGES
-from application_world import DIAMOND, World, X, application
+from application_world import DIAMOND, World, X, application, with_plans
 from cotenant.config import PolicySection
-from cotenant.core.actions import Respond
+from cotenant.core.actions import Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
 from cotenant.policies.registry import rebuild_policy
 from cotenant.profile.device import this_device
+from cotenant.profile.joint_plan import JointMember, JointPlan
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
@@ -52,10 +54,10 @@ def simulated(
     `plain` says which of them are of the first stage's model alone; by default none is.
     """
     spec = application(slo_ms, after)
-    tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
+    tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch, splits=((0, 1),)) for at in range(len(times_ms))]
     believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
     real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
-    made = POLICIES[policy](lanes, drop)
+    made = with_plans(policy, lanes, drop)
     writer = (
         None
         if trace is None
@@ -134,6 +136,22 @@ def test_the_simulator_does_what_the_server_does(
     assert sorted((now, number, outcome) for now, number, outcome, _ in told) == sorted(served)
 
 
+def test_stages_that_start_together_follow_a_plan_in_server_and_simulator() -> None:
+    """M2 waits for m1, and goes before m0: 5 + 10 on one lane, 20 on the other."""
+    after: list[list[int]] = [[], [], []]
+    told = simulated(after, [20, 5, 10], [0], slo_ms=100, lanes=TWO_LANES, policy="clustered")
+    world = World(application(100, after), [20, 5, 10], lanes=TWO_LANES, policy="clustered")
+    world.ask()
+    world.run()
+    assert [(now, outcome) for now, _, outcome, _ in told] == [(20, Outcome.ANSWERED)]
+    launches = [(at / MS, each) for at, _, actions in world.seen for each in actions if isinstance(each, Launch)]
+    assert [(at, each.work.tenant, each.after) for at, each in launches] == [
+        (0, "m1", ()),
+        (0, "m0", ()),
+        (5, "m2", (0,)),
+    ]
+
+
 def test_a_trace_of_the_simulator_replays(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     simulated(DIAMOND, [10, 5, 20, 7], range(0, 200, 9), slo_ms=70, lanes=TWO_LANES, trace=path)
@@ -170,6 +188,40 @@ def test_a_workload_names_an_application_like_a_model(
     assert scan.latency_ns.tolist() == ([30 * MS] * 2 if not shares else [0, 0])
     assert scan.of(outcome).all()
     assert log.columns("alone").of(Outcome.ANSWERED).all()
+
+
+FAN = """
+[application]
+slo_ms = {slo_ms}
+
+[[application.stage]]
+name = "one"
+model = "twice"
+inputs = {{ x = "x" }}
+
+[[application.stage]]
+name = "other"
+model = "thrice"
+inputs = {{ x = "x" }}
+
+[application.outputs]
+a = "one.y"
+b = "other.y"
+"""
+BOTH = JointPlan((JointMember("twice", 1, 1), JointMember("thrice", 1, 1)), barriers=((0, 1),))
+
+
+@pytest.mark.parametrize("preempt", [False, True])
+def test_a_scenario_plays_the_plans_that_it_has(tmp_path: Path, preempt: bool) -> None:
+    """Twice takes 10 ms and waits for thrice, which takes 20."""
+    root = write_models(tmp_path / "models", "twice", "thrice")
+    write_application(root, "fan", FAN, slo_ms=100)
+    workload = Workload((TenantLoad("fan", "fan", Trace((0, 200 * MS))),), 500 * MS)
+    made = scenario_of(root, workload, PROFILE, TWO_LANES, "p50")
+    policy = PolicySection("clustered", {"preempt": preempt})
+    for plans, latency in (((), 20 * MS), ((BOTH,), 30 * MS)):
+        log = run_scenario(replace(made, plans=plans), policy, Assumptions(), 1)
+        assert log.columns("fan").latency_ns.tolist() == [latency] * 2
 
 
 def test_an_application_of_models_without_a_profile_is_refused(tmp_path: Path) -> None:

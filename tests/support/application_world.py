@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from cotenant.core.actions import Action
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
-from cotenant.core.snapshot import DropRule
+from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.protocol import Timing
 from cotenant.policies import POLICIES
 from cotenant.predict.online import OnlineModel
+from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.repository.application_spec import ApplicationSpec, Source, StageSpec
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.counters import Counters
@@ -67,6 +69,21 @@ def application(slo_ms: float, after: Sequence[Sequence[int]], outputs: Sequence
     )
 
 
+PLANS = (
+    JointPlan(
+        (JointMember("m0", 1, 1, rank=1), JointMember("m1", 1, 1), JointMember("m2", 1, 1)), waits=(Wait(2, 0, 1, 1),)
+    ),
+    JointPlan((JointMember("m1", 2, 1), JointMember("m2", 2, 1)), ((1, 0),), (), (Chunk(0, 0, 1, (1, 1)),)),
+)
+"""For models that are there together."""
+
+
+def with_plans(policy: str, lanes: tuple[Share, ...], drop: DropRule) -> Policy:
+    """A policy by its name; one that follows joint plans has some."""
+    made: Policy = POLICIES[policy](lanes, drop)
+    return replace(made, joint_plans=PLANS) if hasattr(made, "joint_plans") else made  # type: ignore[type-var]
+
+
 class World:
     """A driver in virtual time with one tenant a stage. `times_ms` is what is believed, `real_ms` what happens."""
 
@@ -87,7 +104,7 @@ class World:
         self.clock = VirtualClock()
         self.seen: list[tuple[int, Event, list[Action]]] = []
         self.results: list[tuple[int, InferResult]] = []
-        tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch) for at in range(len(times_ms))]
+        tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch, splits=((0, 1),)) for at in range(len(times_ms))]
         believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
         real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
         self.beliefs = OnlineModel(max(lane.size for lane in lanes), adapt=False)
@@ -97,7 +114,7 @@ class World:
         for tenant in tenants:
             self.counters.add(tenant.name, tenant.slo_ns)
         self.counters.add("app", spec.slo_ns)
-        made = POLICIES[policy](lanes, drop)
+        made = with_plans(policy, lanes, drop)
         self.engine = Engine(tenants, made, self.beliefs.predictor, Machine.cpu(CORES))
         self.executor = SimulatedExecutor(TableWorld(real, **world), self.clock)
         self.writer = None

@@ -94,6 +94,9 @@ class FakeLane:
         self._device.streams.append((self._share, urgent))
         yield
 
+    def crossing(self, up: bool) -> Any:
+        return nullcontext()
+
     def record(self, timed: bool = False) -> Event:
         return FakeEvent(self._device, self._share, timed)
 
@@ -106,8 +109,8 @@ class FakeLane:
     def gather(self, arrays: Sequence[Any]) -> torch.Tensor:
         return tensor_of(np.concatenate(arrays))
 
-    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
+    def upload(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        return tensor.clone() if into is None else into.copy_(tensor)
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
@@ -210,6 +213,9 @@ class FakeModel:
         for unit in range(start, end):
             x = 2 * x + unit
         return {"y": x + first} if end == self.units else {"x": x, "first": first}
+
+    def reads(self, start: int, end: int) -> tuple[str, ...]:
+        return ("x", "first") if start else ("x",)
 
     def why_eager(self, start: int, end: int) -> str:
         return "operator 'nms' needs values on the host" if self.waits_for_values else ""

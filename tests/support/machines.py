@@ -48,7 +48,7 @@ from scenario import CORES, ONE_LANE, TWO_LANES, policy_of
 TENANTS = {
     "quick": Tenant("quick", slo_ns=40, max_batch=4, max_queue=4),
     "long": Tenant("long", slo_ns=300, cuts=(0, 1, 3, 4, 7), weight=2.0, max_queue=3),
-    "wide": Tenant("wide", slo_ns=200, cuts=(0, 1, 2, 3), max_batch=6, priority=2, max_queue=6),
+    "wide": Tenant("wide", slo_ns=200, cuts=(0, 1, 2, 3), max_batch=6, priority=2, max_queue=6, splits=((0, 1, 2, 3),)),
 }
 MODELS = {
     "quick": LatencyTable((LatencyRow(0, 1, 1, 9), LatencyRow(0, 4, 1, 20), LatencyRow(0, 1, 2, 6)), (1.0,)),

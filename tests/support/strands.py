@@ -97,6 +97,28 @@ class Halves(Strands):
             yield self.start(snapshot, work.since(cut), queries, batch, 0, first, first + 1)
 
 
+class Middle(Strands):
+    """The units between the first cut and the last one run for a half of the rows each, on two lanes; those before and
+    behind for all, on the first."""
+
+    name: ClassVar[str] = "middle"
+
+    def starts(self, snapshot: Snapshot, work: Work, queries: tuple[Query, ...], batch: int | None) -> Iterator[Start]:
+        """See Strands."""
+        if not self.is_free(snapshot, 0, 1):
+            return
+        cuts = snapshot.queues[work.tenant].tenant.cuts
+        first, half, low, high = snapshot.next_launch, work.items // 2, cuts[1], cuts[-2]
+        if work.start or not half:
+            yield self.start(snapshot, work, queries, batch, 0)
+            return
+        run = work.since(low).until(high)
+        yield self.start(snapshot, work.until(low), queries, batch, 0)
+        yield self.start(snapshot, run.part(0, half), queries, batch, 0, first)
+        yield self.start(snapshot, run.part(half, work.items), queries, batch, 1, first)
+        yield self.start(snapshot, work.since(high), queries, batch, 0, first + 1, first + 2)
+
+
 class Branches(Strands):
     """The units up to the first cut on one device, those up to the second on another one, beside them; they meet, and
     the rest runs on the first."""
@@ -165,4 +187,4 @@ class Growing(Strands):
                 return
 
 
-STRANDS = {policy.name: policy for policy in (Halves, Branches, Pointers, Growing)}
+STRANDS = {policy.name: policy for policy in (Halves, Middle, Branches, Pointers, Growing)}

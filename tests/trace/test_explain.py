@@ -12,9 +12,11 @@ from cotenant.cli import main
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
 from cotenant.core.snapshot import DropRule, Policy
+from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
+from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.explain import Explanation, explain
@@ -25,7 +27,7 @@ from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
 LONG = Tenant("long", 300 * MS, cuts=(0, 2, 4))
-SHORT = Tenant("short", 50 * MS, max_batch=4)
+SHORT = Tenant("short", 50 * MS, max_batch=4, splits=((0, 1),))
 BELIEF = TablePredictor({**tables({"long": 80 * MS}, 4).tables, **tables({"short": 10 * MS}, batch_slope=0.5).tables})
 
 
@@ -188,3 +190,29 @@ def test_the_lanes_of_a_launch_that_ran_by_a_placement(tmp_path: Path) -> None:
         f"    core 0 │{'█' * 50}│ 10.0 ms of 10.0 ms, 8 units in 3 pieces",
         f"    core 1 │{'█' * 30}{'·' * 20}│ 6.0 ms of 10.0 ms, 6 units in 2 pieces",
     ]
+
+
+def test_pointers_and_chunks_of_a_joint_plan_are_named(tmp_path: Path) -> None:
+    """Both rows of short run beside each other, and the end of long waits for the one on the other core."""
+    plan = JointPlan(
+        (JointMember("long", 1, 4), JointMember("short", 2, 1)),
+        waits=(Wait(0, 2, 1, 1),),
+        chunks=(Chunk(1, 0, 1, (1, 1)),),
+    )
+    policy = Clustered(TWO_LANES, joint_plans=(plan,))
+    engine, path = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES)), tmp_path / "trace.jsonl"
+    log = TraceWriter(path.open("wb"), header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created=""))
+    events: list[tuple[int, Event]] = [
+        (0, QueryArrived(Query(0, "long", 0, 300 * MS), more=True)),
+        (0, QueryArrived(Query(1, "short", 0, 300 * MS, items=2))),
+        *((at * MS, LaunchEnded(number)) for number, at in enumerate((40, 10, 20, 80))),
+    ]
+    for at, event in sorted(events, key=lambda each: each[0]):
+        log(at, event, engine.handle(event, at))
+    log.close()
+    long, short = (explain(read(path)[1], query).sentences() for query in (0, 1))
+    assert [line.partition(": took")[0] for line in long[3:] if "launch" in line][-1] == (
+        "+40.0 ms: launch 3, units 2 to 4 in a batch of 1 on cores 0 after launch 0 and 1 and 2, "
+        "a pointer to units 0 to 1 of 'short' (enqueued at +0.0 ms)"
+    )
+    assert "units 0 to 1 of the chunk of rows 0 to 1 in a batch of 1 on cores 1" in short[3] + short[4]

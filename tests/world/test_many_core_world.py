@@ -99,9 +99,10 @@ def test_no_more_is_drawn_than_there_is_and_nobody_waits_for_nothing(
     rate = [0] * count
     set_rates(count, ns, moved, threads, bandwidth, [0.0] * count, [0.0] * count, rate)
     drawn = sum(moved[i] / ns[i] * rate[i] / FULL for i in range(count))
-    assert drawn <= bandwidth * (1 + 1e-6) + sum(moved[i] / ns[i] for i in range(count)) / FULL
+    part = sum(moved[i] / ns[i] for i in range(count)) / FULL  # speeds are whole parts of FULL
+    assert drawn <= bandwidth * (1 + 1e-6) + part
     if any(each < FULL for each in rate):
-        assert drawn == pytest.approx(bandwidth, rel=1e-2)  # speeds are whole parts of FULL
+        assert drawn == pytest.approx(bandwidth, rel=1e-6, abs=part)
     left = [each * FULL for each in ns]
     assert next_span_ns(count, left, rate) == min(-(-a // b) for a, b in zip(left, rate, strict=True))
     assert next_span_ns(0, [], []) == -1

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bench.papers.gpulet._csv_rows import csv_rows
+from bench._csv_rows import csv_rows
 from bench.papers.gpulet._linear import WHOLE, LinearConstants, Utilisation
 from cotenant.errors import CotenantError
 from cotenant.profile.coruns import CoRun, CoRunner

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from bench.papers.gpulet._csv_rows import csv_rows
+from bench._csv_rows import csv_rows
 from bench.papers.gpulet._interference_csv import read_constants, read_utilisation
 from bench.papers.gpulet._linear import LinearInterference
 from cotenant.plan.file import KnownTenant

@@ -26,7 +26,7 @@ from rich.table import Table
 from bench._data import read_rows
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._stream import QueryStream
-from cotenant.plan.placement.compiled import has_compiler
+from cotenant.machine_code import has_compiler
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
 from cotenant.plan.placement.overflow import Goal, OverflowSearch, PlacementGoal
 from cotenant.plan.placement.strategies import CommSlowdown, Sequential, makespan_ns, sequential_ns

@@ -25,7 +25,7 @@ from bench._registry import BenchError
 from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._graph_csv import read_graph
 from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
-from cotenant.plan.placement.compiled import has_compiler
+from cotenant.machine_code import has_compiler
 from cotenant.plan.placement.exact import IntervalSearch, MixedInteger
 from cotenant.plan.placement.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.plan.placement.heft import Heft

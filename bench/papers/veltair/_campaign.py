@@ -1,80 +1,17 @@
-"""Every world and class of an experiment once: in two processes, with progress, resumed where it was left off."""
+"""What the results of the experiments in drawn worlds hang on."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import multiprocessing
-import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from bench._server import cache_folder
+from bench._campaign import digest_of
+from bench.papers import veltair
 from cotenant.policies import layer_block
 from cotenant.profile import version_table
 from cotenant.world import many_core_rules
 
-PROCESSES = 2
-_SOURCES = (
-    *(Path(__file__).parent, Path(layer_block.__file__).parent),
-    *(Path(module.__file__) for module in (version_table, many_core_rules) if module.__file__),
-)
 
-
-def digest_of(files: Iterable[Path]) -> str:
-    """Of everything that a result hangs on: our own sources, and these data files."""
-    made = hashlib.sha256()
-    found = [file for place in _SOURCES for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
-    for file in [*found, *files]:
-        made.update(str(len(found)).encode() + file.read_bytes())
-    return made.hexdigest()[:16]
-
-
-def data_files(data_dir: Path, profile: Path | None) -> list[Path]:
-    """The files that the models are read from."""
-    folder = data_dir / "veltair"
-    return [*sorted(folder.glob("*.csv")), *([profile] if profile else [])]
-
-
-def run_all(
-    name: str,
-    key: str,
-    tasks: Sequence[Any],
-    judge: Callable[[Any], list[dict[str, Any]]],
-    said: Callable[[list[dict[str, Any]]], str],
-) -> list[dict[str, Any]]:
-    """The rows of all tasks, in their order.
-
-    What a task gives is kept in a file that is named by `key` and the task's own text, and taken from there the next
-    time. `said` is what is printed of it when it is done.
-    """
-    folder = cache_folder() / name
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{hashlib.sha256(f'{key} {task!r}'.encode()).hexdigest()[:24]}.json" for task in tasks]
-    missing = [(task, file) for task, file in zip(tasks, files, strict=True) if not file.exists()]
-    done = len(tasks) - len(missing)
-    if done:
-        print(f"{name}: {done} of {len(tasks)} are known from before", file=sys.stderr, flush=True)
-    count = min(PROCESSES, len(os.sched_getaffinity(0)), len(missing))
-    jobs = [(judge, task, file) for task, file in missing]
-    if count > 1:
-        with multiprocessing.get_context("fork").Pool(count) as pool:
-            for rows in pool.imap_unordered(_judged, jobs):
-                done += 1
-                print(f"{name}: {done}/{len(tasks)} {said(rows)}", file=sys.stderr, flush=True)
-    else:
-        for job in jobs:
-            done += 1
-            print(f"{name}: {done}/{len(tasks)} {said(_judged(job))}", file=sys.stderr, flush=True)
-    return [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
-
-
-def _judged(job: tuple[Callable[[Any], list[dict[str, Any]]], Any, Path]) -> list[dict[str, Any]]:
-    judge, task, file = job
-    rows = judge(task)
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps(rows), encoding="utf-8")
-    draft.replace(file)
-    return rows
+def key_of(data_dir: Path, profile: Path | None) -> str:
+    """A digest of our own sources and of the files that the models are read from."""
+    files = [*sorted((data_dir / "veltair").glob("*.csv")), *([profile] if profile else [])]
+    return digest_of((veltair, layer_block, version_table, many_core_rules), files)

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from bench._campaign import run_all
 from bench._data import DATA
-from bench.papers.veltair._campaign import run_all
 from bench.papers.veltair._capacity import Effort, clairvoyant
 from bench.papers.veltair._models import CLASSES, Efficiency, Model, of_class, read_models
 from bench.papers.veltair._play import Stage, warm_up

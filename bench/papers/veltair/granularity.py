@@ -18,8 +18,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench._campaign import run_all
 from bench.papers.veltair import _loop
-from bench.papers.veltair._campaign import data_files, digest_of, run_all
+from bench.papers.veltair._campaign import key_of
 from bench.papers.veltair._capacity import PAPER_TARGETS, TARGETS
 from bench.papers.veltair._models import REFERENCE, TABLE_2, Efficiency, Model, read_models
 from bench.papers.veltair._play import Arrivals, Stage, arrivals, warm_up
@@ -51,7 +52,7 @@ def run(quick: bool, data_dir: Path, *, profile: Path | None = None, worlds: int
     warm_up(kept[0], models, made)
     queries = QUICK_QUERIES if quick else QUERIES
     tasks = [GrainTask(drawn, is_uniform, queries) for drawn in kept for is_uniform in (False, True)]
-    rows = run_all(NAME, digest_of(data_files(data_dir, profile)), tasks, partial(judge, models, made), _said)
+    rows = run_all(NAME, key_of(data_dir, profile), tasks, partial(judge, models, made), _said)
     summary = summarise(rows)
     _print(rows, summary)
     if quick:

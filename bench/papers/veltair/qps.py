@@ -19,9 +19,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from bench._campaign import run_all
 from bench._data import Headline, paper_figure
 from bench.papers.veltair import _loop
-from bench.papers.veltair._campaign import data_files, digest_of, run_all
+from bench.papers.veltair._campaign import key_of
 from bench.papers.veltair._capacity import (
     PAPER_TARGETS,
     Capacity,
@@ -99,7 +100,7 @@ def run(quick: bool, data_dir: Path, *, profile: Path | None = None, worlds: int
     effort = _QUICK if quick else Effort()
     warm_up(kept[0], known, made)
     tasks = [Task(drawn, load, effort, quick) for drawn in kept for load in CLASSES]
-    key = digest_of(data_files(data_dir, profile))
+    key = key_of(data_dir, profile)
     rows = run_all(NAME, key, tasks, partial(judge, known, made), _said)
     summary = summarise(rows)
     _print(rows, summary, quick, len(kept))

@@ -11,28 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.options import AsJson, Lanes, print_json
+from cotenant.cli.plan_inputs import basis_for, tables_of, with_devices
 from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_placements, place, placement_words
+from cotenant.cli.plan_together import (
+    TogetherAsked,
+    asked_batches,
+    check_together,
+    plan_together,
+    together_verdicts,
+)
 from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 
 if TYPE_CHECKING:
     from cotenant.plan.advice import Remedy
     from cotenant.plan.file import PlanFile, Request
-    from cotenant.plan.sources import CostBasis, ProfileCosts
+    from cotenant.plan.sources import CostBasis
     from cotenant.plan.types import Infeasible, Plan, Planner
 
 DEFAULT_HEADROOM = 0.1
 SIMULATED_S = 60.0
 _SEARCH_EFFORT = 0.2
 _SIMULATED_ROWS = 20_000
-MOST_DEVICES = 10_000
 
 
 def plan(
     tenants: Annotated[
         Path | None,
         typer.Argument(
-            help="File of tenants, rates, SLOs and devices (TOML); with --placement the model repository.",
+            help="File of tenants, rates, SLOs and devices (TOML); with --placement or --together a model repository.",
             show_default=False,
         ),
     ] = None,
@@ -73,33 +80,58 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    together: Annotated[
+        str | None,
+        typer.Option(
+            "--together",
+            metavar="MODELS",
+            help="Plan no tenants: how these models, as a,b,c, run when queries of them come together.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Rows of models of --together, as a=4,b=2.", show_default="1 each")
+    ] = None,
     goal: Annotated[Aim | None, typer.Option(help="Of a placement.", show_default=Aim.latency.value)] = None,
     latency_bound_ms: Annotated[
         float | None, typer.Option(min=0.001, help="What a placement for throughput may take.", show_default=False)
     ] = None,
     budget_s: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds to search for a placement.", show_default="10")
+        float | None,
+        typer.Option(min=0.1, help="Seconds to search for a placement, or a plan of --together.", show_default="10"),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure the model to be placed anew.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure the models to be placed, or planned together, anew.")
+    ] = False,
     lanes: Lanes = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan tenants onto devices from measured profiles, check the plan, and show it.
 
     Says whether it fits, on how many devices, how, and who breaks first. Status 1 when it does not fit, with what would
-    mend it. With --placement it measures the units of one model and finds where its branches run best.
+    mend it. With --placement it measures the units of one model and finds where its branches run best; with --together
+    those of several, and finds where they are to wait for each other and which of them are cut along the batch.
     """
     mine = {"--goal": goal, "--latency-bound-ms": latency_bound_ms, "--budget-s": budget_s, "--lanes": lanes}
     others = {"--profiles": profiles, "--devices": devices, "--headroom": headroom, "--running": running}
+    others |= {"--check": check, "--poisson": poisson, "--quick": quick}
+    if together is not None:
+        _none_of(others | {"--placement": placement}, "it is no option of --together")
+        _none_of({"--goal": goal, "--latency-bound-ms": latency_bound_ms}, "it needs --placement")
+        if tenants is None:
+            raise typer.BadParameter("expected the repository of the models, before --together", param_hint="TENANTS")
+        wanted = TogetherAsked(tenants, asked_batches(together, batch), budget_s, lanes, fresh)
+        plan_together(wanted, out, svg, as_json=as_json)
+        return
+    _none_of({"--batch": batch}, "it needs --together")
     if placement is not None:
-        others |= {"--check": check, "--poisson": poisson, "--quick": quick}
         _none_of(others, "it is no option of --placement")
         if tenants is None:
             raise typer.BadParameter("expected the repository of the model, before --placement", param_hint="TENANTS")
         asked = PlacementAsked(tenants, placement, goal or Aim.latency, latency_bound_ms, budget_s, lanes, fresh)
         place(asked, out, svg, as_json=as_json)
         return
-    _none_of({**mine, "--fresh": fresh}, "it needs --placement")
+    _none_of({**mine, "--fresh": fresh}, "it needs --placement or --together")
     if not profiles:
         raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
     if (tenants is None) == (check is None):
@@ -115,7 +147,7 @@ def plan(
             raise typer.BadParameter(text, param_hint="--check")
         _check(check, profiles, quantile, svg, as_json=as_json)
         return
-    tables = _tables(profiles, quantile)
+    tables = tables_of(profiles, quantile)
     assert tenants is not None
     share = headroom if headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
     if planner == "ours" and find_spec("ortools") is None:
@@ -126,8 +158,8 @@ def plan(
         made_by, searching = ForBursts(made_by), ForBursts(searching)
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
-    request = _with_devices(read_request(tenants, known, applications), devices)
-    basis = _basis(tables, request)
+    request = with_devices(read_request(tenants, known, applications), devices)
+    basis = basis_for(tables, request)
     request = replace(request, devices=basis.devices)
     before = read_plan(running).plan if running else None
     file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=as_json)
@@ -197,17 +229,23 @@ def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, 
     from cotenant.plan.placement.judge import placement_faults
 
     file = read_plan(path)
-    if file.placements and not file.request.loads:
-        check_placements(path, file.placements, [Path(text) for text in profiles], as_json=as_json)
+    roots = [Path(text) for text in profiles]
+    if not file.request.loads and (file.placements or file.together):
+        if file.placements:
+            check_placements(path, file.placements, roots, as_json=as_json)
+        if file.together:
+            check_together(path, file.together, roots, as_json=as_json)
         return
-    tables = _tables(profiles, quantile)
-    basis = _basis(tables, file.request)
+    tables = tables_of(profiles, quantile)
+    basis = basis_for(tables, file.request)
     request = replace(file.request, devices=basis.devices)
     file = replace(file, request=request)
     wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
     tasks = {name: by_cores for table in tables.values() for name, by_cores in table.tasks.items()}
     wrong += [fault for each in file.placements for fault in placement_faults(each, tasks.get(each.model, {}))]
-    same = file.profile == basis.fingerprint
+    faults, stale = together_verdicts(file.together, [root for root in roots if root.is_dir()])
+    wrong += faults
+    same = file.profile == basis.fingerprint and not stale
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
         if as_json:
@@ -233,11 +271,16 @@ def _show(
 ) -> None:
     from cotenant.cli.console import console as make_console
     from cotenant.plan.assess import assess
+    from cotenant.plan.granularity.kept import words_of
     from cotenant.report.plan_text import plan_picture, plan_svg, summary_lines, tenant_table
 
     request, made = file.request, file.plan
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
-    notes = (*basis.notes, *(f"placement: {placement_words(each)}" for each in file.placements))
+    notes = (
+        *basis.notes,
+        *(f"placement: {placement_words(each)}" for each in file.placements),
+        *(f"together: {words_of(each)}" for each in file.together),
+    )
     facts: dict[str, Any] = {
         **answers,
         "checked": True,
@@ -322,54 +365,3 @@ def _show_infeasible(
         say(f"  - {remedy.text}")
     for note in basis.notes:
         say(f"  {note}")
-
-
-def _tables(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
-    """Tables by name of device type; "" for all types without a profile of their own."""
-    from cotenant.plan.sources import read_profile_costs
-
-    found: dict[str, ProfileCosts] = {}
-    for text in profiles:
-        name, equals, rest = text.partition("=")
-        if not equals or Path(text).exists():
-            name, rest = "", text
-        if name in found:
-            raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
-        found[name] = read_profile_costs(Path(rest), quantile)
-    return found
-
-
-def _basis(tables: dict[str, ProfileCosts], request: Request) -> CostBasis:
-    from cotenant.plan.sources import basis_of
-
-    models = [load.model for load in request.loads]
-    models += [stage.model for application in request.applications for stage in application.stages]
-    return basis_of(tables, request.devices, models)
-
-
-def _with_devices(request: Request, devices: str | None) -> Request:
-    """The request with other counts of its kinds of devices, in their order."""
-    if devices is None:
-        return request
-    kinds = {device.name: device for device in request.devices}
-    counts: dict[str, int] = {}
-    for part in devices.split(","):
-        name, equals, number = part.partition("=")
-        if not equals:
-            if len(kinds) != 1:
-                text = f"{part!r} is no NAME=N, and there are {len(kinds)} kinds of device: {', '.join(kinds)}"
-                raise typer.BadParameter(text, param_hint="--devices")
-            name, number = next(iter(kinds)), part
-        if name.strip() not in kinds:
-            text = f"device {name.strip()!r} is not in the file, which has {', '.join(kinds)}"
-            raise typer.BadParameter(text, param_hint="--devices")
-        if not number.strip().isdecimal() or int(number) > MOST_DEVICES:
-            text = f"{number!r} is no number of devices up to {MOST_DEVICES}"
-            raise typer.BadParameter(text, param_hint="--devices")
-        counts[name.strip()] = int(number)
-    made = [kind for name, kind in kinds.items() for _ in range(counts.get(name, _count(request, name)))]
-    return replace(request, devices=tuple(made))
-
-
-def _count(request: Request, name: str) -> int:
-    return sum(device.name == name for device in request.devices)

@@ -1,7 +1,8 @@
-"""`cotenant plan --placement`: where each branch of a wide model runs best, on the cores of a share."""
+"""`cotenant plan --placement`: where each branch of a wide model runs best, on cores, or on a GPU and cores."""
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cotenant.config import ServerConfig
+    from cotenant.execute.place import Place
     from cotenant.plan.placement.flat import PlacementProblem
     from cotenant.plan.placement.overflow import FoundPlacement, PlacementGoal
     from cotenant.plan.placement.overview import PlacementOverview
@@ -85,19 +87,24 @@ def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json:
     goal = asked.goal()
     settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
     share, is_served = _share(settings)
-    with progress_bar(quiet=as_json, what="measuring") as on_step:
-        tenant, tasks = measure_tasks(asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step)
+    with _opened(settings, share) as where, progress_bar(quiet=as_json, what="measuring") as on_step:
+        tenant, tasks = measure_tasks(
+            asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, place=where
+        )
     notes = _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
     found = _searched(problem, goal, tasks, asked.budget_s or SEARCH_S, as_json=as_json)
     view = overview(tenant, problem, found)
     ratio, written = None, []
     graphs = graphs_path(asked.root)
-    path = placement_path(graphs, tasks.graph, tasks.cores)
+    path = placement_path(graphs, tasks.graph, tasks.cores, tasks.sms)
     path.unlink(missing_ok=True)
     if view.gains:
-        placement = placement_of(tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns)
-        ratio = measured_ratio(asked, placement, share)
+        placement = placement_of(
+            tenant, tasks.graph, problem, found.plan, view.sequential_ns, found.bound_ns, tasks.sms
+        )
+        with _opened(settings, share) as where:
+            ratio = measured_ratio(asked, placement, share, where)
         if ratio <= NO_SLOWER:
             save_placement(path, placement)
             written = [path]
@@ -109,19 +116,32 @@ def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json:
 
 
 def _share(settings: ServerConfig) -> tuple[Share, bool]:
-    """The largest share that launches of the server get, if that has several cores, else all its cores; and which.
-
-    Raises ConfigError for a GPU, and where there is one core.
+    """The largest share that launches of the server get, if that has several cores or is of a GPU, else all its cores;
+    and which. Raises ConfigError where there is one core.
     """
-    from cotenant.execute.layout import cores_alone
+    from cotenant.execute.layout import device_cores
     from cotenant.measure.sweep import served_shares
-    from cotenant.work import Share
+    from cotenant.work import CPU, Share
 
-    cores = cores_alone(settings.device, "models are placed")
+    cores = device_cores(settings.device)
     if len(cores) < 2:
         raise ConfigError(f"a placement needs two cores at least, there is {len(cores)}")
     share = max(served_shares(settings), key=lambda each: each.size)
-    return (share, True) if share.size > 1 else (Share(cores), False)
+    return (share, True) if share.size > 1 or share.device != CPU else (Share(cores), False)
+
+
+@contextmanager
+def _opened(settings: ServerConfig, share: Share) -> Iterator[Place]:
+    """Where a share is measured. A GPU is not held meanwhile for longer than the context lasts. Raises ConfigError."""
+    from cotenant.execute.registry import open_executor
+    from cotenant.measure.solo import CORES
+    from cotenant.work import CPU
+
+    if share.device == CPU:
+        yield CORES
+        return
+    with closing(open_executor(settings.device, (share,))) as executor:
+        yield executor.place
 
 
 def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
@@ -139,27 +159,32 @@ def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
     return notes
 
 
-def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share) -> float:
-    """What runs by a placement take of the time of runs without, measured in turns now; kept for the server."""
-    from cotenant.execute.concurrent.placed_model import PlacedModel
+def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share, where: Place | None = None) -> float:
+    """What runs by a placement take of the time of runs without, measured in turns now; kept for the server.
+
+    `where` is the place of the share, by default the cores of this machine.
+    """
+    from cotenant.execute.concurrent.placeable import Placeable
     from cotenant.measure.opening import open_version
     from cotenant.measure.placed import check_path, placed_ratio
+    from cotenant.measure.solo import CORES
     from cotenant.repository import find_versions, graphs_path
 
     found = find_versions(asked.root, asked.model)[-1]
-    opened = open_version(asked.root, found, placed=False)
+    opened = open_version(asked.root, found, where or CORES, placed=False)
     with opened.runner as model:
-        assert isinstance(model, PlacedModel)  # others have no profile of tasks
+        assert isinstance(model, Placeable)  # others have no profile of tasks
         model.place(placement)
         path = check_path(graphs_path(asked.root), placement)
         path.unlink(missing_ok=True)
-        return placed_ratio(path, model, share, opened.shapes, (1, found.config.model.max_batch))
+        batches = (1, found.config.model.max_batch)
+        return placed_ratio(path, model, share, opened.shapes, batches, place=where or CORES)
 
 
 def _doubts(tasks: ModelTasks) -> list[str]:
     """What speaks against the measurement."""
     notes = []
-    for name, times in (("one core", tasks.core), (f"{tasks.cores} cores", tasks.whole)):
+    for name, times in (("one core", tasks.core), ("the GPU" if tasks.sms else tasks.where, tasks.whole)):
         if not _EXPLAINED[0] <= times.added_up <= _EXPLAINED[1]:
             notes.append(
                 f"On {name} the units add up to {times.added_up:.2f} of the measured whole, "
@@ -177,7 +202,7 @@ def _searched(
     problem: PlacementProblem, goal: PlacementGoal, tasks: ModelTasks, budget_s: float, *, as_json: bool
 ) -> FoundPlacement:
     from cotenant.cli.console import console as make_console
-    from cotenant.plan.placement.compiled import has_compiler
+    from cotenant.machine_code import has_compiler
     from cotenant.plan.placement.overflow import OverflowSearch
 
     console = make_console(stderr=True, quiet=as_json)
@@ -219,7 +244,7 @@ def _show(
 
     is_kept = ratio is not None and ratio <= NO_SLOWER
     if svg is not None:
-        svg.write_text(placement_svg(view, f"{view.model} on {tasks.cores} cores"), encoding="utf-8")
+        svg.write_text(placement_svg(view, f"{view.model} on {tasks.where}"), encoding="utf-8")
         written = [*written, svg]
     if as_json:
         print_json(_facts(asked, view, tasks, ratio, notes, written))
@@ -232,7 +257,7 @@ def _show(
             yield f"The busiest core is busy for {view.period_ns / 1e6:.3g} ms a query."
         if ratio is not None:
             verdict = "" if is_kept else ": it is slower, and not kept for serving"
-            whole = f"a run of the whole on {tasks.cores} cores"
+            whole = f"a run of the whole on {f'{tasks.sms} SMs' if tasks.sms else tasks.where}"
             yield f"Measured in turns, it takes {ratio:.2f} of the time of {whole}{verdict}."
         yield from notes
         yield from (f"Written: {path}" for path in written)
@@ -256,6 +281,7 @@ def _facts(
     return {
         "model": view.model,
         "cores": tasks.cores,
+        "sms": tasks.sms,
         "goal": asked.aim,
         "gains": view.gains,
         "gain_pct": view.gain_pct,
@@ -292,4 +318,4 @@ def check_placements(path: Path, placements: Sequence[UnitPlacement], roots: Seq
 def placement_words(placement: UnitPlacement) -> str:
     """A placement in a few words."""
     before, after = placement.sequential_ns / 1e6, placement.latency_ns / 1e6
-    return f"{placement.model} placed on {placement.cores} cores, {after:.3g} ms instead of {before:.3g}"
+    return f"{placement.model} placed on {placement.where}, {after:.3g} ms instead of {before:.3g}"

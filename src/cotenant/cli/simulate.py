@@ -28,14 +28,15 @@ from cotenant.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from cotenant.core.snapshot import Policy
     from cotenant.predict.groups.overlap import OverlapPredictor
     from cotenant.predict.online import OnlineModel
+    from cotenant.profile.joint_plan import JointPlan
     from cotenant.profile.profile_file import Profile
     from cotenant.sim.scenario import Scenario
-    from cotenant.work import Round
+    from cotenant.work import Round, Share
 
 
 class WorldKind(StrEnum):
@@ -72,7 +73,7 @@ def simulate(
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
-    from cotenant.policies.registry import make_policy, policy_class
+    from cotenant.policies.registry import policy_class
     from cotenant.profile.profile_file import load_profile
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
@@ -105,7 +106,7 @@ def simulate(
         partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
     profile = load_profile(profile_path(repository))
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
-    scenario = replace(scenario, rounds=rounds)
+    scenario = replace(scenario, rounds=rounds, plans=_plans(repository, profile, partitions))
     named = str(chosen.pop("name", settings.policy.name))
     names = policy or [named]
     derives = any(hasattr(policy_class(each, "command line"), "resolve") for each in names)
@@ -123,11 +124,11 @@ def simulate(
     for name in names:
         asked = settings.policy.over(name, chosen, "command line")
         section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
-        made = make_policy(section.name, section.options, partitions, rounds)
+        made = scenario.policy(section)
         for seed in range(spec.seed, spec.seed + seeds):
             beliefs, writer = _beliefs(scenario, made), None
             if trace is not None:
-                head = header(made, beliefs.predictor, scenario.tenants, scenario.machine, created="")
+                head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(trace.open("wb"), head)
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, writer), contention=contention, follower=beliefs
@@ -151,6 +152,14 @@ def simulate(
                 console.print(outcome_table(summary, title))
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
+
+
+def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:
+    """The plans of models that are there together that a repository keeps, and that hold for its profile and lanes."""
+    from cotenant.plan.granularity.kept import read_together, usable
+
+    graphs = {name: (model.digest, model.cuts[-1]) for name, model in profile.models.items()}
+    return tuple(usable(read_together(root), graphs, [lane.size for lane in lanes]))
 
 
 def _beliefs(scenario: Scenario, policy: Policy) -> OnlineModel:

@@ -127,6 +127,8 @@ def _work_fault(work: Work, whole: _Whole) -> str | None:
         return f"ends a segment of {tenant.name!r} at unit {end}"
     if start != begin and cuts[bisect_left(cuts, start)] != start:
         return f"begins a segment of {tenant.name!r} at unit {start}"
+    if rows != whole[1] and not tenant.may_split(start, end):
+        return f"runs some of the rows of units {start} to {end} of {tenant.name!r}, which mix rows"
     return None
 
 

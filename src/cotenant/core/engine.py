@@ -136,7 +136,9 @@ class Engine(Books):
         expiries = self._expiries
         if expiries.heap and expiries.heap[0][0] <= now_ns:
             self._expire(now_ns, actions)
-        if self._grouped:
+        if type(event) is QueryArrived and event.more:
+            pass  # they are decided on together
+        elif self._grouped:
             self._schedule_groups(event, now_ns, actions)
         elif self._queues.waiting or self._paused or self._launches.growable:
             free = self._launches.free_mask

@@ -13,10 +13,14 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import PieceTime
 
 
-class QueryArrived(Struct, frozen=True, gc=False):
-    """A query came in. Its id is new and larger than every id before it."""
+class QueryArrived(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A query came in. Its id is new and larger than every id before it.
+
+    With `more`, another one that came in with it follows at once: nothing is decided between the two.
+    """
 
     query: Query
+    more: bool = False
 
 
 class LaunchEnded(Struct, frozen=True, gc=False):

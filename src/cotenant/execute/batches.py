@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.core.actions import Launch
 from cotenant.execute.errors import ModelError, RowsError
-from cotenant.execute.parts import Parts
+from cotenant.execute.parts import PartRows, Parts
 from cotenant.execute.protocol import Tensors
 
 if TYPE_CHECKING:
@@ -36,21 +36,33 @@ class BatchTensors:
 
     Those who leave at a cut stay in it, as their rows stay in the tensors to the end. Made by `Batches`. Inputs are put
     below each other, and outputs dealt out, nowhere else. `kept` are the tensors that are live where a paused batch
-    stands; `home` is who has them instead, where that is not who has this.
+    stands; `home` is who has them instead, where that is not who has this. `part` are those of one launch of several.
     """
 
-    __slots__ = ("_inputs", "form", "home", "items", "kept", "parts", "queries", "rows")
+    __slots__ = ("_inputs", "_kept", "form", "home", "items", "part", "parts", "queries", "rows")
 
     def __init__(self, launch: Launch | Run, inputs: list[Tensors], home: object = None) -> None:
         self.queries = launch.queries
         self.items = launch.work.items
         self.rows: tuple[int, ...] = (self.items,)
-        self.kept: Mapping[str, Any] = {}
+        self._kept: Mapping[str, Any] | PartRows = {}
         self.home = home
         self.form: Any = None
         """What an executor notes of it for its next launch."""
         self.parts: Parts | None = None
+        self.part: PartRows | None = None
         self._inputs = inputs
+
+    @property
+    def kept(self) -> Mapping[str, Any]:
+        """See above; what parts have made is put together by who asks for it first."""
+        if isinstance(self._kept, PartRows):
+            self._kept = self._kept.tensors()
+        return self._kept
+
+    @kept.setter
+    def kept(self, tensors: Mapping[str, Any] | PartRows) -> None:
+        self._kept = tensors
 
     def gather(self) -> Pieces:
         """The inputs, to be put below each other; once. Raises RowsError when they are not the rows of the launch."""
@@ -146,10 +158,14 @@ class Batches:
                 raise ModelGoneError(launch.work.tenant)
             if launch.part:  # who has the tensors elsewhere gets all inputs: which part begins there first, he knows
                 if batch.parts is None:
-                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False)
-                return BatchTensors(launch, [batch.parts.tensors(launch.work if home is None else None)])
+                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False, form=batch.form)
+                if home is not None:
+                    return BatchTensors(launch, [batch.parts.base])
+                made = BatchTensors(launch, [])
+                made.parts, made.part = batch.parts, batch.parts.rows(launch.work)
+                return made
             if batch.parts is not None:
-                batch.kept, batch.parts = batch.parts.tensors(), None
+                batch.kept, batch.form, batch.parts = batch.parts.rows(), batch.parts.form, None
             items = launch.work.items
             if items != batch.items or not set(launch.queries) <= set(batch.queries):
                 mine = f"{batch.items} rows of {batch.queries}"

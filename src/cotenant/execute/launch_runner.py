@@ -71,9 +71,14 @@ class LaunchRunner:
             if model is None:
                 raise ModelGoneError(launch.work.tenant)
             start = launch.work.start
-            if start == 0 or launch.part:
+            if isinstance(batch, BatchTensors) and batch.part is not None:
+                read = model.dfg.segment_io(start, launch.work.end)[0] if start else None
+                tensors: Any = batch.part.tensors(read)
+                if not start:
+                    tensors = {name: for_engine(array) for name, array in tensors.items()}
+            elif start == 0:
                 inputs = batch.whole() if isinstance(batch, BatchTensors) else batch
-                tensors: Any = {name: for_engine(array) for name, array in inputs.items()}
+                tensors = {name: for_engine(array) for name, array in inputs.items()}
             elif isinstance(batch, BatchTensors):
                 tensors = batch.kept
             version = {"version": launch.work.version} if launch.work.version else {}

@@ -23,9 +23,11 @@ from cotenant.execute.threads.lanes import pin
 from cotenant.work import CPU, Share, Work
 
 if TYPE_CHECKING:
+    from cotenant.execute.gpu.streams import StreamLane
     from cotenant.execute.torch.executor import TorchExecutor
 
 _FLOOR_RUNS = 50
+_COPY_RUNS = 30
 Inputs = Mapping[str, Any]
 Run = Callable[[Share, Inputs, Sequence[tuple[int, int]]], None]
 """Runs ranges of units in turn in a share, the first on these inputs, and waits for what comes out of the last."""
@@ -130,6 +132,8 @@ class StreamPlace:
         self._executor = executor
         self.device = executor.device.name
         self.is_padded = not executor.device.why_no_graphs
+        self.cores = tuple(executor.cores)
+        """Those of the host beside it."""
         self._numbers = itertools.count(-1, -1)  # those of a server's launches, batches and queries are from 0 on
 
     def at(self, share: Share) -> AbstractContextManager[None]:
@@ -139,7 +143,7 @@ class StreamPlace:
     @contextmanager
     def ready(self, model: Runner, spec: LoadSpec) -> Iterator[Run]:
         """See Place."""
-        name = f"{model.name}, measured"
+        name = f"{model.name}, measured {next(self._numbers)}"
         loaded = self._executor.lend(model, spec)
         self._executor.add_model(name, loaded)
         try:
@@ -150,7 +154,20 @@ class StreamPlace:
 
     def unit_ns(self, model: Runner, inputs: Inputs, share: Share) -> tuple[int, ...]:
         """See Place."""
-        return self._executor.unit_ns(model, inputs, share)
+        torch_model: Any = model
+        found: tuple[int, ...] = self._executor.do(share, lambda streams: torch_model.unit_ns(inputs, streams))
+        return found
+
+    def copy_ns(self, share: Share, size_bytes: int) -> tuple[int, int]:
+        """What copying so much takes, until who waits knows that it is there: median ns to the host, and back."""
+
+        def measured(streams: StreamLane) -> tuple[int, int]:
+            from cotenant.execute.concurrent.placed_torch import copy_times
+
+            down, up = copy_times(streams, size_bytes, _COPY_RUNS)
+            return round(median(down)), round(median(up))
+
+        return self._executor.do(share, measured)
 
     def floor_ns(self, share: Share) -> int:
         """See Place: a number goes to the device and comes back."""

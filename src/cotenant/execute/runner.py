@@ -14,6 +14,7 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, Tensor
+from cotenant.graph.rewrite.rows import RowGraph
 from cotenant.repository.formats import Arithmetic, Format, formats
 from cotenant.work import CPU
 
@@ -51,6 +52,10 @@ class Runner(Protocol):
 
     def dfg_at(self, shapes: Mapping[str, Sequence[int]]) -> Dfg:
         """The graph with its figures at the given input shapes."""
+
+    def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
+        """Which units treat every row by itself, at input shapes whose open first dimensions are rows: told by how
+        operators treat the axes of their tensors, without a run."""
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Make ready to run these ranges of units."""

@@ -37,12 +37,18 @@ _FIRST_INPUT_SHAPE = _names(
 _FUSED_ONLY = _names("activation activation_params alpha transBatchA transBatchB")
 
 Types = dict[str, TypeProto]
+Values = dict[str, onnx.TensorProto]
 
 
-def infer_types(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], known: Mapping[str, TypeProto]) -> Types:
+def infer_types(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    known: Mapping[str, TypeProto],
+    found: Values | None = None,
+) -> Types:
     """Types, with shapes where known, of the tensors of `model`, whose `nodes` are given in topological order.
 
-    `known` overrides what the file says.
+    `known` overrides what the file says. `found` gets the numbers in small tensors, where they can be computed.
     Unknown tensors are absent or have no shape.
     """
     graph, opsets, ir_version = model.graph, model.opset_import, model.ir_version
@@ -51,11 +57,12 @@ def infer_types(model: onnx.ModelProto, nodes: Sequence[onnx.NodeProto], known: 
         if info.type.WhichOneof("value") and info.name not in types:
             types[info.name] = info.type
     types.update(known)
-    values = {
-        init.name: init
+    values = {} if found is None else found
+    values.update(
+        (init.name, init)
         for init in graph.initializer
         if init.data_location != onnx.TensorProto.EXTERNAL and int(np.prod(init.dims)) <= _MAX_FOLDED
-    }
+    )
     versions = {opset.domain or "": opset.version for opset in opsets}
     for node in nodes:
         if all(not name or is_static(types.get(name)) for name in node.output) and node.op_type not in _FOLDED:

@@ -13,17 +13,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.batches import are_alike
+from cotenant.execute.concurrent.placeable import Placeable
 from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.contents import file_digest
+from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.placed import follow_fast
-from cotenant.measure.solo import Effort, Sweep
+from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import ModelProfile, Profile
 from cotenant.repository import (
@@ -40,6 +43,7 @@ from cotenant.work import CPU, Share
 LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
 _log = logging.getLogger("cotenant.placement")
+_rows_log = logging.getLogger("cotenant.rows")
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
 
@@ -54,7 +58,9 @@ class OpenedModel:
     digest: str
     device: str = CPU
     placed: Mapping[int, float] = field(default_factory=dict)
-    """Numbers of cores on which it runs by a placement, and the part of the time of a sequential run that it takes."""
+    """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
+    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    """See Tenant."""
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
@@ -69,6 +75,7 @@ class OpenedModel:
             tuple(shares[size] for size in sorted(shares)),
             round(self._longest_segment_ms * NS_PER_MS),
             effort,
+            self.splits,
         )
 
     @property
@@ -85,11 +92,14 @@ def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
     return {each.size for each in partitions} <= {point.cores for point in profile.points}
 
 
-def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: bool = True) -> OpenedModel:
+def open_version(
+    root: Path, found: ModelVersion, place: Place = CORES, shares: Sequence[Share] = (), *, placed: bool = True
+) -> OpenedModel:
     """Load the graph onto a device and check the configuration against it, `placed` if that asks for it.
 
-    Raises ModelError or ConfigError.
+    `shares` are those of a GPU in which it may be placed. Raises ModelError or ConfigError.
     """
+    device = place.device
     name = found.tenant
     model = found.config.model
     arithmetic = Arithmetic(model.precision, model.channels_last)
@@ -97,7 +107,8 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: 
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
-        follows = _placed(root, found, runner, shapes) if placed else {}
+        splits = _splits(runner, shapes) if model.max_batch > 1 else UNSET
+        follows = _placed(root, found, runner, shapes, place, shares) if placed else {}
     except CotenantError:
         runner.close()
         raise
@@ -115,18 +126,37 @@ def open_version(root: Path, found: ModelVersion, device: str = CPU, *, placed: 
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())
-    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows)
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows, splits)
 
 
-def _placed(root: Path, found: ModelVersion, runner: Runner, shapes: Sequence[DeclaredShape]) -> Mapping[int, float]:
+def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int, ...], ...] | UnsetType:
+    """Runs of units that may have a part of the rows, at every declared shape; none where shapes cannot be told."""
+    if not hasattr(runner, "row_graph"):  # of a format of another package
+        return UNSET
+    try:
+        found = [runner.row_graph(shape).runs for shape in shapes]
+    except CotenantError as error:
+        _rows_log.info("model %r: which units treat every row by itself is not known: %s", runner.name, error)
+        return UNSET
+    return found[0] if all(each == found[0] for each in found) else UNSET
+
+
+def _placed(
+    root: Path,
+    found: ModelVersion,
+    runner: Runner,
+    shapes: Sequence[DeclaredShape],
+    place: Place,
+    shares: Sequence[Share],
+) -> Mapping[int, float]:
     """The placements that a model follows, where its configuration asks for that; a warning says why there are none."""
     if found.config.model.placement == "none":
         return {}
-    if not isinstance(runner, PlacedModel):
+    if not isinstance(runner, Placeable if isinstance(place, StreamPlace) else PlacedModel):
         why = "has compiled kernels" if runner.kernels else "is not run by onnxruntime"
         _log.warning("model %r: placement is 'auto', but it %s: it runs as without", found.model, why)
         return {}
-    follows = follow_fast(runner, graphs_path(root), shapes, found.config.model.max_batch)
+    follows = follow_fast(runner, graphs_path(root), shapes, found.config.model.max_batch, place=place, shares=shares)
     if not follows:
         _log.warning(
             "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
@@ -135,7 +165,9 @@ def _placed(root: Path, found: ModelVersion, runner: Runner, shapes: Sequence[De
     return follows
 
 
-def open_all(root: Path, errors: dict[str, str], device: str = CPU) -> dict[str, OpenedModel]:
+def open_all(
+    root: Path, errors: dict[str, str], place: Place = CORES, shares: Sequence[Share] = ()
+) -> dict[str, OpenedModel]:
     """All versions of all models of a repository, by tenant; `errors` gets, by model, why some are left out.
 
     Raises ConfigError when there is no model at all.
@@ -151,7 +183,7 @@ def open_all(root: Path, errors: dict[str, str], device: str = CPU) -> dict[str,
         with leaving_out(errors, name):
             versions = find_versions(root, name)
             check_owners(versions, {tenant: each.found.model for tenant, each in opened.items()})
-            opened |= {found.tenant: open_version(root, found, device) for found in versions}
+            opened |= {found.tenant: open_version(root, found, place, shares) for found in versions}
     return opened
 
 

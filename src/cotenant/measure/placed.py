@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from msgspec import Struct
 
 from cotenant.errors import CotenantError
 from cotenant.execute.concurrent.kept import kept_placements
+from cotenant.execute.concurrent.placeable import Placeable
 from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.place import CorePlace
+from cotenant.execute.place import Place, Run, StreamPlace
+from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import to_numpy
 from cotenant.files import load, save
 from cotenant.measure.inputs import DeclaredShape, make_inputs
-from cotenant.measure.solo import Effort, in_turns
+from cotenant.measure.solo import CORES, Effort, in_turns
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ProfileError
 from cotenant.profile.unit_placement import UnitPlacement
@@ -33,6 +36,7 @@ FORMAT = "cotenant-placement-check/1"
 NO_SLOWER = 1.0
 """Of the time of a sequential run: a placement that takes longer than this part of it is left aside."""
 _EFFORT = Effort(budget_s=1.0, min_runs=7, max_runs=60, warm_up=1)
+_Ways = Sequence[Callable[[Mapping[str, Any]], None]]
 _log = logging.getLogger("cotenant.placement")
 
 
@@ -48,55 +52,66 @@ class PlacementCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def follow_fast(
-    model: PlacedModel, graphs: Path, shapes: Sequence[DeclaredShape], max_batch: int, effort: Effort = _EFFORT
+    model: Placeable,
+    graphs: Path,
+    shapes: Sequence[DeclaredShape],
+    max_batch: int,
+    effort: Effort = _EFFORT,
+    *,
+    place: Place = CORES,
+    shares: Sequence[Share] = (),
 ) -> dict[int, float]:
-    """Let a model follow the kept placements that are no slower; gives what they came to, by number of cores.
+    """Let a model follow the kept placements that are no slower; gives what they came to, by size of share.
 
-    What was measured once on this device is not measured again. What is left aside is told to the log.
+    `shares` are those of a GPU whose `place` this is. What was measured once on this device is not measured again. What
+    is left aside is told to the log.
     """
     cores = tuple(sorted(os.sched_getaffinity(0)))
+    on_gpu = {share.size: share for share in shares} if isinstance(place, StreamPlace) else None
+    graph, most = model.graph_path.parent.name, len(cores) if on_gpu is None else 0
     ratios: dict[int, float] = {}
     good = []
-    for placement in kept_placements(graphs, model.graph_path.parent.name, len(cores)):
+    for placement in kept_placements(graphs, graph, most, on_gpu or ()):
         try:
             model.place(placement)
-            share = Share(cores[: placement.cores])
+            share = Share(cores[: placement.cores]) if on_gpu is None else on_gpu[placement.sms]
             path = check_path(graphs, placement)
-            ratio = placed_ratio(path, model, share, shapes, (1, max_batch), effort)
+            pieces = len(model.pieces(placement.size))
+            ratio = placed_ratio(path, model, share, shapes, (1, max_batch), effort, place)
         except CotenantError as error:
-            _log.warning("model %s: its placement on %d cores is left aside: %s", model.name, placement.cores, error)
+            _log.warning("model %s: its placement on %s is left aside: %s", model.name, placement.where, error)
             continue
-        told = (model.name, ratio, placement.cores, len(model.pieces(placement.cores)))
+        told = (model.name, ratio, placement.where, pieces)
         if ratio > NO_SLOWER:
-            _log.warning(
-                "model %s: left aside: takes %.2f of the time of a sequential run on %d cores, %d pieces", *told
-            )
+            _log.warning("model %s: left aside: takes %.2f of the time of a sequential run on %s, %d pieces", *told)
         else:
-            _log.info("model %s runs by placement: %.2f of the time of a sequential run on %d cores, %d pieces", *told)
+            _log.info("model %s runs by placement: %.2f of the time of a sequential run on %s, %d pieces", *told)
             good.append(placement)
-            ratios[placement.cores] = ratio
+            ratios[placement.size] = ratio
     model.place(*good)
     return ratios
 
 
 def check_path(graphs: Path, placement: UnitPlacement) -> Path:
     """Where it is kept what a placement came to."""
-    return placement_path(graphs, placement.graph, placement.cores).with_suffix(".check.json")
+    return placement_path(graphs, placement.graph, placement.cores, placement.sms).with_suffix(".check.json")
 
 
 def placed_ratio(
     path: Path,
-    model: PlacedModel,
+    model: Placeable,
     share: Share,
     shapes: Sequence[DeclaredShape],
     batches: Sequence[int],
     effort: Effort = _EFFORT,
+    place: Place = CORES,
 ) -> float:
     """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
 
-    `path` is where that is kept.
+    `path` is where that is kept. The model may have no placements afterwards.
     """
-    facts = msgspec.json.encode((model.placed, this_device().fingerprint, [dict(each) for each in shapes], batches))
+    device = this_device(place.device).fingerprint
+    facts = msgspec.json.encode((model.placed, device, [dict(each) for each in shapes], batches))
     of = hashlib.sha256(facts).hexdigest()[:16]
     try:
         known = load(path, PlacementCheck, FORMAT, ProfileError, "")
@@ -104,23 +119,46 @@ def placed_ratio(
             return known.ratio
     except ProfileError:  # none yet, or a damaged one
         pass
-    whole, cores = [(0, model.unit_count)], share.cores
     ratios = []
-    with CorePlace().at(share):
-        model.prepare(whole, cores)
-        SegmentedModel.prepare(model, whole, cores)
+    ways = (
+        _on_cores(model, share) if isinstance(model, PlacedModel) else _on_streams(model, share, shapes, batches, place)
+    )
+    with place.at(share), ways as runs:
         for shape in shapes:
             for items in sorted(set(batches)):
                 inputs = make_inputs(model.inputs, shape, items, max(batches) > 1)
-                placed, sequential = (
-                    partial(_run, way, model, inputs, cores) for way in (PlacedModel.run, SegmentedModel.run)
-                )
-                times = [np.percentile(each, 25) for each in in_turns((placed, sequential), effort)]
+                times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], effort)]
                 ratios.append(float(times[0] / times[1]))
-    model.keep(())
     save(path, PlacementCheck(of, round(max(ratios), 4)))
     return max(ratios)
 
 
-def _run(way: Any, model: PlacedModel, inputs: Mapping[str, Any], cores: tuple[int, ...]) -> None:
-    to_numpy(way(model, 0, model.unit_count, inputs, cores))
+@contextmanager
+def _on_cores(model: PlacedModel, share: Share) -> Iterator[_Ways]:
+    """Runs of the whole by the placement, and without it."""
+    cores = share.cores
+
+    def run(way: Any, inputs: Mapping[str, Any]) -> None:
+        to_numpy(way(model, 0, model.unit_count, inputs, cores))
+
+    for each in (PlacedModel, SegmentedModel):
+        each.prepare(model, [(0, model.unit_count)], cores)
+    yield partial(run, PlacedModel.run), partial(run, SegmentedModel.run)
+    model.keep(())
+
+
+@contextmanager
+def _on_streams(
+    model: Any, share: Share, shapes: Sequence[DeclaredShape], batches: Sequence[int], place: Place
+) -> Iterator[_Ways]:
+    """As `_on_cores`, as launches of the executor that serves: it follows what a model follows when it is loaded."""
+    whole = [(0, model.unit_count)]
+    spec = LoadSpec((share,), (0, model.unit_count), tuple(shapes), max(batches), rows=tuple(sorted(set(batches))))
+    with place.ready(model, spec) as placed:
+        model.place()
+        with place.ready(model, spec) as sequential:
+            yield tuple(partial(_launched, run, share, whole) for run in (placed, sequential))
+
+
+def _launched(run: Run, share: Share, whole: Sequence[tuple[int, int]], inputs: Mapping[str, Any]) -> None:
+    run(share, inputs, whole)

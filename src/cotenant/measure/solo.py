@@ -49,7 +49,7 @@ QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure of a model. `shares` has one share of each size."""
+    """What to measure of a model. `shares` has one share of each size. `splits`, see Tenant, is taken along."""
 
     digest: str
     shapes: tuple[DeclaredShape, ...]
@@ -57,6 +57,7 @@ class Sweep:
     shares: tuple[Share, ...]
     max_segment_ns: int
     effort: Effort = Effort()
+    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -114,7 +115,8 @@ def measure_model(
     if isinstance(model, CompiledModel):
         whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
         versions = version_costs(model, sweep.shapes[0], units, whole)
-    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), place.is_padded, versions)
+    told = place.is_padded, versions, sweep.splits
+    return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *told)
 
 
 def _segment_ratio(

@@ -53,7 +53,7 @@ def _profile(
 ) -> tuple[Profile, dict[str, str]]:
     campaign = Campaign(profile_path(root), this_device(place.device), fresh=fresh)
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
-    opened = open_all(root, campaign.errors, place.device)
+    opened = open_all(root, campaign.errors, place, lanes)
     profiles = {
         name: before.models[name] for name, each in opened.items() if before is not None and _is_known(before, each)
     }

@@ -27,19 +27,29 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import ConfigError
+from cotenant.execute.batches import row_buckets
 from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.concurrent.placeable import Placeable
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
-from cotenant.execute.place import CorePlace
+from cotenant.execute.place import CorePlace, Place, StreamPlace
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.graph.dfg import Dfg
 from cotenant.measure.campaign import Campaign, Journal, OnStep, stamp
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import OpenedModel, open_version
-from cotenant.measure.solo import Effort
+from cotenant.measure.solo import CORES, Effort
 from cotenant.profile.device import this_device
-from cotenant.profile.task_profile import DeviceTimes, ModelTasks, TaskProfile, UnitTensor, load_tasks, save_tasks
+from cotenant.profile.task_profile import (
+    BatchTimes,
+    DeviceTimes,
+    ModelTasks,
+    TaskProfile,
+    UnitTensor,
+    load_tasks,
+    save_tasks,
+)
 from cotenant.repository import find_versions, tasks_path
 from cotenant.work import Share
 
@@ -51,97 +61,176 @@ _PAIRS = 3
 _PAIR_RUNS = 200
 _HAND_OVERS = 300
 _STEPS = 6
+_BATCH_STEPS = 3
 Inputs = Mapping[str, Any]
 _Taken = tuple[int, int]
 """Wall time, CPU time."""
 
 
 def measure_tasks(
-    root: Path, model: str, share: Share, effort: Effort, *, fresh: bool = False, on_step: OnStep
+    root: Path,
+    model: str,
+    share: Share,
+    effort: Effort,
+    *,
+    fresh: bool = False,
+    on_step: OnStep,
+    rows: int = 1,
+    place: Place = CORES,
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
+
+    One row is measured, and of batches of up to `rows` rows those of `row_buckets`. In a share of a GPU, whose `place`
+    that is, one row is measured there and on the cores beside it.
 
     What is found is kept in the repository; an interrupted campaign goes on where it stopped. Raises ConfigError for a
     model that is not there or cannot be placed, ModelError where it cannot be run.
     """
     found = find_versions(root, model)[-1]
-    campaign = Campaign(tasks_path(root), this_device(), fresh=fresh)
+    campaign = Campaign(tasks_path(root), this_device(place.device), fresh=fresh)
     known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint)
     models = {} if known is None else dict(known.models)
-    opened = open_version(root, found, placed=False)
+    opened = open_version(root, found, place, placed=False)
     with opened.runner as runner:
-        before = models.get(found.tenant, {}).get(share.size)
-        if before is not None and (before.digest, len(before.units)) == (opened.digest, runner.unit_count):
-            return found.tenant, before
-        taken = _measure(placeable(opened), opened, share, effort, campaign.journal, on_step)
+        taken = models.get(found.tenant, {}).get(share.size)
+        is_known = taken is not None and (taken.digest, len(taken.units)) == (opened.digest, runner.unit_count)
+        known_rows = {1, *taken.batches} if taken is not None and is_known else set()
+        wanted = [each for each in row_buckets(rows) if each not in known_rows]
+        if taken is not None and not wanted:
+            return found.tenant, taken
+        if isinstance(place, StreamPlace):
+            from cotenant.measure.gpu_tasks import measure_beside  # which needs torch
+
+            placeable(opened, on_gpu=True)
+            with open_version(root, found, placed=False).runner as twin:
+                taken = measure_beside(opened, twin, share, place, effort, campaign.journal, on_step)
+        else:
+            work = _Measuring(placeable(opened), opened, share, effort, campaign.journal, on_step, wanted)
+            if taken is None or not is_known:
+                taken = work.one_row()
+            batches = {each: work.batch(each, taken) for each in wanted if each > 1}
+            work.done()
+            taken = msgspec.structs.replace(taken, batches=dict(sorted({**taken.batches, **batches}.items())))
     models[found.tenant] = {**models.get(found.tenant, {}), share.size: taken}
     save_tasks(campaign.path, TaskProfile(campaign.device, *stamp(), dict(sorted(models.items()))))
     campaign.journal.remove()
     return found.tenant, taken
 
 
-def placeable(opened: OpenedModel) -> SegmentedModel:
+def placeable(opened: OpenedModel, *, on_gpu: bool = False) -> Any:
     """The model, if its units can run on several devices at once. Raises ConfigError, which says why not."""
     runner, where = opened.runner, f"model {opened.found.model!r}"
     if isinstance(runner, CompiledModel):
         raise ConfigError(f"{where}: runs on compiled kernels, whose units run in a row; expected one on onnxruntime")
-    if not isinstance(runner, SegmentedModel):
-        raise ConfigError(f"{where}: is a {opened.found.path.suffix} file, and placed are models of ONNX alone")
+    if not isinstance(runner, Placeable if on_gpu else SegmentedModel):
+        others = "none of its kind beside a GPU" if on_gpu else "models of ONNX alone"
+        raise ConfigError(f"{where}: is a {opened.found.path.suffix} file, and placed are {others}")
     if runner.unit_count < 2:
         why = runner.uncut_reason or "it is one operator"
         raise ConfigError(f"{where}: has one unit ({why}), expected several to place")
     return runner
 
 
-def _measure(
-    model: SegmentedModel, opened: OpenedModel, share: Share, effort: Effort, journal: Journal, on_step: OnStep
-) -> ModelTasks:
-    """All steps, each of which is kept as soon as it is done."""
-    shape = opened.sweep((share,), effort).largest_shape
-    inputs = make_inputs(model.inputs, shape, 1, opened.found.config.model.max_batch > 1)
-    ways: tuple[Threads, Threads] = (1, share.cores)
-    done = 0
+class _Measuring:
+    """All steps for one model, of which each is kept as soon as it is done. `wanted` are the batches, by rows."""
 
-    def step(name: str, work: Callable[[], Any], words: str) -> Any:
-        nonlocal done
-        on_step(done, _STEPS, f"{opened.found.tenant}: {words}")
-        done += 1
-        return journal.remember(f"{opened.digest}/tasks{share.size}/{name}", work)
+    def __init__(
+        self,
+        model: SegmentedModel,
+        opened: OpenedModel,
+        share: Share,
+        effort: Effort,
+        journal: Journal,
+        on_step: OnStep,
+        wanted: Sequence[int],
+    ) -> None:
+        self._model, self._opened, self._share, self._effort = model, opened, share, effort
+        self._journal, self._on_step = journal, on_step
+        self._steps = sum(_STEPS if rows == 1 else _BATCH_STEPS for rows in wanted)
+        self._done = 0
+        self._shape = opened.sweep((share,), effort).largest_shape
+        self._ways: tuple[Threads, Threads] = (1, share.cores)
+        self._is_batched = opened.found.config.model.max_batch > 1
 
-    with CorePlace().at(share):
-        model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
-        weights = [
-            step(
-                f"weights{way}",
-                partial(_timed, model, inputs, threads),
-                f"operators on {len(share.cores) if way else 1} core(s)",
+    def one_row(self) -> ModelTasks:
+        """All there is to measure of one row."""
+        model, share = self._model, self._share
+        inputs = self._inputs(1)
+        with CorePlace().at(share):
+            model.run(0, model.unit_count, inputs)  # which says it well when that cannot be
+            weights, cuts = self._weights("", inputs)
+            launches = self._step(
+                "launch", lambda: [_launch_ns(model, inputs, weights[0], each) for each in self._ways], "calls"
             )
-            for way, threads in enumerate(ways)
+            rounds = self._rounds("", inputs, cuts)
+            hand_over = self._step("hand-over", partial(hand_over_ns, share), "hand-overs")
+            tensors = self._step(
+                "tensors", lambda: msgspec.to_builtins(_tensors(model, self._shape, inputs)), "tensors"
+            )
+        core, whole = _times(weights, cuts, rounds, launches)
+        return ModelTasks(
+            self._opened.digest,
+            model.graph_path.parent.name,
+            share.size,
+            model.dfg.unit_names,
+            msgspec.convert(tensors, tuple[UnitTensor, ...]),
+            core,
+            whole,
+            hand_over,
+            rounds["variation"],
+            rounds["disturbance"],
+            splits=model.row_graph(self._shape).splits if self._is_batched else (),
+        )
+
+    def batch(self, rows: int, one: ModelTasks) -> BatchTimes:
+        """The times of a batch; what calls cost is as with one row."""
+        inputs = self._inputs(rows)
+        with CorePlace().at(self._share):
+            weights, cuts = self._weights(f"-{rows}", inputs)
+            rounds = self._rounds(f"-{rows}", inputs, cuts)
+        return BatchTimes(*_times(weights, cuts, rounds, (one.core.launch_ns, one.whole.launch_ns)))
+
+    def done(self) -> None:
+        """All is measured."""
+        self._on_step(self._steps, self._steps, "")
+
+    def _inputs(self, rows: int) -> Inputs:
+        return make_inputs(self._model.inputs, self._shape, rows, self._is_batched)
+
+    def _step(self, name: str, work: Callable[[], Any], words: str) -> Any:
+        self._on_step(self._done, self._steps, f"{self._opened.found.tenant}: {words}")
+        self._done += 1
+        return self._journal.remember(f"{self._opened.digest}/tasks{self._share.size}/{name}", work)
+
+    def _weights(self, of: str, inputs: Inputs) -> tuple[list[list[int]], Sequence[int]]:
+        """What the engine says of the units, by way, and where stretches end."""
+        weights = [
+            self._step(
+                f"weights{way}{of}",
+                partial(_timed, self._model, inputs, threads),
+                f"operators on {len(self._share.cores) if way else 1} core(s)",
+            )
+            for way, threads in enumerate(self._ways)
         ]
-        cuts = model.suggest_cuts(weights[0], max(1.0, sum(weights[0]) / _STRETCHES))
-        launches = step("launch", lambda: [_launch_ns(model, inputs, weights[0], each) for each in ways], "calls")
-        rounds = step("stretches", partial(_rounds, model, inputs, cuts, ways, effort), f"{len(cuts) - 1} stretches")
-        hand_over = step("hand-over", partial(_hand_over_ns, share), "hand-overs")
-        tensors = step("tensors", lambda: msgspec.to_builtins(_tensors(model, shape, inputs)), "tensors")
-    on_step(_STEPS, _STEPS, "")
-    times = [
+        return weights, self._model.suggest_cuts(weights[0], max(1.0, sum(weights[0]) / _STRETCHES))
+
+    def _rounds(self, of: str, inputs: Inputs, cuts: Sequence[int]) -> dict[str, Any]:
+        work = partial(_rounds, self._model, inputs, cuts, self._ways, self._effort)
+        found: dict[str, Any] = self._step(f"stretches{of}", work, f"{len(cuts) - 1} stretches")
+        return found
+
+
+def _times(
+    weights: Sequence[Sequence[int]], cuts: Sequence[int], rounds: Mapping[str, Any], launches: Sequence[int]
+) -> tuple[DeviceTimes, DeviceTimes]:
+    """On one core and on all."""
+    core, whole = (
         DeviceTimes(
-            _divided(weights[way], cuts, rounds["stretches"][way], launches[way]), launches[way], rounds["whole"][way]
+            divided(weights[way], cuts, rounds["stretches"][way], launches[way]), launches[way], rounds["whole"][way]
         )
         for way in range(2)
-    ]
-    return ModelTasks(
-        opened.digest,
-        model.graph_path.parent.name,
-        share.size,
-        model.dfg.unit_names,
-        msgspec.convert(tensors, tuple[UnitTensor, ...]),
-        times[0],
-        times[1],
-        hand_over,
-        rounds["variation"],
-        rounds["disturbance"],
     )
+    return core, whole
 
 
 def _timed(model: SegmentedModel, inputs: Inputs, threads: Threads) -> list[int]:
@@ -163,8 +252,8 @@ def _rounds(
         time.perf_counter() - began < effort.budget_s and runs < effort.max_runs
     ):
         for way, threads in enumerate(ways):
-            samples[way].append(_chain(model, inputs, stretches, threads))
-            wholes[way].append(_chain(model, inputs, whole, threads))
+            samples[way].append(chain_times(model, inputs, stretches, threads))
+            wholes[way].append(chain_times(model, inputs, whole, threads))
         runs += 1
     of_stretches, variation = _by_way(samples, effort.warm_up)
     of_whole, _ = _by_way(wholes, effort.warm_up)
@@ -187,7 +276,7 @@ def _by_way(samples: Sequence[Sequence[Sequence[_Taken]]], warm_up: int) -> tupl
     return [np.maximum(1, np.rint(each)).astype(int).tolist() for each in times], variation
 
 
-def _chain(model: SegmentedModel, inputs: Inputs, ranges: Sequence[tuple[int, int]], threads: Threads) -> list[_Taken]:
+def chain_times(model: Any, inputs: Inputs, ranges: Sequence[tuple[int, int]], threads: Threads) -> list[_Taken]:
     """Wall time and CPU time of this thread for each range of units, run one after the other."""
     taken, tensors = [], inputs
     for start, end in ranges:
@@ -206,14 +295,14 @@ def _launch_ns(model: SegmentedModel, inputs: Inputs, weights: Sequence[int], th
         apart, together = [(unit, unit + 1), (unit + 1, unit + 2)], [(unit, unit + 2)]
         model.prepare([*apart, *together], threads)
         walls = [
-            [sum(wall for wall, _ in _chain(model, tensors, ranges, threads)) for ranges in (apart, together)]
+            [sum(wall for wall, _ in chain_times(model, tensors, ranges, threads)) for ranges in (apart, together)]
             for _ in range(_PAIR_RUNS)
         ]
         found.append(median(one - other for one, other in walls))
     return max(0, round(median(found)))
 
 
-def _divided(weights: Sequence[int], cuts: Sequence[int], taken: Sequence[int], launch_ns: int) -> tuple[int, ...]:
+def divided(weights: Sequence[int], cuts: Sequence[int], taken: Sequence[int], launch_ns: int) -> tuple[int, ...]:
     """What each stretch takes without its call, divided among its units as they weigh."""
     made: list[int] = []
     for (start, end), ns in zip(pairwise(cuts), taken, strict=True):
@@ -222,7 +311,7 @@ def _divided(weights: Sequence[int], cuts: Sequence[int], taken: Sequence[int], 
     return tuple(made)
 
 
-def _hand_over_ns(share: Share) -> int:
+def hand_over_ns(share: Share) -> int:
     """From one lane's giving to another's beginning, which sleeps until then; median."""
     samples: list[int] = []
     with _lanes(share) as (giver, taker):
@@ -245,7 +334,7 @@ def _hand_over_ns(share: Share) -> int:
 
 @contextmanager
 def _lanes(share: Share) -> Iterator[tuple[Lane, Lane]]:
-    lanes = Lane(Share(share.cores[:1])), Lane(Share(share.cores[1:2]))
+    lanes = Lane(Share(share.cores[:1])), Lane(Share(share.cores[-1:]))
     try:
         yield lanes
     finally:

@@ -18,12 +18,13 @@ from cotenant.errors import CotenantError
 from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
 from cotenant.plan.application import Application, Stage
 from cotenant.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, Name, Plan, PlanError, Size, checked
+from cotenant.profile.joint_plan import TogetherPlan
 from cotenant.profile.unit_placement import UnitPlacement
 
 REQUEST_FORMAT = "cotenant-tenants/1"
 PLAN_FORMAT = "cotenant-plan/1"
 _HEAD = "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
-_PLACED_HEAD = "# Made by 'cotenant plan --placement'; 'cotenant plan --check' tells whether it holds.\n"
+_ALONE_HEAD = "# Made by 'cotenant plan {}'; 'cotenant plan --check' tells whether it holds.\n"
 UNLIMITED_BYTES = 1 << 53
 """Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
 MOST_CORES = 64
@@ -67,7 +68,8 @@ class PlanFile:
     """A plan and all that is needed to check it and to plan again.
 
     `headroom` is the share that was added to every rate; `profile` the fingerprint of what its latencies rest on.
-    `placements` say where the units of models run in shares of several cores. A file may have them alone.
+    `placements` say where the units of models run in shares of several cores, `together` how models that are there
+    together run beside each other. A file may have these alone.
     """
 
     request: Request
@@ -75,6 +77,7 @@ class PlanFile:
     headroom: float
     profile: str = ""
     placements: tuple[UnitPlacement, ...] = ()
+    together: tuple[TogetherPlan, ...] = ()
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -107,6 +110,7 @@ class _PlanFile(_Request, frozen=True):
     profile: str = ""
     plan: tuple[DevicePlan, ...] = ()
     placement: tuple[UnitPlacement, ...] = ()
+    together: tuple[TogetherPlan, ...] = ()
 
 
 def read_request(
@@ -154,18 +158,23 @@ def plan_text(file: PlanFile) -> str:
         "headroom": file.headroom,
         "profile": file.profile,
         **_tables_of(file.request, file.plan),
-        **_placement_tables(file.placements),
+        **_own_tables(file.placements, file.together),
     }
     return _HEAD + toml_text(table)
 
 
 def placements_text(placements: Sequence[UnitPlacement]) -> str:
     """The TOML of a plan file that has placements alone."""
-    return _PLACED_HEAD + toml_text({"format": PLAN_FORMAT, **_placement_tables(placements)})
+    return _ALONE_HEAD.format("--placement") + toml_text({"format": PLAN_FORMAT, **_own_tables(placements, ())})
 
 
-def _placement_tables(placements: Sequence[UnitPlacement]) -> dict[str, Any]:
-    return {"placement": to_table(placements)} if placements else {}
+def together_text(together: Sequence[TogetherPlan]) -> str:
+    """The TOML of a plan file that has plans of models that are there together alone."""
+    return _ALONE_HEAD.format("--together") + toml_text({"format": PLAN_FORMAT, **_own_tables((), together)})
+
+
+def _own_tables(placements: Sequence[UnitPlacement], together: Sequence[TogetherPlan]) -> dict[str, Any]:
+    return {key: to_table(each) for key, each in (("placement", placements), ("together", together)) if each}
 
 
 def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
@@ -254,9 +263,20 @@ def _plan_of(table: dict[str, Any], where: str) -> PlanFile:
         if "rate" in slot:  # traces hold slots, too, under their own names
             slot["rate_per_s"] = slot.pop("rate")
     found = convert(_named(table), _PlanFile, where, PlanError)
-    is_alone = bool(found.placement) and not (found.device or found.tenant or found.application or found.plan)
+    keys = [each.key for each in found.together]
+    if len(set(keys)) < len(keys):
+        twice = next(each for each in keys if keys.count(each) > 1)
+        names = ", ".join(f"{model}={batch}" for model, batch in twice[0])
+        raise PlanError(
+            f"{where}: [[together]] of {names} is there twice, expected one for each set, batches and lanes"
+        )
+    is_alone = bool(found.placement or found.together) and not (
+        found.device or found.tenant or found.application or found.plan
+    )
     request = Request((), ()) if is_alone else _request(found, where)
-    return PlanFile(request, Plan(found.plan, found.planner), found.headroom, found.profile, found.placement)
+    return PlanFile(
+        request, Plan(found.plan, found.planner), found.headroom, found.profile, found.placement, found.together
+    )
 
 
 def _named(table: dict[str, Any]) -> dict[str, Any]:

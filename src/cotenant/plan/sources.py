@@ -45,7 +45,7 @@ class ProfileCosts:
     """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
     `tails` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or models, with an SLO.
-    `tasks` were measured of units, by tenant and number of cores; `placements` were kept for serving.
+    `tasks` were measured of units, by tenant and size of share; `placements` were kept for serving.
     """
 
     latencies: Latencies
@@ -103,7 +103,7 @@ def read_placements(root: Path) -> tuple[dict[str, dict[int, ModelTasks]], tuple
         return {}, ()
     measured = load_tasks(tasks_path(root)).models
     each = [tasks for by_cores in measured.values() for tasks in by_cores.values()]
-    paths = [placement_path(graphs_path(root), tasks.graph, tasks.cores) for tasks in each]
+    paths = [placement_path(graphs_path(root), tasks.graph, tasks.cores, tasks.sms) for tasks in each]
     return measured, tuple(load_placement(path) for path in paths if path.exists())
 
 

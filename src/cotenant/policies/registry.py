@@ -1,8 +1,9 @@
 """From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
 
 A policy is a frozen dataclass whose first field is `lanes`; the other fields are its options, with their types, ranges
-and defaults, but for `rounds`, which a plan gives. What can be derived from measurements it derives in a class method
-`resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group `GROUP`.
+and defaults, but for `rounds` and `joint_plans`, which plans give. What can be derived from measurements it derives in
+a class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group
+`GROUP`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.policies.clustered import Clustered
 from cotenant.policies.facts import LayoutFacts
 from cotenant.policies.layer_block.published import FixedBlocks, LayerBlock, LayerWise, ModelWise, Prema
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
@@ -24,15 +26,18 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.rounds.duty_cycle import DutyCycle
+from cotenant.profile.joint_plan import JointPlan
 from cotenant.work import Round, Share
 
 GROUP = "cotenant.policies"
 """Entry points of other packages: the name of a policy, and where its class is."""
-_GIVEN = ("lanes", "rounds")
+_GIVEN = ("lanes", "rounds", "joint_plans")
 """Fields that come from the device and the plan."""
 
 _BLOCKS = (ModelWise, LayerWise, FixedBlocks, Prema, LayerBlock, SlackBlocks)
-POLICIES: dict[str, type[Any]] = {kind.name: kind for kind in (Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle, *_BLOCKS)}
+POLICIES: dict[str, type[Any]] = {
+    kind.name: kind for kind in (Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle, Clustered, *_BLOCKS)
+}
 """Policies by the name that configuration and the command line use."""
 
 
@@ -88,13 +93,16 @@ def make_policy(
     lanes: tuple[Share, ...],
     rounds: tuple[Round, ...] = (),
     where: str = "policy",
+    joint_plans: tuple[JointPlan, ...] = (),
 ) -> Policy:
-    """Build a policy; `rounds` are those of a plan, one a lane, for policies that take them.
+    """Build a policy; `rounds` are those of a plan, one a lane, `joint_plans` those of models that start together: for
+    policies that take them.
 
     Raises ConfigError for an unknown name or option, or a value that the lanes do not allow.
     """
     kind = policy_class(name, f"[{where}]")
-    given = {"rounds": rounds} if any(field.name == "rounds" for field in fields(kind)) else {}
+    taken = [field.name for field in fields(kind)]
+    given = {name: each for name, each in (("rounds", rounds), ("joint_plans", joint_plans)) if name in taken}
     try:
         made: Policy = kind(lanes, **given, **typed_options(name, options, where))
     except InvalidValueError as error:
@@ -108,10 +116,11 @@ def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
     try:
         lanes = tuple(Share(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
         rounds = msgspec.convert(options.get("rounds", ()), tuple[Round, ...])
+        joint_plans = msgspec.convert(options.get("joint_plans", ()), tuple[JointPlan, ...])
         own = {key: value for key, value in options.items() if key not in _GIVEN}
         own = typed_options(name, own, where)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         if name not in POLICIES:
             raise
         raise ConfigError(f"{where}: policy_options cannot be used ({error}): was the file changed?") from None
-    return make_policy(name, own, lanes, rounds, where)
+    return make_policy(name, own, lanes, rounds, where, joint_plans)

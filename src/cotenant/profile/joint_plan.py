@@ -6,9 +6,11 @@ models are ours.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from cotenant.errors import InvalidValueError
 
@@ -96,3 +98,64 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
                     where, "chunk", chunk, "units of one member, apart from others, and all its rows"
                 )
             free[chunk.member] = chunk.end
+
+    @property
+    def is_streams(self) -> bool:
+        """Whether it is all members at once, each as one stream, and none of them first."""
+        ranks = {member.rank for member in self.members}
+        return not (self.barriers or self.waits or self.chunks) and len(ranks) == 1
+
+    def cuts_of(self, model: str, cuts: Sequence[int]) -> tuple[int, ...]:
+        """The cuts of a model, from 0 to its units, with those at which this plan stops it; none is added where it is
+        no member, or has other units there."""
+        found = dict.fromkeys(cuts)
+        for number, member in enumerate(self.members):
+            if (member.model, member.units) == (model, cuts[-1]):
+                found |= dict.fromkeys(barrier[number] for barrier in self.barriers)
+                found |= dict.fromkeys(wait.unit for wait in self.waits if wait.member == number)
+                found |= dict.fromkeys(wait.after_unit for wait in self.waits if wait.after == number)
+                for chunk in self.chunks:
+                    if chunk.member == number:
+                        found |= dict.fromkeys((chunk.start, chunk.end))
+        return tuple(sorted(found))
+
+
+class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A joint plan of tenants as plan files hold it: for so many lanes, of so many cores each.
+
+    `makespan_ns` is what it was measured to take on the device, or believed to where it never ran there (`is_measured`
+    tells), and `streams_ns` the same of all members at once without a plan; `sequential_ns` is one member after another
+    on all cores. No plan is believed to go below `bound_ns`. `profile` is the fingerprint of what all of it rests on.
+    """
+
+    lanes: Annotated[int, Meta(ge=1)]
+    lane_cores: _Count = 1
+    makespan_ns: _Number
+    streams_ns: _Number
+    sequential_ns: _Number
+    bound_ns: _Number
+    is_measured: bool = False
+    profile: str = ""
+
+    @property
+    def plan(self) -> JointPlan:
+        """The plan alone."""
+        return JointPlan(self.members, self.barriers, self.waits, self.chunks)
+
+    def at_units(self, cuts: Sequence[Sequence[int]]) -> TogetherPlan:
+        """The same for models whose units are finer: the i-th unit of a member begins at the i-th of its cuts."""
+        members = tuple(replace(member, units=places[-1]) for member, places in zip(self.members, cuts, strict=True))
+        return replace(
+            self,
+            members=members,
+            barriers=tuple(tuple(cuts[m][at] for m, at in enumerate(barrier)) for barrier in self.barriers),
+            waits=tuple(
+                Wait(w.member, cuts[w.member][w.unit], w.after, cuts[w.after][w.after_unit]) for w in self.waits
+            ),
+            chunks=tuple(Chunk(c.member, cuts[c.member][c.start], cuts[c.member][c.end], c.rows) for c in self.chunks),
+        )
+
+    @property
+    def key(self) -> tuple[tuple[tuple[str, int], ...], int, int]:
+        """What it is of: the set of tenants with their batches, and the lanes."""
+        return tuple(sorted((each.model, each.batch) for each in self.members)), self.lanes, self.lane_cores

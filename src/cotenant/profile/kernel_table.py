@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,3 +65,14 @@ class KernelTable:
         """Longest runs of units [start, end) that may run as chunks."""
         edges = np.flatnonzero(np.diff([0, *self.splits, 0])).tolist()
         return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def fingerprint_of(tables: Sequence[KernelTable]) -> str:
+    """What changes with any figure of these tables, in whatever order they are."""
+    digests = []
+    for table in tables:
+        digest = sha256(repr((table.model, table.batch, table.units, table.splits)).encode())
+        for values in (table.duration_ns, table.need, table.compute, table.bandwidth, table.join_ns):
+            digest.update(np.ascontiguousarray(values).tobytes())
+        digests.append(digest.hexdigest())
+    return sha256("".join(sorted(digests)).encode()).hexdigest()[:16]

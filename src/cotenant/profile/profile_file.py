@@ -43,6 +43,7 @@ class ModelProfile:
     latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
     runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
+    `splits`: see Tenant.
     """
 
     digest: str
@@ -52,6 +53,7 @@ class ModelProfile:
     segment_ratio: float
     padded: bool = False
     versions: VersionTable | UnsetType = UNSET
+    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from cotenant.files import load, save
 from cotenant.profile.device import Device
 from cotenant.profile.profile_file import ProfileError
+from cotenant.profile.unit_placement import where_of
 
 FORMAT = "cotenant-tasks/1"
 _Ns = Annotated[int, Meta(ge=0)]
@@ -37,18 +38,38 @@ class DeviceTimes(Struct, frozen=True, forbid_unknown_fields=True):
         return (sum(self.unit_ns) + self.launch_ns) / self.whole_ns
 
 
+class CopyTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """What copies in one direction between a GPU and the host take: bytes over the rate, and the latency on top, with
+    which who waits for the copy knows of its end."""
+
+    bytes_per_s: Annotated[float, Meta(gt=0)]
+    latency_ns: _Ns
+
+
+class BatchTimes(Struct, frozen=True, forbid_unknown_fields=True):
+    """The same as of one row for a batch of several, on one core and on all cores of the share."""
+
+    core: DeviceTimes
+    whole: DeviceTimes
+
+
 class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
-    """One model version in a share of `cores` cores, at its largest declared shape, one row.
+    """One model version in a share of `cores` cores, at its largest declared shape, one row; `batches` has the times of
+    those larger batches that were measured, by their rows. `splits` tells which units treat every row by itself; it is
+    empty where that is not known.
 
     `units` are the names of its units, `graph` that of their optimised graph, `digest` as in ModelProfile. `core` are
     times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another core. `variation` is
     that of a stretch's times from run to run (robust standard deviation over median), `disturbance` wall time over CPU
     time on one core: well above 1 where others took the core meanwhile.
+
+    With `sms` the share is of so many SMs of a GPU, the cores are beside it, and `whole` are times in the share of the
+    GPU; `down` are copies from there to the host, `up` those to there.
     """
 
     digest: str
     graph: str
-    cores: Annotated[int, Meta(ge=2)]
+    cores: Annotated[int, Meta(ge=1)]
     units: tuple[str, ...]
     tensors: tuple[UnitTensor, ...]
     core: DeviceTimes
@@ -56,15 +77,25 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
     hand_over_ns: _Ns
     variation: float
     disturbance: float
+    sms: Annotated[int, Meta(ge=0)] = 0
+    down: CopyTimes | None = None
+    up: CopyTimes | None = None
+    batches: dict[int, BatchTimes] = {}
+    splits: tuple[bool, ...] = ()
 
     @property
     def sequential_ns(self) -> int:
-        """The measured whole, on one core or on all, whichever is quicker."""
+        """The measured whole, on one core or on all (or on the GPU), whichever is quicker."""
         return min(self.core.whole_ns, self.whole.whole_ns)
+
+    @property
+    def where(self) -> str:
+        """The share in words."""
+        return where_of(self.cores, self.sms)
 
 
 class TaskProfile(Struct, frozen=True, forbid_unknown_fields=True):
-    """All that was measured of a repository's models on one device, by tenant and number of cores."""
+    """All that was measured of a repository's models on one device, by tenant and number of cores, or of SMs."""
 
     device: Device
     created: str

@@ -1,6 +1,7 @@
-"""Placements of a model's units over the cores of a share, as plan files hold them and servers find them.
+"""Placements of a model's units over the devices of a share, as plan files hold them and servers find them.
 
 The cores of a share are numbered from 0; `cpu:0`, `cpu:1`, ... are lanes of one core, `cpu:0-1` is all of them at once.
+A share of a GPU is `cuda:0`, whichever GPU it is of, and the cores are some beside it, each a lane.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from cotenant.profile.profile_file import ProfileError
 FORMAT = "cotenant-placement/1"
 _Name = Annotated[str, Meta(min_length=1)]
 _Ns = Annotated[int, Meta(ge=0)]
+GPU_LANE = "cuda:0"
+"""The device that is a share of a GPU."""
 
 
 class PlacedRun(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +32,7 @@ class PlacedRun(Struct, frozen=True, forbid_unknown_fields=True):
 
 class UnitPlacement(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the units of a model run in a share of `cores` cores, in order: every device runs its own as they stand.
+    With `sms` the share is of so many SMs of a GPU, and the cores are beside it.
 
     `graph` names the optimised graph whose units they are (the folder of `Runner.graph_path`). `latency_ns` is what the
     plan was made to come to, `sequential_ns` the same for one unit after the other, `bound_ns` what no plan goes below.
@@ -36,12 +40,23 @@ class UnitPlacement(Struct, frozen=True, forbid_unknown_fields=True):
 
     model: _Name
     graph: _Name
-    cores: Annotated[int, Meta(ge=2)]
+    cores: Annotated[int, Meta(ge=1)]
     latency_ns: _Ns
     sequential_ns: _Ns
     bound_ns: _Ns
     runs: Annotated[tuple[PlacedRun, ...], Meta(min_length=1)] = field(name="run")
     format: str = FORMAT
+    sms: Annotated[int, Meta(ge=0)] = 0
+
+    @property
+    def size(self) -> int:
+        """Size of the share: SMs of the GPU, or cores."""
+        return self.sms or self.cores
+
+    @property
+    def where(self) -> str:
+        """The share in words."""
+        return where_of(self.cores, self.sms)
 
     @property
     def units(self) -> tuple[tuple[str, str], ...]:
@@ -85,15 +100,27 @@ def whole_name(cores: int) -> str:
     return f"cpu:0-{cores - 1}"
 
 
-def device_names(cores: int) -> tuple[str, ...]:
-    """The devices of a share: its cores, and all of them at once."""
-    return (*map(lane_name, range(cores)), whole_name(cores))
+def device_names(cores: int, sms: int = 0) -> tuple[str, ...]:
+    """The devices of a share: its cores, and all of them at once; of a share of a GPU that and the cores beside it."""
+    lanes = tuple(map(lane_name, range(cores)))
+    return (GPU_LANE, *lanes) if sms else (*lanes, whole_name(cores))
 
 
-def cores_of(device: str) -> range:
-    """The cores of a device, by their numbers within the share. Raises ValueError for what is none."""
+def where_of(cores: int, sms: int = 0) -> str:
+    """A share in words."""
+    on_cores = f"{cores} core{'' if cores == 1 else 's'}"
+    return f"{sms} SMs and {on_cores}" if sms else on_cores
+
+
+def cores_of(device: str, sms: int = 0) -> range:
+    """The cores of a device, by their numbers within the share; beside a GPU, which is number 0, they count from 1.
+
+    Raises ValueError for what is none.
+    """
+    if sms and device == GPU_LANE:
+        return range(1)
     first, dash, last = device.removeprefix("cpu:").partition("-")
-    return range(int(first), int(last if dash else first) + 1)
+    return range(int(first) + bool(sms), int(last if dash else first) + 1 + bool(sms))
 
 
 def save_placement(path: Path, placement: UnitPlacement) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
 from cotenant.trace import Record, work_of
+from cotenant.work import lane_name
 
 _MOST_NAMED = 8
 """Cores that the name of a track says; tracks of larger shares, which differ from launch to launch, say the first: no
@@ -61,10 +62,11 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
             launches += 1
             held[work_of(launch).tenant] -= len(launch["share"]["cores"])
             spans.append(_launch_span(launch, start, now, record.event["error"]))
+            share, tenant = launch["share"], work_of(launch).tenant
             for numbers, units, begun_ns, ended_ns in record.event.get("pieces", ()):
                 for number in numbers:
-                    track, name = f"pieces/core {launch['share']['cores'][number]}", work_of(launch).tenant
-                    spans.append(Span(track, name, start + begun_ns, start + ended_ns, {"units": units}))
+                    track = f"pieces/{lane_name(number, share['cores'], share['device'])}"
+                    spans.append(Span(track, tenant, start + begun_ns, start + ended_ns, {"units": units}))
         for kind, action in record.actions:
             if kind == "Launch":
                 running[action["id"]] = (now, action | {"enqueued": enqueued.pop(action["id"], None)})

@@ -24,6 +24,7 @@ from cotenant.repository.paths import (
     placement_path,
     profile_path,
     tasks_path,
+    together_path,
     trace_path,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "profile_path",
     "readable_versions",
     "tasks_path",
+    "together_path",
     "trace_path",
     "within",
 ]

@@ -71,7 +71,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".pt2",
             "torch",
-            "cotenant.execute.torch.model:TorchModel.open",
+            "cotenant.execute.concurrent.placed_torch:PlacedTorch.open",
             "pytorch_libtorch",
             "pytorch",
             "pip install 'cotenant[torch]'",

@@ -55,6 +55,12 @@ def graphs_path(root: Path) -> Path:
     return root / STATE_FOLDER / "graphs"
 
 
-def placement_path(graphs: Path, graph: str, cores: int) -> Path:
-    """Where the placement of an optimised graph in a share of so many cores lies; `graph` is its folder's name."""
-    return graphs / "placements" / f"{graph}-{cores}.json"
+def placement_path(graphs: Path, graph: str, cores: int, sms: int = 0) -> Path:
+    """Where the placement of an optimised graph in a share of so many cores, or SMs of a GPU and cores beside them,
+    lies; `graph` is its folder's name."""
+    return graphs / "placements" / f"{graph}-{f'{sms}sms' if sms else cores}.json"
+
+
+def together_path(root: Path) -> Path:
+    """Where the plans of models that are there together lie, as a plan file."""
+    return root / STATE_FOLDER / "together.toml"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
 import threading
@@ -14,13 +13,19 @@ from typing import Any
 
 from cotenant.config import NS_PER_MS, ServerConfig
 from cotenant.core.engine import Engine
-from cotenant.core.events import DrainStarted, PredictorChanged, QueryCancelled, TenantAdded, TenantRemoved
+from cotenant.core.events import (
+    DrainStarted,
+    PolicyChanged,
+    PredictorChanged,
+    QueryCancelled,
+    TenantAdded,
+    TenantRemoved,
+)
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.layout_facts import fitted_groups
-from cotenant.measure.opening import open_version
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
@@ -42,12 +47,13 @@ from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
-from cotenant.serve.brain.reorganise import change, spec_of
+from cotenant.serve.brain.reorganise import change
+from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application_registry import ApplicationRegistry
-from cotenant.serve.opener.profiles import stored_or_measured
 from cotenant.serve.opener.served_application import ServedApplication
-from cotenant.serve.opener.served_models import ServedModel, serve_model
+from cotenant.serve.opener.served_models import ServedModel
+from cotenant.serve.opener.versions import open_versions
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -92,6 +98,7 @@ class Server:
         self._pressure: PressureMonitor | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
         self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
+        self._together = TogetherPlans(self.root, self._settle)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -108,12 +115,13 @@ class Server:
                 "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL"
             )
             _log.warning(text + " through the API", self.root.name)
+        self._together.read()
         for name in (*names, *application_names(self.root)):
             try:
                 self.load(name)
             except ServeError:
                 continue  # logged, and shown in the index
-        foresee(self.driver, self.policy)
+        self._settle()
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
         cores = tuple(core for device in self.machine.devices for core in device.cores)
@@ -127,6 +135,7 @@ class Server:
     def stop(self) -> None:
         """Refuse new queries, serve those inside for `drain_s`, fail the rest, and stop."""
         self._is_ready = False
+        self._together.close()
         if self._pressure is not None:
             self._pressure.close()
         if self._driver is not None:
@@ -204,25 +213,10 @@ class Server:
         with self._loading:
             if is_application(self.root, model):
                 self._applications.load(model)
-                return
-            try:
-                versions = self._prepare(model)
-            except UnknownModelError as error:
-                raise ServeError(Status.NOT_FOUND, str(error)) from None
-            except CotenantError as error:
-                raise ServeError(Status.INVALID_ARGUMENT, self._refuse(model, str(error))) from None
-            except Exception as error:  # whatever a library makes of a strange file, the other models are served
-                _log.exception("loading model %r failed", model)
-                sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
-                raise ServeError(Status.INTERNAL, self._refuse(model, sentence)) from None
-            if model in self._models:
-                self._failed[model] = "it is being reloaded"
-                self._remove(model, "the model was reloaded")
-            self._add(model, versions)
-            self._failed.pop(model, None)
-            self._applications.follow()
-            if self._is_ready:
-                foresee(self.driver, self.policy)
+            else:
+                self._load_model(model)
+        if self._is_ready:
+            self._settle()
 
     def unload(self, model: str) -> None:
         """See Backend."""
@@ -271,6 +265,7 @@ class Server:
             served = {id(each): each for versions in self._models.values() for each in versions.values()}
             change(self.driver, self._executor, self.beliefs, list(served.values()), self.policy, policy)
             self.policy, self.lanes = policy, policy.lanes
+        self._settle()
 
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
         """Take the deadlines of stages from how a plan divides the SLOs: nanoseconds by application and stage."""
@@ -320,28 +315,36 @@ class Server:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} has no version {version!r}; it has {known}")
         return served
 
-    def _prepare(self, model: str) -> dict[str, ServedModel]:
-        """Open all versions of a model, with their profiles and the sessions that they will need."""
-        found = find_versions(self.root, model)
-        check_owners(found, self._owners())
-        self._applications.check_tenants([each.tenant for each in found], model)
-        names = tuple(str(each.version) for each in found)
-        versions: dict[str, ServedModel] = {}
-        with contextlib.ExitStack() as if_one_fails:
-            for each in found:
-                opened = open_version(self.root, each, self._executor.place.device)
-                if_one_fails.callback(opened.runner.close)
-                profile = stored_or_measured(self.root, each, opened, self.policy.shares, self._executor.place)
-                served = serve_model(opened, profile, names, preempt=self.policy.preempt)
-                served.loaded = self._executor.load(
-                    served.tenant.name, opened.runner, spec_of(served, self.policy.shares)
-                )
-                if_one_fails.callback(served.loaded.close)
-                versions[served.version] = served
-                if each.is_default:
-                    versions[""] = served
-            if_one_fails.pop_all()
-        return versions
+    def _load_model(self, model: str) -> None:
+        try:
+            found = find_versions(self.root, model)
+            check_owners(found, self._owners())
+            self._applications.check_tenants([each.tenant for each in found], model)
+            versions = open_versions(self.root, found, self._executor, self.policy, self._together.of)
+        except UnknownModelError as error:
+            raise ServeError(Status.NOT_FOUND, str(error)) from None
+        except CotenantError as error:
+            raise ServeError(Status.INVALID_ARGUMENT, self._refuse(model, str(error))) from None
+        except Exception as error:  # whatever a library makes of a strange file, the other models are served
+            _log.exception("loading model %r failed", model)
+            sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
+            raise ServeError(Status.INTERNAL, self._refuse(model, sentence)) from None
+        if model in self._models:
+            self._failed[model] = "it is being reloaded"
+            self._remove(model, "the model was reloaded")
+        self._add(model, versions)
+        self._failed.pop(model, None)
+        self._applications.follow()
+
+    def _settle(self) -> None:
+        """Look ahead, and follow plans, for the models, the lanes and the plans that there are now."""
+        with self._loading:
+            foresee(self.driver, self.policy)
+            policy = self._together.followed(self.policy, [versions[""] for versions in self._models.values()])
+            if policy is not self.policy:
+                self.policy = policy
+                self.driver.post(PolicyChanged(policy))
+            self._together.seek(policy, self._applications.served.values())
 
     def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
         new = list({id(served): served for served in versions.values()}.values())

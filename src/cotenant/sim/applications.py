@@ -84,11 +84,14 @@ class StagedEngine:
             number = next(self._numbers)
             self._plain[number] = event.query.id
             todo.append(QueryArrived(structs.replace(event.query, id=number)))
+        follows = False
         while todo:
             told = todo.popleft()
-            if type(told) is QueryArrived and self._is_over(told.query.id):
-                del self._stages[told.query.id]
-                continue
+            if type(told) is QueryArrived:
+                if not follows and self._is_over(told.query.id):
+                    del self._stages[told.query.id]
+                    continue
+                follows = told.more
             actions = self._engine.handle(told, now_ns)
             if self._log is not None:
                 self._log(now_ns, told, actions)
@@ -104,7 +107,10 @@ class StagedEngine:
         return out
 
     def _is_over(self, number: int) -> bool:
-        """Whether the application's query ended at the instant at which this stage of it was to start."""
+        """Whether the application's query ended at the instant at which this stage of it was to start.
+
+        Those that start together do so, whatever becomes of the first of them.
+        """
         known = self._stages.get(number)
         return known is not None and known[0].flow.is_over
 
@@ -120,10 +126,12 @@ class StagedEngine:
         self._follow(run, run.flow.begin(), now_ns, todo, out)
 
     def _follow(self, run: _Run, steps: Sequence[Step], now_ns: int, todo: deque[Event], out: list[Action]) -> None:
+        starts = sum(isinstance(step, StartStage) for step in steps)
         for step in steps:
             match step:
                 case StartStage():
-                    todo.append(QueryArrived(self._stage_query(run, step.stage, now_ns)))
+                    starts -= 1
+                    todo.append(QueryArrived(self._stage_query(run, step.stage, now_ns), more=starts > 0))
                 case Finish():
                     query = run.query
                     del self._runs[run.number]

@@ -28,6 +28,7 @@ from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
+from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
 from cotenant.profile.version_table import VersionTable
@@ -56,6 +57,8 @@ class Scenario:
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
     rounds: tuple[Round, ...] = ()
     """What a plan gives each lane to do, for the policy duty_cycle."""
+    plans: tuple[JointPlan, ...] = ()
+    """How models that are there together run, for the policy clustered."""
     applications: Mapping[str, SimulatedApplication] = field(default_factory=dict)
     """By the name of their owner: loads whose queries run several of the tenants' models."""
 
@@ -63,6 +66,21 @@ class Scenario:
     def machine(self) -> Machine:
         """The slots of all lanes."""
         return Machine.holding(self.lanes)
+
+    def policy(self, section: PolicySection) -> Policy:
+        """A policy with its lanes, and what it takes of plans. Raises ConfigError."""
+        return make_policy(section.name, section.options, self.lanes, self.rounds, joint_plans=self.plans)
+
+    def served(self, policy: Policy) -> list[Tenant]:
+        """The tenants as a policy has them: one that never stops inside a model runs it whole, without the cost of
+        cuts, but for those of its plans."""
+        found = []
+        for tenant in self.tenants:
+            cuts = tenant.cuts if policy.preempt else (0, tenant.unit_count)
+            for plan in getattr(policy, "joint_plans", ()):
+                cuts = plan.cuts_of(tenant.name, cuts)
+            found.append(tenant if cuts == tenant.cuts else replace(tenant, cuts=cuts))
+        return found
 
     def predictor(self, policy: Policy) -> TablePredictor:
         """What a policy believes at the start."""
@@ -166,6 +184,7 @@ def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
         weight=section.weight,
         priority=section.priority,
         max_queue=section.max_queue,
+        splits=measured.splits,
     )
 
 
@@ -209,11 +228,9 @@ def run_scenario(
     belief about latencies, where that should follow what is observed; by default the profile is believed. A query
     counts as late when the client has its answer after the SLO of its load, as in the load generator.
     """
-    made = make_policy(policy.name, policy.options, scenario.lanes, scenario.rounds)
+    made = scenario.policy(policy)
     predictor = scenario.predictor(made) if follower is None else follower.predictor
-    tenants = [
-        tenant if made.preempt else replace(tenant, cuts=(0, tenant.unit_count)) for tenant in scenario.tenants
-    ]  # a policy that never stops inside a model runs it whole, without the cost of cuts
+    tenants = scenario.served(made)
     if follower is None:
         engine, outer_log = Engine(tenants, made, predictor, scenario.machine), log
     else:

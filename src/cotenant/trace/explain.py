@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec import convert
 
 from cotenant.trace import Record, TraceError, work_of
-from cotenant.work import CPU, PieceTime
+from cotenant.work import CPU, PieceTime, lane_name
 
 _COLUMNS = 50
 """Of the picture of a lane."""
@@ -33,6 +33,9 @@ class LaunchStory:
     device: str = CPU
     after: tuple[int, ...] = ()
     """Launches that it had waited for."""
+    pointers: tuple[tuple[int, str, tuple[int, int]], ...] = ()
+    """Those of them that are of other batches and were not on its cores: the number, the tenant and the units of each.
+    A plan of models that are there together had it wait for them."""
     enqueued_ns: int | None = None
     """When an executor could submit it behind them; None for one that waited for nobody."""
     grown: tuple[tuple[int, int], ...] = ()
@@ -46,10 +49,11 @@ class LaunchStory:
     """What ran on which core, where it ran by a placement."""
 
     def lanes(self) -> list[str]:
-        """A line for each core of a launch that ran by a placement: when it was busy, in columns of equal time."""
+        """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
         until = max((piece.end_ns for piece in self.pieces), default=0)
         lines = []
-        for number, core in enumerate(self.cores) if until else ():
+        on_gpu = {number for piece in self.pieces for number in piece.cores}
+        for number in (range(len(self.cores)) if self.device == CPU else sorted(on_gpu)) if until else ():
             mine = [piece for piece in self.pieces if number in piece.cores]
             busy = [
                 sum(_overlap(piece, until * at // _COLUMNS, until * (at + 1) // _COLUMNS) for piece in mine)
@@ -59,7 +63,8 @@ class LaunchStory:
             taken = sum(piece.end_ns - piece.start_ns for piece in mine)
             units = sum(piece.units for piece in mine)
             pieces = f"{len(mine)} piece{'' if len(mine) == 1 else 's'}"
-            lines.append(f"    core {core} │{bar}│ {_ms(taken)} of {_ms(until)}, {units} units in {pieces}")
+            name = lane_name(number, self.cores, self.device)
+            lines.append(f"    {name} │{bar}│ {_ms(taken)} of {_ms(until)}, {units} units in {pieces}")
         return lines
 
 
@@ -178,9 +183,13 @@ class Explanation:
         cores = ",".join(map(str, launch.cores))
         several = any(each.rows or each.after for each in self.launches)
         number = f"launch {launch.number}, " if several else ""
-        rows = " of rows {} to {}".format(*launch.rows) if launch.rows else ""
+        rows = " of the chunk of rows {} to {}".format(*launch.rows) if launch.rows else ""
         device = "" if launch.device == CPU else f" of {launch.device}"
         after = f" after launch {' and '.join(map(str, launch.after))}" if launch.after else ""
+        if launch.pointers:
+            named = (f"units {units[0]} to {units[1]} of {tenant!r}" for _, tenant, units in launch.pointers)
+            others = " and ".join(dict.fromkeys(named))
+            after += f", a pointer to {others}"
         if launch.enqueued_ns is not None:
             after += f" (enqueued at +{_ms(launch.enqueued_ns - self.arrival_ns)})"
         wanted = f" of {launch.wanted} that it was to have" if launch.wanted else ""
@@ -206,6 +215,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     running: dict[int, tuple[int, dict[str, Any]]] = {}
     grows: dict[int, int] = {}
     enqueued: dict[int, int] = {}
+    decided: dict[int, dict[str, Any]] = {}
+    """Launches that have not ended, by number."""
     for record in records:
         now = record.time_ns
         if record.kind == "ApplicationArrived" and record.event["query"] == query:
@@ -231,18 +242,23 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
             launch.setdefault("grown", []).append((now, grows[launch["id"]]))
         elif record.kind == "LaunchEnded" and record.event["launch"] in running:
             start, launch = running.pop(record.event["launch"])
+            del decided[record.event["launch"]]
             if story is not None:
                 _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
         elif record.kind == "PolicyChanged" and story is not None:
             story.changes.append((now, record.event["policy"]))
         for kind, action in record.actions:
             if kind == "Launch":
-                running[action["id"]] = (now, action | {"enqueued_ns": enqueued.pop(action["id"], None)})
+                pointers = decided.get(action["id"], {}).get("pointers", ())
+                decided[action["id"]] = action | {"enqueued_ns": enqueued.pop(action["id"], None), "pointers": pointers}
+                running[action["id"]] = (now, decided[action["id"]])
                 work = work_of(action)
                 if work.start == 0:
                     waiting[work.tenant].difference_update(action["queries"])
             elif kind == "Enqueue":
-                enqueued[action["launch"]["id"]] = now
+                launch = action["launch"]
+                enqueued[launch["id"]] = now
+                decided[launch["id"]] = launch | {"pointers": _pointers(launch, decided)}
             elif kind == "Grow":
                 grows[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":
@@ -265,6 +281,22 @@ def _overlap(piece: PieceTime, start_ns: int, end_ns: int) -> int:
     return max(0, min(end_ns, piece.end_ns) - max(start_ns, piece.start_ns))
 
 
+def _pointers(
+    launch: Mapping[str, Any], decided: Mapping[int, Mapping[str, Any]]
+) -> tuple[tuple[int, str, tuple[int, int]], ...]:
+    """What a launch waits for that is of another batch and not on its cores."""
+    share, found = launch["share"], []
+    for number in launch.get("after", ()):
+        other = decided.get(number)
+        if other is None or other["batch"] == launch["batch"]:
+            continue
+        beside = other["share"]
+        if beside["device"] != share["device"] or not set(share["cores"]) & set(beside["cores"]):
+            work = work_of(other)
+            found.append((number, work.tenant, (work.start, work.end)))
+    return tuple(found)
+
+
 def _count(
     story: Explanation, launch: dict[str, Any], start: int, end: int, error: str | None, pieces: Sequence[Any] = ()
 ) -> None:
@@ -285,6 +317,7 @@ def _count(
                 rows=work.rows,
                 device=share["device"],
                 after=tuple(launch.get("after", ())),
+                pointers=launch["pointers"],
                 enqueued_ns=launch["enqueued_ns"],
                 grown=tuple(launch.get("grown", ())),
                 version=work.version,

@@ -278,7 +278,8 @@ def decode_event(
             found = msgspec.convert(event, _PlainPolicy)
             return core_events.PolicyChanged(make_policy(found.policy, found.policy_options))
         if cls is core_events.QueryArrived and "part_of" in event["query"]:
-            return core_events.QueryArrived(msgspec.convert(event["query"], StageQuery))
+            query = msgspec.convert(event["query"], StageQuery)
+            return core_events.QueryArrived(query, event.get("more", False))
         return msgspec.convert(event, cls)  # type: ignore[no-any-return]
     except (msgspec.MsgspecError, KeyError) as error:
         raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None

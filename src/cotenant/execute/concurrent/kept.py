@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from cotenant.errors import CotenantError
-from cotenant.execute.concurrent.placed_model import PlacedModel, digest_of
+from cotenant.execute.concurrent.placeable import Placeable, digest_of
 from cotenant.execute.runner import Runner
 from cotenant.profile.unit_placement import UnitPlacement, load_placement
 from cotenant.repository import placement_path
@@ -15,11 +15,14 @@ from cotenant.repository import placement_path
 _log = logging.getLogger(__name__)
 
 
-def kept_placements(graphs: Path, graph: str, most_cores: int) -> list[UnitPlacement]:
-    """Those of a graph in a cache, for up to so many cores. A warning says which cannot be read."""
+def kept_placements(graphs: Path, graph: str, most_cores: int, sms: Iterable[int] = ()) -> list[UnitPlacement]:
+    """Those of a graph in a cache, for up to so many cores, or for shares of a GPU of these sizes.
+
+    A warning says which cannot be read.
+    """
     found = []
-    for cores in range(2, most_cores + 1):
-        path = placement_path(graphs, graph, cores)
+    on_cores = [placement_path(graphs, graph, cores) for cores in range(2, most_cores + 1)]
+    for path in [*on_cores, *(placement_path(graphs, graph, 0, size) for size in sms)]:
         try:
             found += [load_placement(path)] if path.exists() else []
         except CotenantError as error:
@@ -32,7 +35,7 @@ def follow(model: Runner, graphs: Path, wanted: Collection[tuple[int, str]]) -> 
 
     Those that are not as they were are left aside with a warning.
     """
-    if not wanted or not isinstance(model, PlacedModel):
+    if not wanted or not isinstance(model, Placeable):
         return
     graph, most = model.graph_path.parent.name, max(cores for cores, _ in wanted)
     found = [each for each in kept_placements(graphs, graph, most) if (each.cores, digest_of(each)) in wanted]

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import onnxruntime as ort
 
 from cotenant.errors import CotenantError
 from cotenant.execute.concurrent.piece_run import PieceRun
-from cotenant.execute.concurrent.pieces import PlacedPiece, pieces_of
+from cotenant.execute.concurrent.pieces import PlacedPiece
+from cotenant.execute.concurrent.placeable import Crew, Placeable
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segments import LoadedSegment, SegmentedModel
-from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
-from cotenant.profile.profile_file import ProfileError
-from cotenant.profile.unit_placement import UnitPlacement, cores_of, device_names
-from cotenant.work import PieceTime, Share
+from cotenant.work import PieceTime
 
 _log = logging.getLogger(__name__)
 
 
-class PlacedModel(SegmentedModel):
+class PlacedModel(Placeable, SegmentedModel):
     """Runs any range of units of one ONNX model; see `execute.runner.Runner`.
 
     Once it has placements, a run of the whole on as many named cores as one of them is for follows that one. The
@@ -41,36 +36,10 @@ class PlacedModel(SegmentedModel):
 
     def __init__(self, path: Path, held: HeldFolder, stored: Stored, name: str, owned: Path | None = None) -> None:
         super().__init__(path, held, stored, name, owned)
-        self.placed: tuple[tuple[int, str], ...] = ()
-        """Numbers of cores for which there are placements, each with its digest."""
-        self._pieces: dict[int, tuple[PlacedPiece, ...]] = {}
-        self._crews: dict[tuple[int, ...], _Crew | None] = {}
+        self._crews: dict[tuple[int, ...], Crew[LoadedSegment] | None] = {}
         """By cores of the machine what runs there; None where that cannot be."""
         self._crew_lock = threading.Lock()
         self._told = threading.local()
-
-    def place(self, *placements: UnitPlacement) -> None:
-        """Follow these from now on, one for each number of cores, and no others.
-
-        Raises ProfileError or InvalidValueError where one is of another graph.
-        """
-        graph = self.graph_path.parent.name
-        pieces = {}
-        for each in placements:
-            if each.graph != graph:
-                raise ProfileError(
-                    f"placement of {each.model!r}: it is of graph {each.graph}, expected {graph}; "
-                    "run 'cotenant plan --placement' again"
-                )
-            order, place = each.places(self.dfg.unit_names, device_names(each.cores))
-            pieces[each.cores] = pieces_of(self.dfg, order, [cores_of(device) for device in place])
-        with self._crew_lock:
-            self._pieces, self._crews = pieces, {}
-            self.placed = tuple((each.cores, digest_of(each)) for each in placements)
-
-    def pieces(self, cores: int) -> tuple[PlacedPiece, ...]:
-        """What a run of the whole on so many cores is made of; none where no placement is for that many."""
-        return self._pieces.get(cores, ())
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """See Runner: where a placement holds, its pieces are loaded instead of the whole."""
@@ -126,12 +95,17 @@ class PlacedModel(SegmentedModel):
         with self._crew_lock:
             self._crews = {}
 
+    def _replace(self, pieces: Mapping[int, tuple[PlacedPiece, ...]], placed: tuple[tuple[int, str], ...]) -> None:
+        with self._crew_lock:
+            super()._replace(pieces, placed)
+            self._crews = {}
+
     def _sequential(self, threads: Threads) -> Threads:
         """Where the whole runs in one session: a single piece may be on one core."""
         pieces = () if isinstance(threads, int) else self.pieces(len(threads))
         return 1 if len(pieces) == 1 and len(pieces[0].cores) == 1 else threads
 
-    def _crew(self, threads: Threads) -> _Crew | None:
+    def _crew(self, threads: Threads) -> Crew[LoadedSegment] | None:
         """What runs the pieces on these cores, made at the first call; None where they are not several, or fail."""
         if isinstance(threads, int) or len(self.pieces(len(threads))) < 2:
             return None
@@ -142,7 +116,7 @@ class PlacedModel(SegmentedModel):
                 self._crews[threads] = None if self._is_closed else self._manned(threads)
             return self._crews[threads]
 
-    def _manned(self, cores: tuple[int, ...]) -> _Crew | None:
+    def _manned(self, cores: tuple[int, ...]) -> Crew[LoadedSegment] | None:
         pieces = self.pieces(len(cores))
         try:
             keys = [tuple(cores[each] for each in piece.cores) if len(piece.cores) > 1 else 1 for piece in pieces]
@@ -151,30 +125,7 @@ class PlacedModel(SegmentedModel):
                 self._cut(key, each.units, (each.inputs, each.outputs), is_most=2 * weight > sum(weights))
                 for key, each, weight in zip(keys, pieces, weights, strict=True)
             ]
-            return _Crew(pieces, segments, cores)
+            return Crew(pieces, segments, cores)
         except (CotenantError, RuntimeError) as error:  # no session, or no thread
             _log.warning("model %s: its placement is not used, it runs on %d threads: %s", self.name, len(cores), error)
             return None
-
-
-class _Crew:
-    """The sessions of pieces, and lanes of these cores to run them, which end when nobody uses this any more."""
-
-    def __init__(
-        self, pieces: Sequence[PlacedPiece], segments: Sequence[LoadedSegment], cores: tuple[int, ...]
-    ) -> None:
-        self.pieces, self.segments = pieces, segments
-        self.lanes: dict[int, Lane] = {}
-        weakref.finalize(self, _stop, self.lanes).atexit = False
-        for core in sorted({piece.cores[0] for piece in pieces} - {0}):
-            self.lanes[core] = Lane(Share((cores[core],)))
-
-
-def _stop(lanes: Mapping[int, Lane]) -> None:
-    for lane in lanes.values():
-        lane.stop()
-
-
-def digest_of(placement: UnitPlacement) -> str:
-    """What tells a placement from another."""
-    return hashlib.sha256(msgspec.json.encode(placement)).hexdigest()[:16]

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -37,6 +37,10 @@ class BatchForm(NamedTuple):
         """The same batch in tensors of so many rows."""
         return BatchForm(self.shapes, self.rows, rows)
 
+    def of_rows(self, rows: int) -> BatchForm:
+        """The form of so many rows of it, without padding."""
+        return BatchForm(self.shapes, rows, rows) if self.rows else self
+
     def without_padding(self, tensor: torch.Tensor) -> torch.Tensor:
         """The rows of an output that somebody asked for."""
         is_longer = self.held > self.rows and tensor.ndim and len(tensor) == self.held
@@ -50,6 +54,15 @@ def form_of(inputs: Named, rows: int, max_batch: int) -> BatchForm:
             tuple([(name, each.dtype, tuple(each.shape[1:])) for name, each in inputs.items()]), rows, rows
         )
     return BatchForm(tuple([(name, each.dtype, tuple(each.shape)) for name, each in inputs.items()]), 0, 0)
+
+
+class Prepared(Protocol):
+    """What was captured of a model for batches of so many rows."""
+
+    rows: int
+
+    def has(self, start: int, end: int) -> bool:
+        """Whether these units are in it, from cut to cut."""
 
 
 class SegmentChain:
@@ -124,7 +137,7 @@ class Chains:
     """What was captured for launches, by model, share and shape of a row. Not thread-safe for writers."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, Share], dict[Any, list[SegmentChain]]] = {}
+        self._known: dict[tuple[int, Share], dict[Any, list[Prepared]]] = {}
         self._dropped: dict[Share, list[object]] = {}
         self.replayed = self.eager = 0
         """Launches so far, with and without a chain."""
@@ -132,7 +145,7 @@ class Chains:
     def __len__(self) -> int:
         return sum(len(chains) for shapes in self._known.values() for chains in shapes.values())
 
-    def add(self, model: int, share: Share, form: BatchForm, chain: SegmentChain) -> None:
+    def add(self, model: int, share: Share, form: BatchForm, chain: Prepared) -> None:
         """Keep a chain of the model of that number."""
         known = dict(self._known.get((model, share), {}))
         known[form.shapes] = sorted([*known.get(form.shapes, []), chain], key=lambda each: each.rows)
@@ -142,7 +155,7 @@ class Chains:
         """Whether there is one of exactly so many rows."""
         return rows in [chain.rows for chain in self._known.get((model, share), {}).get(form.shapes, [])]
 
-    def find(self, model: int, share: Share, form: BatchForm | None, start: int, end: int) -> SegmentChain | None:
+    def find(self, model: int, share: Share, form: BatchForm | None, start: int, end: int) -> Prepared | None:
         """The smallest chain with room for a batch that has these cuts; None to run unit by unit.
 
         A batch that has begun stays in tensors of the rows that it has.

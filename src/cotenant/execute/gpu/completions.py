@@ -81,7 +81,7 @@ class Completions:
             self._thread.join()
 
     def _run(self) -> None:
-        _sleep_precisely()
+        sleep_precisely()
         while self._turn():
             pass
 
@@ -112,7 +112,7 @@ def _pause_ns(flight: Flight) -> int:
     return max(_LEAST_NS, left // _EARLY) if left > 0 else min(_MOST_NS, max(_LEAST_NS, -left // _LATE))
 
 
-def _sleep_precisely() -> None:
+def sleep_precisely() -> None:
     """Let sleeps of the calling thread be as short as asked, where the system can."""
     try:
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, 1, 0, 0, 0)

@@ -12,6 +12,7 @@ from cotenant.errors import ConfigError, CotenantError, InvalidValueError
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.queues import MOST, VARIABLE, queue_count
 from cotenant.execute.gpu.sm_ladder import SmGrid, shares_of, whole
+from cotenant.execute.layout import device_cores
 from cotenant.execute.protocol import ModelExecutor
 from cotenant.work import Machine, Share
 
@@ -87,7 +88,8 @@ def open_executor(section: DeviceSection, partitions: Sequence[Share], lane_nice
     sys.setswitchinterval(SWITCH_S)
     from cotenant.execute.torch.executor import TorchExecutor
 
-    return TorchExecutor(streams)
+    cores = device_cores(section)
+    return TorchExecutor(streams, cores[1:] or cores)  # one is left for who submits
 
 
 def _ask_driver(section: DeviceSection, where: str) -> SmGrid:

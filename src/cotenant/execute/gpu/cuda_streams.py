@@ -101,6 +101,8 @@ class _CudaLane:
         self._device = device.device
         self._share = share
         self._stream: Any = None
+        self._copies: dict[bool, Any] = {}
+        """Streams of copies, by whether they go up; made where they are needed: each takes a queue of the device."""
         self._pool: Any = None
         self._graphs: WeakSet[Any] = WeakSet()
         """Those that use the pool: when the last one is gone, torch lets no other capture have it."""
@@ -115,6 +117,12 @@ class _CudaLane:
         if wanted is self._stream:
             return nullcontext()
         context: AbstractContextManager[Any] = _cuda.stream(wanted)
+        return context
+
+    def crossing(self, up: bool) -> AbstractContextManager[Any]:
+        if up not in self._copies:
+            self._copies[up] = _cuda.Stream(self._device)
+        context: AbstractContextManager[Any] = _cuda.stream(self._copies[up])
         return context
 
     def record(self, timed: bool = False) -> Event:
@@ -139,8 +147,8 @@ class _CudaLane:
             np.concatenate(arrays, out=view)
         return made
 
-    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self._device, non_blocking=True)
+    def upload(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        return tensor.to(self._device, non_blocking=True) if into is None else into.copy_(tensor, non_blocking=True)
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 
 from cotenant.execute.batches import reason_of, row_buckets
-from cotenant.execute.gpu.chains import Chains, capture_chain, form_of, warm_segments
+from cotenant.execute.concurrent.placed_torch import PlacedStream, placed_stream
+from cotenant.execute.gpu.chains import Chains, Prepared, capture_chain, form_of, warm_segments
 from cotenant.execute.gpu.resident import MIB, Resident
 from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane, wait_for
 from cotenant.execute.protocol import LoadSpec, Shapes
@@ -23,17 +24,21 @@ _log = logging.getLogger("cotenant.torch")
 class Preparation:
     """What becomes of one model on one device. `why_eager` says what keeps the rest of it from being captured."""
 
-    def __init__(self, device: StreamDevice, chains: Chains, resident: Resident, spec: LoadSpec) -> None:
+    def __init__(
+        self, device: StreamDevice, chains: Chains, resident: Resident, spec: LoadSpec, cores: Sequence[int] = ()
+    ) -> None:
         self._device = device
         self._chains = chains
         self._resident = resident
         self._spec = spec
+        self._cores = cores
         self._began = time.monotonic()
         self._before = len(chains)
         self._free = 0
         self.why_eager = device.why_no_graphs or next(
             filter(None, (resident.model.why_eager(*each) for each in pairwise(spec.cuts))), ""
         )
+        self.why_placed_eager = device.why_no_graphs
 
     @property
     def steps(self) -> list[tuple[Share, Shapes, int]]:
@@ -48,10 +53,15 @@ class Preparation:
         `wait_idle` waits for its launches: memory that one of them lets go of meanwhile would be recorded. Raises what
         says that the device is lost.
         """
-        if not self.why_eager:
-            wait_idle()
-            with lane.stream(self._resident.urgent):  # whose priority kernels of a graph keep
-                self._capture(*step, lane)
+        resident, share = self._resident, step[0]
+        if share not in resident.placed:
+            resident.placed[share] = placed_stream(resident.model, share, lane, self._cores)
+        for placed in dict.fromkeys((None, resident.placed[share])):
+            is_wanted = not self.why_eager if placed is None else not self.why_placed_eager
+            if is_wanted:
+                wait_idle()
+                with lane.stream(resident.urgent):  # whose priority kernels of a graph keep
+                    self._capture(*step, lane, placed)
 
     def tell(self) -> None:
         """Say what was captured, what it takes, and what runs eagerly."""
@@ -64,9 +74,13 @@ class Preparation:
                 max(0, self._free - self._device.room()[0]) / MIB if made else 0,
                 f"; the rest runs eagerly: {self.why_eager}" if self.why_eager else "",
             )
+        if any(self._resident.placed.values()) and self.why_placed_eager and not self._device.why_no_graphs:
+            _log.info("model %r: placed, it runs eagerly: %s", self._resident.model.name, self.why_placed_eager)
 
-    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane) -> None:
+    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane, placed: PlacedStream | None) -> None:
+        """Capture the model, or what of it is placed, for so many rows; note why that cannot be."""
         model = self._resident.model
+        number = self._resident.number if placed is None else -self._resident.number
 
         def run(start: int, end: int, tensors: Named) -> Named:
             return model.run(start, end, tensors, lane.threads)
@@ -74,21 +88,32 @@ class Preparation:
         dims = {name: (rows, *each[1:]) if rows else tuple(each) for name, each in shape.items()}
         inputs = {each.name: lane.gather([zeros(each.dtype, dims[each.name])]) for each in model.inputs}
         form = form_of(inputs, rows, self._spec.max_batch)
-        if self._chains.has(self._resident.number, share, form, rows):
+        if self._chains.has(number, share, form, rows):
             return
+        why = ""
         try:
-            warm_segments(lane, run, self._spec.cuts, inputs)
+            if placed is None:
+                warm_segments(lane, run, self._spec.cuts, inputs)
+            else:
+                placed.warm(inputs, rows)
             wait_for(lane.record())
             free, total = self._device.room()  # captured work cannot have what torch keeps of the warm-up
             self._free = self._free or free
             if free < total // _FREE_SHARE:
-                self.why_eager = f"{free / MIB:.0f} of {total / MIB:.0f} MiB are free on {self._device.name}"
-                return
-            chain = capture_chain(lane, run, self._spec.cuts, inputs, rows)
-            wait_for(lane.record())
+                why = f"{free / MIB:.0f} of {total / MIB:.0f} MiB are free on {self._device.name}"
+            else:
+                chain: Prepared = (
+                    capture_chain(lane, run, self._spec.cuts, inputs, rows)
+                    if placed is None
+                    else placed.capture(inputs, rows)
+                )
+                wait_for(lane.record())
+                self._chains.add(number, share, form, chain)
         except Exception as error:
             if self._device.is_lost(error):
                 raise
-            self.why_eager = f"{rows or 1} rows: {reason_of(error)}"
+            why = f"{rows or 1} rows: {reason_of(error)}"
+        if placed is None:
+            self.why_eager = why
         else:
-            self._chains.add(self._resident.number, share, form, chain)
+            self.why_placed_eager = why

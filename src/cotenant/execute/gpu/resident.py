@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cotenant.execute.protocol import LoadSpec
 from cotenant.graph.dfg import Tensor
+from cotenant.work import Share
+
+if TYPE_CHECKING:
+    from cotenant.execute.concurrent.placed_torch import PlacedStream
 
 MIB = 1 << 20
 
@@ -23,6 +27,9 @@ class StreamModel(Protocol):
 
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Make ready to run ranges of units."""
+
+    def reads(self, start: int, end: int) -> Collection[str]:
+        """The tensors that units [start, end) read of those that are live before them."""
 
     def why_eager(self, start: int, end: int) -> str:
         """Why these units cannot be captured; "" where nothing is known against it."""
@@ -50,6 +57,8 @@ class Resident:
         self.urgent = spec.urgent
         self.max_batch = spec.max_batch
         self._on_leave = on_leave
+        self.placed: dict[Share, PlacedStream | None] = {}
+        """By share that is prepared what runs the whole by a placement there, if anything does."""
         self._launches = 0
         self._closing = self._closed = False
         self._is_lent = is_lent
@@ -81,5 +90,6 @@ class Resident:
                 return
             self._closed = True
         self._on_leave(self)
+        self.placed = {}
         if not self._is_lent:
             self.model.close()

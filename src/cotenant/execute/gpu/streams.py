@@ -36,10 +36,10 @@ class Event(Protocol):
         """Nanoseconds between an earlier event of the same stream and this one: both reached, and both timed."""
 
 
-def wait_for(event: Event) -> None:
+def wait_for(event: Event, look_s: float = _LOOK_S) -> None:
     """Wait until a stream has come to an event. Raises what the device says of the work before."""
     while not event.is_reached():
-        time.sleep(_LOOK_S)
+        time.sleep(look_s)
 
 
 class StreamLane(Protocol):
@@ -52,6 +52,9 @@ class StreamLane(Protocol):
 
     def stream(self, urgent: bool) -> AbstractContextManager[Any]:
         """What the calling thread submits inside goes to this stream; the urgent one goes first on the device."""
+
+    def crossing(self, up: bool) -> AbstractContextManager[Any]:
+        """What the calling thread submits inside goes to a stream for copies to the device, or from it to the host."""
 
     def record(self, timed: bool = False) -> Event:
         """An event at the end of the current stream."""
@@ -68,11 +71,11 @@ class StreamLane(Protocol):
         Raises TypeError for a type of elements that torch lacks.
         """
 
-    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor on the device that gets the values of one of the host; does not wait for the copy."""
+    def upload(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor on the device, or that one, that gets the values of one of the host; does not wait for the copy."""
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the host that gets the values of one on the device; does not wait for the copy."""
+        """A tensor of the host that gets the values of one, mostly of the device; does not wait for that copy."""
 
     def to_numpy(self, tensor: torch.Tensor) -> npt.NDArray[Any]:
         """A downloaded tensor, whose copy has ended, as an array that does not keep the device's kind of memory."""
@@ -180,6 +183,9 @@ class _CpuLane:
     def stream(self, urgent: bool) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def crossing(self, up: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
     def record(self, timed: bool = False) -> Event:
         return _Passed(time.perf_counter_ns())
 
@@ -192,8 +198,8 @@ class _CpuLane:
     def gather(self, arrays: Sequence[npt.NDArray[Any]]) -> torch.Tensor:
         return tensor_of(joined(arrays))
 
-    def upload(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
+    def upload(self, tensor: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+        return tensor if into is None else into.copy_(tensor)
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous()

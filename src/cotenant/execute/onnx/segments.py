@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -42,6 +43,8 @@ from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.onnx import dfg_of
+from cotenant.graph.rewrite.onnx_rows import row_graph_of
+from cotenant.graph.rewrite.rows import RowGraph
 from cotenant.work import CPU
 
 _Names = tuple[str, ...]
@@ -155,6 +158,10 @@ class SegmentedModel:
         """
         types = types_at(self._folder, shapes) if not self._stored.uncut_reason else {}
         return self._dfg(types, shapes)
+
+    def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
+        """See Runner."""
+        return row_graph_of(self._stored.skeleton, self.dfg, shapes, partial(types_at, self._folder))
 
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Load sessions for the ranges of units; those already loaded are kept.

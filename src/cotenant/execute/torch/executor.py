@@ -10,30 +10,32 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
-
-import torch
+from typing import Any, TypeVar, cast
 
 from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import BatchTensors, ModelGoneError, reason_of
-from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.gpu.chains import Chains, form_of
+from cotenant.execute.concurrent.placed_torch import PlacedLaunch
+from cotenant.execute.errors import ModelError
+from cotenant.execute.gpu.chains import Chains
 from cotenant.execute.gpu.completions import Completions
 from cotenant.execute.gpu.lane_thread import LaneThread
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
+from cotenant.execute.gpu.strand_tensors import form_at, values_of
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Tensors, Timing
+from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
 from cotenant.execute.runner import Runner
+from cotenant.execute.torch.model import first_line
 from cotenant.work import Share
 
+T = TypeVar("T")
 _log = logging.getLogger("cotenant.torch")
 
 
@@ -49,7 +51,8 @@ class DeviceFullError(RuntimeError):
 class _Flight:
     """A launch from its coming to its end, with all that the device may still read or write for it.
 
-    One that waits for others is submitted behind them, and has nobody to tell of its end until it is started.
+    One that waits for others is submitted behind them, and has nobody to tell of its end until it is started. `before`
+    are the launches that have ended, on the device, when it begins.
     """
 
     launch: Launch
@@ -58,12 +61,14 @@ class _Flight:
     executor: TorchExecutor
     lane: LaneThread
     after: tuple[_Flight, ...] = ()
+    before: frozenset[int] = frozenset()
     on_end: OnEnd | None = None
     is_cancelled: bool = False
     is_submitted: bool = False
     due_ns: int = 0
     values: Named = field(default_factory=dict)
     results: Named = field(default_factory=dict)
+    placed: PlacedLaunch | None = None
     events: tuple[Event, ...] = ()
     """Before and after the copies of inputs, after the units, and at the end; the last alone where nothing is timed."""
     gather_ns: int = 0
@@ -72,7 +77,7 @@ class _Flight:
 
     def drop(self) -> None:
         """Let go of all tensors; nobody looks at it any more."""
-        del self.batch, self.values, self.results
+        del self.batch, self.values, self.results, self.placed
 
     def is_over(self) -> bool:
         """See Flight."""
@@ -91,14 +96,18 @@ class TorchExecutor(BaseExecutor):
     """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
 
     Models are captured when they are loaded, where the device has graphs; a launch of which nothing was captured runs
-    unit by unit. A launch that raises fails alone, with the reason; the lane goes on.
+    unit by unit. A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts:
+    what one makes for another stays on the device, and streams wait for each other there. `cores` run what is placed
+    there.
     """
 
     lanes_change = False
+    has_parts = True
 
-    def __init__(self, device: StreamDevice) -> None:
+    def __init__(self, device: StreamDevice, cores: Sequence[int] = ()) -> None:
         super().__init__()
         self.device = device
+        self.cores = cores
         self.chains = Chains()
         self._ends = Completions(device.name)
         self._numbers = itertools.count(1)
@@ -141,7 +150,7 @@ class TorchExecutor(BaseExecutor):
         """See ModelExecutor. Every share's own thread captures what it will be asked for, and runs it twice."""
         resident = cast(Resident, model)
         resident.model.prepare(spec.ranges)
-        preparing = Preparation(self.device, self.chains, resident, spec)
+        preparing = Preparation(self.device, self.chains, resident, spec, self.cores)
         for step in preparing.steps:
             lane = self._lane(step[0])
             lane.do(partial(preparing.capture, step, lane.streams, partial(self._ends.wait_idle, lane)))
@@ -185,6 +194,7 @@ class TorchExecutor(BaseExecutor):
         """See Executor: it is submitted behind those that it waits for, which the device orders."""
         flight = self._book(launch)
         flight.after = tuple(self._flights[other] for other in launch.after if other in self._flights)
+        flight.before = frozenset(launch.after).union(*(each.before for each in flight.after))
         flight.lane.put(partial(self._take_off, flight))
 
     def release(self, batch: int) -> None:
@@ -206,11 +216,10 @@ class TorchExecutor(BaseExecutor):
         self._ends.close()
         self.device.close()
 
-    def unit_ns(self, model: Any, inputs: Tensors, share: Share) -> tuple[int, ...]:
-        """Median latency of each unit of a torch model in ns in a share, run one by one, by the clock of the device."""
+    def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
+        """Do work with the streams of a share, on the thread of its lane, and give what it gives. For measurements."""
         lane = self._lane(share)
-        found: tuple[int, ...] = lane.do(lambda: model.unit_ns(inputs, lane.streams))
-        return found
+        return lane.do(lambda: work(lane.streams))
 
     # --- bookkeeping ------------------------------------------------------------------------------------------------
 
@@ -234,6 +243,7 @@ class TorchExecutor(BaseExecutor):
     def _leave(self, resident: Resident) -> None:
         with self.device.capturing:
             self.chains.drop(resident.number)
+            self.chains.drop(-resident.number)
 
     # --- the lane's thread --------------------------------------------------------------------------------------------
 
@@ -260,15 +270,12 @@ class TorchExecutor(BaseExecutor):
                 raise flight.batch
             if resident is None or flight.is_cancelled:
                 raise ModelGoneError(flight.launch.work.tenant)
-            if flight.launch.work.start:
-                flight.values = flight.batch.kept
-            else:
-                flight.values = _gathered(lane, flight.batch)
-                flight.gather_ns = time.perf_counter_ns() - flight.began_ns
             with lane.stream(urgent):
                 for other in flight.after:
                     if other.events:
                         lane.follow(other.events[-1])
+                flight.values = values_of(flight.launch.work, flight.batch, flight.before, resident.model, lane)
+                flight.gather_ns = 0 if flight.launch.work.start else time.perf_counter_ns() - flight.began_ns
                 self._with_room(flight, partial(self._launch, flight, resident, flight.batch))
         except Exception as error:
             flight.error = self.reason(error)
@@ -282,9 +289,14 @@ class TorchExecutor(BaseExecutor):
 
     def _launch(self, flight: _Flight, resident: Resident, batch: BatchTensors) -> None:
         """Submit everything of a launch to the current stream."""
-        lane, work, values = flight.lane, flight.launch.work, flight.values
-        form = batch.form if work.start else form_of(values, work.items, resident.max_batch)
-        chain = self.chains.find(resident.number, flight.launch.share, form, work.start, work.end)
+        lane, work, values, parts = flight.lane, flight.launch.work, flight.values, batch.parts
+        share, form = flight.launch.share, form_at(work, values, batch, resident.max_batch)
+        is_whole = parts is None and not work.start and flight.launch.last
+        placed = resident.placed.get(share) if is_whole else None
+        number = resident.number if placed is None else -resident.number
+        chain: Any = self.chains.find(number, share, form, work.start, work.end)
+        if placed is not None:
+            chain = flight.placed = placed.launch(form.rows, chain)
         lane.count += 1
         is_timed = lane.count % self.device.timed_every == 0
         record, streams = lane.streams.record, lane.streams
@@ -304,8 +316,14 @@ class TorchExecutor(BaseExecutor):
             events.append(record(True))
         if flight.launch.last:
             results = {name: streams.download(form.without_padding(value)) for name, value in results.items()}
-        elif chain is not None:  # the next launch of this lane writes over it
-            results = {name: value.clone() for name, value in results.items()}
+        else:
+            if parts is not None:  # whoever puts them together wants the rows that there are
+                results = {name: form.without_padding(value) for name, value in results.items()}
+            if chain is not None:  # the next launch of this lane writes over it
+                results = {name: value.clone() for name, value in results.items()}
+            if parts is not None:
+                parts.submit(work, results, flight.launch.id)
+                parts.form = form.of_rows(parts.items)
         batch.form = form
         flight.results = results
         flight.events = (*events, record(is_timed))
@@ -352,40 +370,28 @@ class TorchExecutor(BaseExecutor):
         if launch.last:
             outputs = {name: flight.lane.streams.to_numpy(value) for name, value in flight.results.items()}
             self._batches.finish(launch, batch, outputs)
+        elif batch.parts is not None:
+            batch.parts.end(launch.id)
         else:
             self._batches.pause(launch, batch, flight.results)
         output_ns = time.perf_counter_ns() - arrived
+        pieces = flight.placed.times() if flight.placed is not None else ()
         if len(flight.events) == 1:
-            return Timing(flight.gather_ns, arrived - flight.began_ns - flight.gather_ns, output_ns)
+            return Timing(flight.gather_ns, arrived - flight.began_ns - flight.gather_ns, output_ns, pieces)
         began, filled, ran, done = cast(Any, flight.events)
-        return Timing(flight.gather_ns + filled.ns_since(began), ran.ns_since(filled), done.ns_since(ran) + output_ns)
+        copied_ns, output_ns = filled.ns_since(began), done.ns_since(ran) + output_ns
+        return Timing(flight.gather_ns + copied_ns, ran.ns_since(filled), output_ns, pieces)
 
     def reason(self, error: Exception) -> str:
         """A sentence for the client; takes note of a device that is lost."""
         if not self._lost and self.device.is_lost(error):
-            self._lost = f"{self.device.name} is lost ({_first_line(causes(error)[-1])}): restart the server"
+            self._lost = f"{self.device.name} is lost ({first_line(causes(error)[-1])}): restart the server"
             _log.error("%s", self._lost)
-        return self._lost or reason_of(error if isinstance(error, CotenantError) else RuntimeError(_first_line(error)))
+        return self._lost or reason_of(error if isinstance(error, CotenantError) else RuntimeError(first_line(error)))
 
 
 def _told_nobody(launch: int, error: str | None, timing: Timing) -> None:
     """For a launch that was submitted behind others, and is not wanted any more."""
-
-
-def _first_line(error: BaseException) -> str:
-    """What CUDA says of an error, without its advice for programmers of CUDA."""
-    return str(error).partition("\n")[0] or type(error).__name__
-
-
-def _gathered(lane: StreamLane, batch: BatchTensors) -> Named:
-    """The inputs of a batch below each other, in memory of the host that the device can copy from."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, arrays in batch.gather().items():
-        try:
-            tensors[name] = lane.gather(arrays)
-        except TypeError:
-            raise TensorError(f"input {name!r} is {arrays[0].dtype}, which torch has no tensors of") from None
-    return tensors
 
 
 def _need(flight: _Flight) -> str:

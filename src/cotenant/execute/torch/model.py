@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -40,6 +40,8 @@ from cotenant.execute.torch.threads import use_threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.graph.errors import GraphError
+from cotenant.graph.rewrite.rows import RowGraph
+from cotenant.graph.rewrite.torch_rows import row_graph_of_program
 from cotenant.graph.torch import dfg_of_graph, named_graph
 from cotenant.graph.torch_lower import lower
 from cotenant.repository.formats import Arithmetic
@@ -126,7 +128,7 @@ class TorchModel:
         cache_dir: Path | None = None,
         content: str = "",
         arithmetic: Arithmetic = Arithmetic(),
-    ) -> TorchModel:
+    ) -> Self:
         """Open the archive at `path`; `name` is for messages and the DFG, by default the file's stem.
 
         `device` is "cpu" or "cuda:N". A copy of the file is kept under `cache_dir`, or in a temporary directory that
@@ -178,6 +180,10 @@ class TorchModel:
         """
         return dfg_of_graph(self._graph, self.name, shapes)
 
+    def row_graph(self, shapes: Mapping[str, Sequence[int]]) -> RowGraph:
+        """See Runner."""
+        return row_graph_of_program(self._graph, self.dfg, shapes)
+
     def prepare(self, ranges: Iterable[tuple[int, int]], threads: Threads = 1) -> None:
         """Build the ranges of units; those already built are kept. One function serves every number of threads.
 
@@ -218,11 +224,15 @@ class TorchModel:
         except TensorError:
             raise
         except Exception as error:
-            place = f"units {start} to {end} failed: {_first_line(error)}"
+            place = f"units {start} to {end} failed: {first_line(error)}"
             raise ModelError(self.path, place, "Check the shapes and values of its inputs") from error
         values.update(zip(segment.outputs, results, strict=True))
         wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
         return {name: values[name] for name in wanted if name in values}
+
+    def reads(self, start: int, end: int) -> tuple[str, ...]:
+        """The tensors that units [start, end) read of those that are live before them."""
+        return self.dfg.segment_io(start, end)[0]
 
     def why_eager(self, start: int, end: int) -> str:
         """Why units [start, end) cannot be captured as a graph of a GPU; "" where nothing is known against it."""
@@ -268,7 +278,7 @@ class TorchModel:
         if self._cleanup is not None:
             self._cleanup()
 
-    def __enter__(self) -> TorchModel:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -300,7 +310,7 @@ class TorchModel:
             if self._device.type == "cuda":
                 flatten(self._graph.lowered, placed)
         except (RuntimeError, AssertionError) as error:
-            reason = f"its weights cannot be taken to {self._device}: {_first_line(error)}"
+            reason = f"its weights cannot be taken to {self._device}: {first_line(error)}"
             raise ModelError(self.path, reason, "Check the device, or give it more memory") from error
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # launches on other streams read them
@@ -346,5 +356,6 @@ def _opened(tensor: Tensor) -> Tensor:
     return Tensor(tensor.name, tensor.dtype, shape, tensor.size_bytes)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What torch, or CUDA, says of an error, without its advice for programmers."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

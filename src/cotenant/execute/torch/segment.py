@@ -58,15 +58,30 @@ class TorchCutter:
     def segment(self, start: int, end: int, device: torch.device) -> Segment:
         """Build units [start, end) for weights on `device`."""
         dfg, graph = self._dfg, self._graph
-        nodes = [self._nodes[at] for unit in dfg.units[start:end] for at in unit.operators]
         outputs = dfg.segment_io(start, end)[1] if end < len(dfg.units) else graph.outputs
         made = {text for unit in dfg.units[start:end] for text in unit.outputs}
         outputs = tuple(text for text in outputs if text in made)
-        built = _Builder(graph, self._named, size_sources(dfg, graph, start), device)
+        return self._built(range(start, end), size_sources(dfg, graph, start), outputs, device)
+
+    def piece(
+        self, units: Sequence[int], inputs: Sequence[str], outputs: Sequence[str], device: torch.device
+    ) -> Segment:
+        """Build these units, in this order, over tensors of others; sizes come from these or from the model's inputs.
+
+        Raises AssertionError where a size cannot be had from them.
+        """
+        at_hand = tuple(dict.fromkeys((*inputs, *self._graph.inputs)))
+        return self._built(units, at_hand, outputs, device)
+
+    def _built(
+        self, units: Sequence[int], at_hand: Sequence[str], outputs: Sequence[str], device: torch.device
+    ) -> Segment:
+        nodes = [self._nodes[at] for unit in units for at in self._dfg.units[unit].operators]
+        built = _Builder(self._graph, self._named, at_hand, device)
         built.weights_of(nodes)
         for node in nodes:
             built.add(node)
-        return built.finish(start, end, outputs, self._modules)
+        return built.finish(min(units), max(units) + 1, outputs, self._modules)
 
     def why_eager(self, start: int, end: int) -> str:
         """See TorchModel."""

@@ -16,25 +16,27 @@ from cotenant.profile.unit_placement import UnitPlacement
 
 
 def placement_faults(placement: UnitPlacement, measured: Mapping[int, ModelTasks]) -> list[str]:
-    """What speaks against a placement, in words; `measured` are the tasks of its model by number of cores.
+    """What speaks against a placement, in words; `measured` are the tasks of its model by size of share.
 
     Empty where it is of the graph that was measured, can run, and is believed quicker than one unit after the other.
     """
-    where = f"placement of {placement.model!r} on {placement.cores} cores"
-    tasks = measured.get(placement.cores)
+    where = f"placement of {placement.model!r} on {placement.where}"
+    tasks = measured.get(placement.size)
     if tasks is None:
         return [
             f"{where}: the model's tasks were not measured there; run 'cotenant plan --placement {placement.model}'"
         ]
     if placement.graph != tasks.graph:
         return [f"{where}: is of the graph {placement.graph}, and {tasks.graph} was measured"]
+    if (placement.cores, placement.sms) != (tasks.cores, tasks.sms):
+        return [f"{where}: was made for it, and {tasks.where} were measured"]
     problem = PlacementProblem(graph_of(tasks), PLAIN)
     try:
         plan = plan_of(placement, problem)
         line = problem.evaluate(plan)
     except CotenantError as error:
         return [f"{where}: {error}"]
-    assert line is not None  # all cores share one memory
+    assert line is not None  # all cores share one memory, and a GPU has links to it
     found = violations(problem, plan, line)
     sequential_ns = makespan_ns(problem, Sequential().place(problem))
     if line.makespan_ns >= sequential_ns:

@@ -7,15 +7,21 @@ from cotenant.profile.unit_placement import UnitPlacement, runs_of
 
 
 def placement_of(
-    model: str, graph: str, problem: PlacementProblem, plan: TaskPlan, sequential_ns: int, bound_ns: int
+    model: str, graph: str, problem: PlacementProblem, plan: TaskPlan, sequential_ns: int, bound_ns: int, sms: int = 0
 ) -> UnitPlacement:
-    """A plan of cores of one memory by names, in an order of long runs; see UnitPlacement."""
+    """A plan by names, see UnitPlacement, in an order of long runs unless copies that queue would then end later.
+
+    With `sms` it is of a share of a GPU of that size, and of the cores beside it.
+    """
     line = problem.evaluate(plan)
     assert line is not None
     order = in_runs(problem, plan)
+    again = problem.evaluate(TaskPlan(plan.place, order))
+    if again is None or again.makespan_ns > line.makespan_ns:
+        order = plan.order
     units = [(problem.graph.tasks[i].name, problem.device_names[plan.place[i]]) for i in order]
-    cores = len(problem.lane_names)
-    return UnitPlacement(model, graph, cores, line.makespan_ns, sequential_ns, bound_ns, runs_of(units))
+    cores = len(problem.lane_names) - bool(sms)
+    return UnitPlacement(model, graph, cores, line.makespan_ns, sequential_ns, bound_ns, runs_of(units), sms=sms)
 
 
 def plan_of(placement: UnitPlacement, problem: PlacementProblem) -> TaskPlan:

@@ -63,11 +63,20 @@ class ListPolicy(BasePolicy):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, most urgent candidate first."""
+        desk = self._desk(snapshot)
+        self._fill_lanes(desk, snapshot.free_mask)
+        return Decision(tuple(desk.starts), tuple(desk.drops), memory)
+
+    def _desk(self, snapshot: Snapshot) -> Desk:
+        """The books of a decision, in which those stand back who have to."""
         desk = Desk(snapshot, self.drop, self.batch_key)
         if snapshot.weights_differ and desk.drops_hopeless and differ_in_weight(snapshot):
             jobs = waiting_jobs(snapshot, desk.paused, self.lanes[0].size)
             desk.hold_back(outweighed(jobs, len(self.lanes), snapshot.now_ns, busy_ns(snapshot)))
-        free = snapshot.free_mask
+        return desk
+
+    def _fill_lanes(self, desk: Desk, free: int) -> None:
+        """Give candidates those lanes whose slots are all in the mask `free`."""
         size = 0
         for lane in self.lanes:
             mask = lane.mask
@@ -84,7 +93,6 @@ class ListPolicy(BasePolicy):
                     desk.take(start)
                 elif len(self.sizes) == 1:
                     break
-        return Decision(tuple(desk.starts), tuple(desk.drops), memory)
 
     def _fill(self, desk: Desk, lane: Share) -> Start | None:
         """Start the best candidate that is not hopeless; give up those before it that are.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -20,11 +20,15 @@ from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, Q
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.brain.clock import Clock
 from cotenant.types import ANSWERS, Query
+from cotenant.wire.api import ServeError
 
 TIMER_PRIORITY = 1
 
 Done = Callable[[Respond, Tensors | None], None]
 """Called once per query with how it ended, and its outputs if it was answered. Must be quick."""
+
+Asked = tuple[Callable[[int, int], Query], Tensors, Done]
+"""What builds a query from its number and the time, its inputs, and whom to tell how it ended."""
 
 T = TypeVar("T")
 _log = logging.getLogger("cotenant.driver")
@@ -67,6 +71,32 @@ class Driver:
             answers = self._handle(QueryArrived(query), now)
         _deliver(answers)
         return number
+
+    def submit_together(self, asked: Sequence[Asked]) -> list[int | ServeError]:
+        """Let queries arrive at one instant, and decide on all of them at once: as `submit` of each.
+
+        Gives the number of each, or the error that was raised when it was built.
+        """
+        found: list[int | ServeError] = []
+        queries: list[Query] = []
+        with self._lock:
+            now = self._now()
+            for make, inputs, done in asked:
+                number = self._next_query
+                self._next_query += 1
+                try:
+                    queries.append(make(number, now))
+                except ServeError as error:
+                    found.append(error)
+                    continue
+                found.append(number)
+                self._pending[number] = done
+                self._executor.put(number, inputs)
+            answers = []
+            for left, query in zip(range(len(queries) - 1, -1, -1), queries, strict=True):
+                answers += self._handle(QueryArrived(query, more=left > 0), now)
+        _deliver(answers)
+        return found
 
     def begin(self, make: Callable[[int, int], Event]) -> int:
         """Take a query's number, and let what `make(number, now_ns)` says happen with it."""

@@ -21,7 +21,7 @@ from cotenant.predict.online import OnlineModel
 from cotenant.repository.application_form import result_of
 from cotenant.serve.brain.clock import Clock
 from cotenant.serve.brain.counters import Counters
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.brain.driver import Asked, Driver
 from cotenant.serve.opener.served_application import FindModel, ServedApplication
 from cotenant.serve.opener.served_models import QueryForm
 from cotenant.types import Outcome, StageQuery, priority_rank
@@ -158,20 +158,38 @@ class Flows:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self, run: _Run, steps: Sequence[Step]) -> None:
+        stages = [step.stage for step in steps if isinstance(step, StartStage)]
+        if stages:
+            self._start(run, stages)
         for step in steps:
             match step:
-                case StartStage():
-                    self._start(run, step.stage)
                 case WithdrawStage():
                     self._withdraw(run, step.stage, step.reason)
                 case Finish():
                     self._finish(run, step)
 
-    def _start(self, run: _Run, stage: int) -> None:
+    def _start(self, run: _Run, stages: Sequence[int]) -> None:
+        """Let the queries of stages arrive together; none of them where one cannot be made."""
+        made = [(stage, asked) for stage in stages if (asked := self._asked(run, stage)) is not None]
+        if len(made) < len(stages):
+            return
+        found = self._driver().submit_together([asked for _, asked in made])
+        for (stage, _), number in zip(made, found, strict=True):
+            if isinstance(number, ServeError):
+                self._step(run, stage, Outcome.REJECTED, number.message)
+                continue
+            with run.lock:
+                reason = run.withdrawn.pop(stage, None)
+                run.numbers[stage] = number
+            if reason is not None:
+                self._driver().post(QueryWithdrawn(number, reason))
+
+    def _asked(self, run: _Run, stage: int) -> Asked | None:
+        """What a stage asks of the driver; None where its query cannot be made, which ends the whole, or has ended."""
         spec = run.application.spec.stages[stage]
         with run.lock:
             if run.flow.is_over:
-                return
+                return None
             request = _stage_request(run.application, stage, run.request, run.outputs)
             for other in run.application.spec.graph.after[stage]:
                 run.takers[other] -= 1
@@ -188,7 +206,7 @@ class Flows:
             failed = error.status is Status.INVALID_ARGUMENT
             outcome = Outcome.FAILED if failed else Outcome.REJECTED
             self._step(run, stage, outcome, error.message)
-            return
+            return None
         rank = priority_rank(run.request.priority or run.application.spec.priority or model.tenant.priority)
 
         def make(number: int, now_ns: int) -> StageQuery:
@@ -206,16 +224,7 @@ class Flows:
                 spec.name,
             )
 
-        try:
-            number = self._driver().submit(make, request.inputs, partial(self._answered, run, stage))
-        except ServeError as error:
-            self._step(run, stage, Outcome.REJECTED, error.message)
-            return
-        with run.lock:
-            reason = run.withdrawn.pop(stage, None)
-            run.numbers[stage] = number
-        if reason is not None:
-            self._driver().post(QueryWithdrawn(number, reason))
+        return make, request.inputs, partial(self._answered, run, stage)
 
     def _answered(self, run: _Run, stage: int, respond: Respond, outputs: Tensors | None) -> None:
         """See driver.Done."""

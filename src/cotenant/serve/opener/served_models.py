@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +20,13 @@ from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.opening import OpenedModel
+from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.wire.codec import DATATYPE_OF, shown, validate
 from cotenant.wire.config_keys import config_tensor
+from cotenant.work import CPU
 
 _MOST_MERGE_KEYS = 4096
 """Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
@@ -136,9 +139,10 @@ class ServedModel:
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
             },
         }
-        for cores, ratio in self.opened.placed.items():
+        kind = "cores" if self.opened.device == CPU else "sms"
+        for size, ratio in self.opened.placed.items():
             text = f"by placement: {ratio:.2f} of the time of a sequential run"
-            config["parameters"][f"on_{cores}_cores"] = {"string_value": text}
+            config["parameters"][f"on_{size}_{kind}"] = {"string_value": text}
         if meta.max_batch_size:
             config["dynamic_batching"] = {"max_queue_delay_microseconds": 0}
         return config
@@ -153,19 +157,33 @@ def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
     return {name: list(dims) for name, dims in shape.items()}
 
 
-def serve_model(opened: OpenedModel, profile: ModelProfile, versions: tuple[str, ...], *, preempt: bool) -> ServedModel:
-    """Put a profiled model in service. Raises ConfigError when its tensors have no datatype on the wire."""
+def serve_model(
+    opened: OpenedModel,
+    profile: ModelProfile,
+    versions: tuple[str, ...],
+    *,
+    preempt: bool,
+    plans: Sequence[JointPlan] = (),
+) -> ServedModel:
+    """Put a profiled model in service, to be left at the cuts of the profile and of plans that it is a member of.
+
+    Raises ConfigError when its tensors have no datatype on the wire.
+    """
     config = opened.found.config
     batched = config.model.max_batch > 1
     name = opened.found.model
+    cuts = profile.cuts if preempt else (0, opened.runner.unit_count)
+    for plan in plans:
+        cuts = plan.cuts_of(opened.found.tenant, cuts)
     tenant = Tenant(
         name=opened.found.tenant,
         slo_ns=round(config.tenant.slo_ms * NS_PER_MS),
-        cuts=profile.cuts if preempt else (0, opened.runner.unit_count),
+        cuts=cuts,
         max_batch=config.model.max_batch,
         weight=config.tenant.weight,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
+        splits=opened.splits,
     )
     metadata = ModelMetadata(
         name=name,

@@ -1,0 +1,67 @@
+"""What `cotenant plan` is given: profiles of kinds of devices, and how many of each there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from cotenant.plan.file import Request
+    from cotenant.plan.sources import CostBasis, ProfileCosts
+
+MOST_DEVICES = 10_000
+
+
+def tables_of(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
+    """Tables by name of device type; "" for all types without a profile of their own."""
+    from cotenant.plan.sources import read_profile_costs
+
+    found: dict[str, ProfileCosts] = {}
+    for text in profiles:
+        name, equals, rest = text.partition("=")
+        if not equals or Path(text).exists():
+            name, rest = "", text
+        if name in found:
+            raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
+        found[name] = read_profile_costs(Path(rest), quantile)
+    return found
+
+
+def basis_for(tables: dict[str, ProfileCosts], request: Request) -> CostBasis:
+    """What a plan for a request rests on. Raises as `plan.sources.basis_of`."""
+    from cotenant.plan.sources import basis_of
+
+    models = [load.model for load in request.loads]
+    models += [stage.model for application in request.applications for stage in application.stages]
+    return basis_of(tables, request.devices, models)
+
+
+def with_devices(request: Request, devices: str | None) -> Request:
+    """The request with other counts of its kinds of devices, in their order."""
+    if devices is None:
+        return request
+    kinds = {device.name: device for device in request.devices}
+    counts: dict[str, int] = {}
+    for part in devices.split(","):
+        name, equals, number = part.partition("=")
+        if not equals:
+            if len(kinds) != 1:
+                text = f"{part!r} is no NAME=N, and there are {len(kinds)} kinds of device: {', '.join(kinds)}"
+                raise typer.BadParameter(text, param_hint="--devices")
+            name, number = next(iter(kinds)), part
+        if name.strip() not in kinds:
+            text = f"device {name.strip()!r} is not in the file, which has {', '.join(kinds)}"
+            raise typer.BadParameter(text, param_hint="--devices")
+        if not number.strip().isdecimal() or int(number) > MOST_DEVICES:
+            text = f"{number!r} is no number of devices up to {MOST_DEVICES}"
+            raise typer.BadParameter(text, param_hint="--devices")
+        counts[name.strip()] = int(number)
+    made = [kind for name, kind in kinds.items() for _ in range(counts.get(name, _count(request, name)))]
+    return replace(request, devices=tuple(made))
+
+
+def _count(request: Request, name: str) -> int:
+    return sum(device.name == name for device in request.devices)

@@ -1,0 +1,55 @@
+"""What a launch on a stream begins with, where its batch runs in parts and where it runs as one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from cotenant.execute.batches import BatchTensors, Pieces
+from cotenant.execute.errors import TensorError
+from cotenant.execute.gpu.chains import BatchForm, form_of
+from cotenant.execute.gpu.resident import StreamModel
+from cotenant.execute.gpu.streams import Named, StreamLane
+from cotenant.work import Work
+
+_UNKNOWN = BatchForm((), 0, 0)
+
+
+def values_of(work: Work, batch: BatchTensors, before: Collection[int], model: StreamModel, lane: StreamLane) -> Named:
+    """Inputs in memory of the host, or what is live on the device; what has to be put together is, on this stream.
+
+    Of what other parts make, that of launches in `before` is there when the stream comes so far. Raises TensorError for
+    inputs that torch has no tensors of, RowsError where rows are not told apart.
+    """
+    parts = batch.parts
+    if parts is None:
+        return batch.kept if work.start else _gathered(lane, batch.gather())
+    form: BatchForm = parts.form or _UNKNOWN
+    if form.held > form.rows:
+        parts.trim(form.held)
+    found = parts.rows(work, before)
+    if work.start:
+        return found.tensors(model.reads(work.start, work.end))
+    return _gathered(lane, {name: [array] for name, array in found.tensors().items()})
+
+
+def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> BatchForm:
+    """The form of what a launch begins with: a part of the rows has no padding."""
+    if not work.start:
+        return form_of(values, work.items, max_batch)
+    if batch.parts is None:
+        form: BatchForm = batch.form
+        return form
+    return (batch.parts.form or _UNKNOWN).of_rows(work.items)
+
+
+def _gathered(lane: StreamLane, inputs: Pieces) -> Named:
+    """Inputs below each other, in memory of the host that the device can copy from."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, arrays in inputs.items():
+        try:
+            tensors[name] = lane.gather(arrays)
+        except TypeError:
+            raise TensorError(f"input {name!r} is {arrays[0].dtype}, which torch has no tensors of") from None
+    return tensors

@@ -1,0 +1,88 @@
+"""Tables of models on the lanes of a processor, from what was measured of them: the one place where they come from.
+
+A lane runs one strand at a time: it is a slot, and a unit needs one. What the memory's bandwidth does to lanes beside
+each other is not in these tables, nor what it takes to put rows together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from cotenant.predict.occupancy.rules import Occupancy
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.kernel_table import Column, KernelTable
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.profile.task_profile import ModelTasks
+from cotenant.work import Work
+
+
+def table_of_tasks(tenant: str, tasks: ModelTasks, batch: int, lanes: int) -> KernelTable:
+    """The units of a model on lanes of one core, as they were measured. Rows between those that were are interpolated,
+    further ones take as much more as the last did; no row makes a unit quicker."""
+    measured = {1: tasks.core} | {rows: each.core for rows, each in tasks.batches.items()}
+    known = sorted(measured)
+    columns = np.array([measured[rows].unit_ns for rows in known], np.float64).T
+    duration = np.array([_at(known, column, batch) for column in columns])
+    return lane_table(tenant, tasks.units, duration, lanes, tasks.splits)
+
+
+def table_of_latencies(
+    tenant: str,
+    table: LatencyTable,
+    batch: int,
+    lanes: int,
+    lane_cores: int,
+    cuts: Sequence[int],
+    splits: Sequence[bool],
+) -> KernelTable:
+    """The stretches between the cuts of a model on lanes of so many cores, at its first declared shape, by its latency
+    and the weights of its units: for models that no profile of tasks has. `splits` are of the stretches."""
+    believed = TablePredictor({tenant: table})
+    duration = [
+        [believed.latency_ns(Work(tenant, 0, rows, start, end), lane_cores) for rows in range(1, batch + 1)]
+        for start, end in pairwise(cuts)
+    ]
+    names = tuple(f"units {start} to {end}" for start, end in pairwise(cuts))
+    return lane_table(tenant, names, np.maximum.accumulate(np.array(duration, np.float64), axis=1), lanes, splits)
+
+
+def lane_rules(hand_over_ns: int) -> Occupancy:
+    """Lanes of a processor: one call runs all units of a strand, and each wait is a hand-over from one call to another,
+    whether of two members or of all."""
+    return Occupancy(0, 0, hand_over_ns, hand_over_ns, keeps_slots=True)
+
+
+def hand_over_ns(tasks: Sequence[ModelTasks]) -> int:
+    """What it takes from the end of a call to the beginning of the next on another lane, as it was measured."""
+    return max(each.hand_over_ns + each.core.launch_ns for each in tasks)
+
+
+def _at(known: Sequence[int], times: Sequence[float], batch: int) -> list[float]:
+    """Times of 1 to `batch` rows from those of the known ones, of which the first is 1."""
+    found = np.interp(range(1, batch + 1), known, times)
+    if batch > known[-1]:
+        slope = times[-1] / known[-1] if len(known) == 1 else (times[-1] - times[-2]) / (known[-1] - known[-2])
+        for rows in range(known[-1] + 1, batch + 1):
+            found[rows - 1] = times[-1] + max(0.0, slope) * (rows - known[-1])
+    return [float(each) for each in np.maximum.accumulate(found)]
+
+
+def lane_table(tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[bool]) -> KernelTable:
+    """A table of units that take `duration` [units, rows] in ns on one of so many lanes. Without `splits` none is known
+    to treat every row by itself."""
+    count, batch = duration.shape
+    none = np.zeros_like(duration)
+    return KernelTable(
+        tenant,
+        batch,
+        tuple(units),
+        duration,
+        np.full_like(duration, 1 / lanes),
+        none,
+        none,
+        np.zeros(count),
+        tuple(splits) or (False,) * count,
+    )

@@ -1,0 +1,332 @@
+"""Units of several models side by side, event by event, over flat sequences of numbers.
+
+One source, run in two ways: by Python over lists, and compiled by numba over arrays (`compiled`). So only numbers and
+loops are here. Times are floats in ns. A *strand* is a stream of one member: its own, or that of one part of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+Ints = list[int]
+Floats = list[float]
+
+NEVER = 1e300
+TINY = 1e-3
+"""Times closer than this, in ns, are one."""
+SLACK = 1e-9
+"""Shares that exceed a whole by less than this fit."""
+PARTS = 8
+"""Strands that a member may have, so parts that a chunk may have. Known when this is compiled, as it divides much."""
+_WAITS, _RUNS = 1, 2
+
+
+class FlatSet(NamedTuple):
+    """Tables and rules as numbers. `modes`: whether blocks fill what is free, whether rates are shared, whether slots
+    are kept; which thread issues (0: one a stream, 1: a member, 2: one for all). `costs`: launch, gap, event.
+
+    `first` and `cell` are by member, where its units begin and where its cells do: unit u with r rows is at cell + u *
+    batch + r - 1. `need` is at most 1.
+    """
+
+    modes: Ints
+    costs: Floats
+    first: Ints
+    cell: Ints
+    batch: Ints
+    duration: Floats
+    need: Floats
+    compute: Floats
+    bandwidth: Floats
+    join: Floats
+
+
+class FlatPlan(NamedTuple):
+    """A plan without its barriers. `chunk_from` and `wait_from` are by member, `part_from` by chunk, each one
+    longer than that."""
+
+    rank: Ints
+    chunk_from: Ints
+    chunk_start: Ints
+    chunk_end: Ints
+    part_from: Ints
+    part_rows: Ints
+    wait_from: Ints
+    wait_unit: Ints
+    wait_after: Ints
+    wait_until: Ints
+
+
+class Scratch(NamedTuple):
+    """What runs write. By strand (member times PARTS, plus the part) from `unit` to `rate`; by member `chunk`
+    (at hand or next), `width` and `open` (its strands, and those that are not over), `resume` (when what follows may
+    begin, else -1); by unit `done` (its end, -1 before), `parts` (that ended) and `issued`; by unit and part `begin`
+    and `end`. `area` is the slot-time, in ns of all slots. A plan of `play` has a part for each strand at most.
+    """
+
+    live: Ints
+    unit: Ints
+    limit: Ints
+    rows: Ints
+    state: Ints
+    base: Floats
+    ready: Floats
+    left: Floats
+    want: Floats
+    held: Floats
+    compute: Floats
+    bandwidth: Floats
+    rate: Floats
+    chunk: Ints
+    width: Ints
+    open: Ints
+    resume: Floats
+    parts: Ints
+    done: Floats
+    issued: Floats
+    begin: Floats
+    end: Floats
+    area: Floats
+
+
+def list_issues(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> None:
+    """When the first launch of each unit of a cluster is issued, from the cluster's start, and no unit has ended."""
+    launch, issuing = g.costs[0], g.modes[3]
+    members, longest = len(lo), 0
+    for m in range(members):
+        longest = max(longest, hi[m] - lo[m])
+        at = launch
+        c = p.chunk_from[m]
+        for u in range(lo[m], hi[m]):
+            i = g.first[m] + u
+            w.done[i] = -1.0
+            w.parts[i] = 0
+            w.issued[i] = at
+            while c < p.chunk_from[m + 1] and p.chunk_end[c] <= u:
+                c += 1
+            if issuing > 0 and c < p.chunk_from[m + 1] and p.chunk_start[c] <= u:
+                at += launch * (p.part_from[c + 1] - p.part_from[c])
+            else:
+                at += launch
+        w.base[m * PARTS] = at  # borrowed: what the thread of this member is free at
+    if issuing == 2:
+        total = 0.0
+        for step in range(longest):
+            for m in range(members):
+                u = lo[m] + step
+                if u < hi[m]:
+                    i = g.first[m] + u
+                    after = w.issued[i + 1] if u + 1 < hi[m] else w.base[m * PARTS]
+                    spent = after - w.issued[i]
+                    w.issued[i] = total + launch
+                    total += spent
+
+
+def look(g: FlatSet, p: FlatPlan, w: Scratch, x: int, lo: Ints, hi: Ints) -> None:
+    """When a strand's next unit is ready: its predecessor has ended, it is issued, what it waits for is there."""
+    m, u = x // PARTS, w.unit[x]
+    ready = w.base[x]
+    issued = w.issued[g.first[m] + u]
+    if g.modes[3] > 0:
+        issued += g.costs[0] * (x % PARTS)
+    ready = max(ready, issued)
+    for k in range(p.wait_from[m], p.wait_from[m + 1]):
+        if p.wait_unit[k] == u:
+            after, until = p.wait_after[k], p.wait_until[k]
+            if until > lo[after]:
+                ended = w.done[g.first[after] + until - 1] if until <= hi[after] else -1.0
+                ready = NEVER if ended < 0.0 else max(ready, ended + g.costs[2])
+    w.ready[x] = ready
+
+
+def load(g: FlatSet, p: FlatPlan, w: Scratch, x: int, u: int, base: float, lo: Ints, hi: Ints) -> None:
+    """Put a strand before a unit of its member, whose predecessor let go at `base`."""
+    m = x // PARTS
+    i = g.cell[m] + u * g.batch[m] + w.rows[x] - 1
+    w.unit[x] = u
+    w.state[x] = _WAITS
+    w.left[x] = g.duration[i]
+    w.want[x] = g.need[i]
+    w.compute[x] = g.compute[i]
+    w.bandwidth[x] = g.bandwidth[i]
+    w.base[x] = base
+    look(g, p, w, x, lo, hi)
+
+
+def enter(g: FlatSet, p: FlatPlan, w: Scratch, m: int, u: int, base: float, lo: Ints, hi: Ints, n: int) -> int:
+    """Begin what comes for a member at unit `u`: the parts of a chunk, or what lies before the next; gives how many
+    strands live now."""
+    c = w.chunk[m]
+    while c < p.chunk_from[m + 1] and p.chunk_end[c] <= u:
+        c += 1
+    w.chunk[m] = c
+    limit, parts, part = hi[m], 1, -1
+    if c < p.chunk_from[m + 1]:
+        if p.chunk_start[c] <= u:
+            limit = min(limit, p.chunk_end[c])
+            part = p.part_from[c]
+            parts = p.part_from[c + 1] - part
+        else:
+            limit = min(limit, p.chunk_start[c])
+    w.open[m] = parts
+    w.width[m] = parts
+    for k in range(parts):
+        x = m * PARTS + k
+        w.limit[x] = limit
+        w.rows[x] = p.part_rows[part + k] if part >= 0 else g.batch[m]
+        w.held[x] = 0.0
+        forks = k > 0 and u > lo[m]
+        load(g, p, w, x, u, base + (g.costs[2] if forks else 0.0), lo, hi)
+        w.live[n] = x
+        n += 1
+    return n
+
+
+def has_wait(p: FlatPlan, m: int, u: int) -> bool:
+    """Whether a unit waits for another member."""
+    found = False
+    for k in range(p.wait_from[m], p.wait_from[m + 1]):
+        found = found or p.wait_unit[k] == u
+    return found
+
+
+def level(w: Scratch, demand: Floats, n: int) -> float:
+    """What the hungriest of those that run may use of a rate, shared max-min, where all together ask for too much."""
+    left, count = 1.0, 0
+    for i in range(n):
+        if w.rate[w.live[i]] > 0.0:
+            count += 1
+    fair = left / count
+    while True:
+        spent, over = 0.0, 0
+        for i in range(n):
+            x = w.live[i]
+            if w.rate[x] > 0.0:
+                asked = demand[x] * w.rate[x]
+                if asked <= fair:
+                    spent += asked
+                else:
+                    over += 1
+        if over == 0 or fair * over + spent >= left - SLACK:
+            return fair
+        fair = (left - spent) / over
+
+
+def play(g: FlatSet, p: FlatPlan, w: Scratch, lo: Ints, hi: Ints) -> float:
+    """How long a cluster takes, units [lo, hi) of each member, all of which begin at once: in ns, below 0 where waits
+    go round in a circle. `w.area[0]` is the slot-time, and the scratch holds begin and end of all."""
+    members, first, rank = len(lo), g.first, p.rank
+    fills, shares, keeps = g.modes[0] > 0, g.modes[1] > 0, g.modes[2] > 0
+    gap, event = g.costs[1], g.costs[2]
+    live, state, ready, left, want, held, rate = w.live, w.state, w.ready, w.left, w.want, w.held, w.rate
+    compute, bandwidth = w.compute, w.bandwidth
+    list_issues(g, p, w, lo, hi)
+    n = 0
+    for m in range(members):
+        w.chunk[m] = p.chunk_from[m]
+        w.resume[m] = -1.0
+        if lo[m] < hi[m]:
+            n = enter(g, p, w, m, lo[m], 0.0, lo, hi, n)
+    now, last, area, used = 0.0, 0.0, 0.0, 0.0
+    while n > 0:
+        for i in range(1, n):  # in order of rank, then of readiness, then of number
+            x, j = live[i], i - 1
+            r, at = rank[x // PARTS], ready[x]
+            while j >= 0:
+                y = live[j]
+                q = rank[y // PARTS]
+                if q < r or (q == r and (ready[y] < at or (ready[y] == at and y < x))):
+                    break
+                live[j + 1] = y
+                j -= 1
+            live[j + 1] = x
+        free, asked, moved, step = 1.0, 0.0, 0.0, NEVER
+        for i in range(n):
+            x = live[i]
+            if state[x] == _WAITS:
+                if ready[x] > now + TINY:
+                    step = min(step, ready[x] - now)
+                    continue
+                if fills:
+                    if free <= SLACK:
+                        rate[x] = 0.0
+                        continue
+                elif held[x] > 0.0:
+                    want[x] = held[x]
+                    used -= held[x]
+                    held[x] = 0.0
+                elif used + want[x] > 1.0 + SLACK:
+                    continue
+                used += want[x]
+                state[x] = _RUNS
+                w.begin[(first[x // PARTS] + w.unit[x]) * PARTS + x % PARTS] = now
+            speed = 1.0
+            if fills:
+                speed = min(1.0, free / want[x])
+                free = max(0.0, free - speed * want[x])
+            rate[x] = speed
+            asked += compute[x] * speed
+            moved += bandwidth[x] * speed
+        if shares and (asked > 1.0 + SLACK or moved > 1.0 + SLACK):
+            for i in range(n):
+                if state[live[i]] == _WAITS:
+                    rate[live[i]] = 0.0
+            most_asked = level(w, compute, n) if asked > 1.0 + SLACK else 2.0
+            most_moved = level(w, bandwidth, n) if moved > 1.0 + SLACK else 2.0
+            for i in range(n):
+                x = live[i]
+                speed = rate[x]
+                if speed > 0.0:
+                    if compute[x] * speed > most_asked:
+                        rate[x] = most_asked / compute[x]
+                    if bandwidth[x] * speed > most_moved:
+                        rate[x] = min(rate[x], most_moved / bandwidth[x])
+        for i in range(n):
+            x = live[i]
+            if state[x] == _RUNS and rate[x] > 0.0 and left[x] < step * rate[x]:
+                step = left[x] / rate[x]
+        if step >= NEVER:
+            return -1.0
+        now += step
+        area += step * (1.0 - free if fills else used)
+        kept = 0
+        for i in range(n):
+            x = live[i]
+            if state[x] == _RUNS:
+                left[x] -= rate[x] * step
+                if left[x] <= TINY:
+                    m, u = x // PARTS, w.unit[x] + 1
+                    ended = first[m] + u - 1
+                    w.end[ended * PARTS + x % PARTS] = now
+                    w.parts[ended] += 1
+                    if w.parts[ended] == w.width[m]:
+                        w.done[ended] = now
+                    if u == w.limit[x]:
+                        used -= want[x]
+                        w.open[m] -= 1
+                        if w.open[m] == 0:
+                            c = w.chunk[m]
+                            joins = w.width[m] > 1 and p.chunk_end[c] == u
+                            w.resume[m] = now + (g.join[ended] + event if joins else 0.0)
+                            if u == hi[m]:
+                                last = max(last, w.resume[m])
+                                w.resume[m] = -1.0
+                        continue
+                    if keeps and not has_wait(p, m, u):
+                        held[x] = want[x]
+                    else:
+                        used -= want[x]
+                    load(g, p, w, x, u, now + gap, lo, hi)
+            live[kept] = x
+            kept += 1
+        n = kept
+        for m in range(members):
+            if w.resume[m] >= 0.0:
+                at = w.resume[m] + gap
+                w.resume[m] = -1.0
+                n = enter(g, p, w, m, w.limit[m * PARTS], at, lo, hi, n)
+        for i in range(n):
+            if ready[live[i]] >= NEVER:
+                look(g, p, w, live[i], lo, hi)
+    w.area[0] = area
+    return last

@@ -1,0 +1,220 @@
+"""`cotenant plan --together`: measured with the real engine, rehearsed, kept where serving looks, checked, refused in
+words; and what `simulate` makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+import onnx
+import pytest
+
+from application_samples import write_application
+from commands import Run
+from cotenant.cli import plan_together
+from cotenant.cli.plan_together import asked_batches
+from cotenant.execute.batches import row_buckets
+from cotenant.measure import solo
+from cotenant.measure import tasks as measuring
+from cotenant.measure.solo import Effort
+from cotenant.plan.file import read_plan
+from cotenant.plan.granularity.kept import read_together
+from cotenant.plan.granularity.planner import FoundJointPlan, found
+from cotenant.predict.occupancy.evaluator import JointEvaluator
+from cotenant.profile.device import this_device
+from cotenant.profile.joint_plan import Chunk, Wait
+from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
+from cotenant.profile.task_profile import load_tasks, save_tasks
+from cotenant.repository import profile_path, tasks_path, together_path
+from cotenant.serve import rehearsal
+from cotenant.serve.rehearsal import Rehearsed
+from cotenant.trace import read
+from onnx_samples import Sketch, info
+from repositories import config, write_model
+
+FAN = """
+[application]
+slo_ms = {slo_ms}
+
+[[application.stage]]
+name = "one"
+model = "left"
+inputs = {{ x = "x" }}
+
+[[application.stage]]
+name = "other"
+model = "right"
+inputs = {{ x = "x" }}
+
+[application.outputs]
+a = "one.y"
+b = "other.y"
+"""
+TOGETHER = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
+THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "clustered"\n'
+
+
+def chain(seed: int, products: int) -> Callable[[], onnx.ModelProto]:
+    def make() -> onnx.ModelProto:
+        s, x = Sketch(seed), "x"
+        for _ in range(products):
+            x = s.op("Tanh", s.op("MatMul", x, s.weight(16, 16)))
+        s.op("MatMul", x, s.weight(16, 16), out="y")
+        return s.model([info("x", ["batch", 16])], [info("y", ["batch", 16])])
+
+    return make
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of two models, measured quickly; what is found has chunks of left, and right behind the first."""
+    monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
+    monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
+    monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
+    monkeypatch.setattr(measuring, "TASK_EFFORT", Effort(0.0, 2, 3, 1))
+    monkeypatch.setattr(solo, "QUICK", Effort(0.0, 2, 3, 1))
+    monkeypatch.setattr(rehearsal, "EFFORT", Effort(0.0, 2, 3, 1))
+    monkeypatch.setattr(plan_together, "_searched", searched)
+    folder = tmp_path / "models"
+    for seed, (name, products) in enumerate((("left", 5), ("right", 2))):
+        write_model(folder, name, config(max_batch=4, slo_ms=60000), {1: chain(seed, products)})
+    (folder / "cotenant.toml").write_text(THREAD)
+    return folder
+
+
+def searched(known: Any, budget_s: float, *, as_json: bool) -> FoundJointPlan:
+    evaluator = JointEvaluator(known.tables, known.rules)
+    plan = msgspec.structs.replace(
+        evaluator.streams, chunks=(Chunk(0, 0, 3, (2, 2)),), waits=(Wait(1, 1, 0, 2),), barriers=((3, 2),)
+    )
+    other = msgspec.structs.replace(evaluator.streams, barriers=((1, 1), (3, 2)))
+    return found(evaluator, plan, 2, (evaluator.streams, other))
+
+
+def believed(monkeypatch: pytest.MonkeyPatch, plans_ns: Sequence[int | None]) -> None:
+    """What is found is believed to gain, and comes to this on the device, where all at once takes 100."""
+
+    monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", -1e9)
+    monkeypatch.setattr(plan_together, "_rehearsed", lambda *_: Rehearsed(120, 100, tuple(plans_ns)))
+
+
+def test_names_and_rows_are_read_or_refused() -> None:
+    assert asked_batches("a, b,c", "c=4,a=2") == {"a": 2, "b": 1, "c": 4}
+    for names, rows in (("a,a", None), ("a,", None), ("a,b", "c=1"), ("a,b", "a=0"), ("a,b", "a"), ("a,b", "a=x")):
+        with pytest.raises(Exception, match="expected"):
+            asked_batches(names, rows)
+
+
+def test_a_set_is_measured_once_and_streams_are_as_good(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", 1000.0)
+    svg = tmp_path / "plan.svg"
+    status, out, err = run("plan", root, *TOGETHER, "--svg", svg)
+    assert status == 0, err
+    assert "All at once: " in out
+    assert "By the plan: " in out
+    assert "barrier 1: left before unit 3 (" in out
+    assert "right before unit 2" in out
+    assert "chunks: left, units 0 (" in out
+    assert "wait: right before unit 1" in out
+    assert "Streams are as good" in out
+    assert not together_path(root).exists()
+    ElementTree.fromstring(svg.read_text())
+    kept = load_tasks(tasks_path(root))
+    left = kept.models["left"][2]
+    assert sorted(left.batches) == list(row_buckets(4))[1:]
+    assert left.splits == (True,) * len(left.units)
+    assert kept.models["right"][2].batches == {}
+    before = tasks_path(root).read_bytes()
+    facts = json.loads(run("plan", root, *TOGETHER, "--json")[1])
+    assert tasks_path(root).read_bytes() == before
+    assert (facts["members"], facts["gains"], facts["kept"]) == (["left=4", "right=1"], False, None)
+    assert facts["bound_ns"] <= facts["makespan_ns"]
+
+
+def test_what_gains_is_kept_checked_and_taken_back(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    believed(monkeypatch, (90, 95))
+    plan = tmp_path / "together.toml"
+    status, out, err = run("plan", root, *TOGETHER, "--out", plan)
+    assert status == 0, err
+    assert "by the best plans 9e-05 ms and 9.5e-05 ms." in out
+    assert f"Written: {together_path(root)}" in out
+    [kept] = read_together(root)
+    assert read_plan(plan).together == (kept,)
+    assert (kept.makespan_ns, kept.streams_ns, kept.sequential_ns, kept.is_measured) == (90, 100, 120, True)
+    assert [(each.model, each.batch) for each in kept.members] == [("left", 4), ("right", 1)]
+    digests = {name: by_cores[2].digest for name, by_cores in load_tasks(tasks_path(root)).models.items()}
+    assert {each.model: each.graph for each in kept.members} == digests
+    believed(monkeypatch, (101, None))
+    status, out, _ = run("plan", root, *TOGETHER)
+    assert "and not followed: none is quicker, and none is kept for serving." in " ".join(out.split())
+    assert not together_path(root).exists()
+    status, out, _ = run("plan", "--check", plan, "--profiles", root)
+    assert (status == 0) == ("holds: left=4 and right=1 together on 2 lanes" in out)
+    profile = load_tasks(tasks_path(root))
+    slow = msgspec.structs.replace(profile.models["left"][2], digest="another")
+    save_tasks(tasks_path(root), msgspec.structs.replace(profile, models=profile.models | {"left": {2: slow}}))
+    status, out, _ = run("plan", "--check", plan, "--profiles", root)
+    assert status == 1
+    assert "is of 'left' as it was" in out
+    facts = json.loads(run("plan", "--check", plan, "--profiles", root, "--json")[1])
+    assert (facts["holds"], len(facts["violations"])) == (False, 1)
+
+
+def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", -1e9)
+    status, out, err = run("plan", root, *TOGETHER, "--json")
+    assert status == 0, err
+    measured = json.loads(out)["measured"]
+    assert measured["sequential_ns"] > 0 < measured["streams_ns"]
+    assert len(measured["plans_ns"]) == 2
+    assert all(measured["plans_ns"]), "the plan was followed"
+
+
+def test_a_simulation_follows_what_is_kept(
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    believed(monkeypatch, (90,))
+    assert run("plan", root, "--together", "left,right", "--batch", "left=4,right=4")[0] == 0
+    models = {}
+    for name, by_cores in load_tasks(tasks_path(root)).models.items():
+        digest, units = by_cores[2].digest, len(by_cores[2].units)
+        points = tuple(Point(0, rows, 1, 9, *[rows * 10**6] * 4) for rows in (1, 2, 4))
+        models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0, splits=(tuple(range(units + 1)),))
+    save_profile(profile_path(root), Profile(this_device(), "", "", models))
+    write_application(root, "fan", FAN, slo_ms=60000)
+    workload, trace = tmp_path / "workload.toml", tmp_path / "trace.jsonl"
+    workload.write_text('duration_s = 1\n[[tenant]]\nmodel = "fan"\nitems = 4\nrate = 5\n')
+    status, _, err = run("simulate", workload, root, "--trace", trace)
+    assert status == 0, err
+    head, records = read(trace)
+    assert len(head.policy_options["joint_plans"]) == 1
+    launches = [action for each in records for kind, action in each.actions if kind == "Launch"]
+    assert any(each["work"][6] for each in launches)
+    assert any(each.get("after") for each in launches)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--together", "left,nobody"), "model 'nobody': there is no such directory"),
+        (("--together", "left,right", "--batch", "left=9"), "9 rows are asked for, and its max_batch is 4"),
+        (("--together", "left,right", "--lanes", "all"), "needs two lanes at least"),
+        (("--together", "left,right", "--placement", "left"), "it is no option of --together"),
+        (("--together", "left,right", "--goal", "latency"), "it needs --placement"),
+        (("--placement", "left", "--batch", "left=2"), "it needs --together"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(root: Path, run: Run, options: Sequence[str], words: str) -> None:
+    status, _, err = run("plan", root, *options)
+    assert status == 2
+    assert words in " ".join(err.replace("│", " ").split())

@@ -1,0 +1,279 @@
+"""Plans of models that are there together, served: of the repository, of applications, stale ones and broken files."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from application_samples import x_of
+from client import Client, Watch, started
+from cotenant.config import DeviceSection, PolicySection, ServerConfig
+from cotenant.core.actions import Enqueue, Launch
+from cotenant.core.events import PolicyChanged
+from cotenant.measure.opening import open_version
+from cotenant.measure.solo import Effort
+from cotenant.plan.granularity.kept import keep_together, read_together
+from cotenant.plan.granularity.worker import Asked, search
+from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
+from cotenant.repository import find_versions, together_path
+from cotenant.serve.brain import together
+from cotenant.serve.rehearsal import Rehearsal, RehearsalError, check_answers
+from cotenant.serve.server import Server
+from cotenant.work import Share
+from onnx_samples import Sketch, info
+from repositories import config, write_model
+
+FAN = """
+[application]
+slo_ms = 60000
+
+[[application.stage]]
+name = "one"
+model = "left"
+inputs = { x = "x" }
+
+[[application.stage]]
+name = "other"
+model = "right"
+inputs = { x = "x" }
+
+[application.outputs]
+a = "one.y"
+b = "other.y"
+"""
+POLICY = PolicySection("clustered", {"drop": "none"})
+
+
+def chain(seed: int) -> Callable[[], onnx.ModelProto]:
+    """Four matrix products with something between, each a unit."""
+
+    def make() -> onnx.ModelProto:
+        s, x = Sketch(seed), "x"
+        for _ in range(3):
+            x = s.op("Tanh", s.op("MatMul", x, s.weight(8, 8)))
+        s.op("MatMul", x, s.weight(8, 8), out="y")
+        return s.model([info("x", ["batch", 8])], [info("y", ["batch", 8])])
+
+    return make
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two models, and an application that asks both at once."""
+    folder = tmp_path / "models"
+    for seed, name in enumerate(("left", "right")):
+        write_model(folder, name, config(max_batch=4, slo_ms=60000), {1: chain(seed)})
+    (folder / "fan").mkdir()
+    (folder / "fan" / "config.toml").write_text(FAN)
+    return folder
+
+
+def keep(root: Path, graph: str = "") -> TogetherPlan:
+    """A plan of both with two rows each: left's first units in chunks, right's last behind left's."""
+    members = []
+    for name in ("left", "right"):
+        opened = open_version(root, find_versions(root, name)[0])
+        with opened.runner as model:
+            members.append(JointMember(name, 2, model.unit_count, graph=graph or opened.digest))
+    plan = TogetherPlan(
+        tuple(members),
+        ((1, 1),),
+        (Wait(1, 2, 0, 3),),
+        (Chunk(0, 0, 2, (1, 1)),),
+        lanes=2,
+        makespan_ns=1,
+        streams_ns=2,
+        sequential_ns=3,
+        bound_ns=1,
+    )
+    keep_together(root, plan, plan.key)
+    return plan
+
+
+def launches(watch: Watch) -> list[Launch]:
+    return [each for _, _, actions in watch.seen for each in actions if isinstance(each, Launch)]
+
+
+@pytest.fixture
+def unsought(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    """No search begins; what was asked for is given."""
+    asked: list[Asked] = []
+
+    def note(_: Any, each: Asked) -> None:
+        asked.append(each)
+
+    monkeypatch.setattr(together.TogetherPlans, "_search", note)
+    return asked
+
+
+def ask(server: Server, rows: int = 2) -> dict[str, Any]:
+    answer = Client(server).ask("fan", {"x": x_of(rows=rows)})
+    assert answer.reason == ""
+    return dict(answer.outputs)
+
+
+def expected(root: Path, rows: int = 2) -> dict[str, Any]:
+    found = {}
+    for output, name in (("a", "left"), ("b", "right")):
+        with open_version(root, find_versions(root, name)[0]).runner as model:
+            found[output] = model.run(0, model.unit_count, {"x": x_of(rows=rows)})["y"]
+    return found
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_stages_that_start_together_run_by_the_plan_of_the_repository(
+    root: Path, isolation: Any, unsought: list[Asked]
+) -> None:
+    plan = keep(root)
+    watch = Watch()
+    device = DeviceSection(cores=(0, 1), isolation=isolation)
+    server = started(root, watch, device=device, policy=POLICY)
+    try:
+        assert server.policy.joint_plans == (plan.plan,)  # type: ignore[attr-defined]
+        [changed] = [event for _, event, _ in watch.seen if isinstance(event, PolicyChanged)]
+        assert changed.policy is server.policy
+        outputs = ask(server)
+        for name, array in expected(root).items():
+            np.testing.assert_allclose(outputs[name], array, rtol=1e-5, atol=1e-6)
+        mine = launches(watch)
+        assert sum(bool(each.work.rows) for each in mine) == 4  # the barrier cuts the chunks
+        assert len({each.group for each in mine}) == 1
+        assert any(isinstance(each, Enqueue) for _, _, actions in watch.seen for each in actions)
+        before = len(mine)
+        ask(server, rows=1)
+        assert len(launches(watch)) == before + 2, "other rows have no plan"
+    finally:
+        server.stop()
+
+
+def test_a_model_that_changed_has_its_plan_left_aside(
+    root: Path, unsought: list[Asked], caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(root)
+    write_model(root, "left", config(max_batch=4, slo_ms=60000), {1: chain(7)})
+    with caplog.at_level(logging.WARNING, "cotenant.together"):
+        server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
+    try:
+        assert server.policy.joint_plans == ()  # type: ignore[attr-defined]
+        assert "plan for 'left' beside others is stale" in caplog.text
+        assert set(ask(server)) == {"a", "b"}
+    finally:
+        server.stop()
+
+
+def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[Asked]) -> None:
+    keep(root)
+    for policy, lanes, plans in ((POLICY, "all", ()), (PolicySection("edf"), "single", None)):
+        device = DeviceSection(cores=(0, 1), isolation="thread", lanes=lanes)
+        server = started(root, device=device, policy=policy)
+        try:
+            assert getattr(server.policy, "joint_plans", None) == plans
+            cuts = [versions[""].tenant.cuts for versions in server._models.values()]
+            assert all(len(each) == 2 for each in cuts) or plans is not None
+        finally:
+            server.stop()
+    assert not unsought
+
+
+def test_a_broken_file_is_told_and_the_models_are_served(
+    root: Path, unsought: list[Asked], caplog: pytest.LogCaptureFixture
+) -> None:
+    keep(root)
+    together_path(root).write_text("format = 7")
+    server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
+    try:
+        assert "no plans of models together are followed" in caplog.text
+        assert set(ask(server)) == {"a", "b"}
+    finally:
+        server.stop()
+
+
+def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for is the stages that start together, with one row and with as many as both take."""
+    asked: list[Asked] = []
+    adopted = threading.Event()
+
+    def find(_: Any, each: Asked) -> TogetherPlan | None:
+        asked.append(each)
+        if len(each.members[0].duration_ns[0]) == 1:
+            return None
+        ends = [member.cuts[-1] for member in each.members]
+        members = tuple(JointMember(member.model, 4, member.cuts[-1], graph=member.graph) for member in each.members)
+        return TogetherPlan(members, ((ends[0], 0),), lanes=2, makespan_ns=1, streams_ns=2, sequential_ns=3, bound_ns=1)
+
+    real = together.TogetherPlans.followed
+
+    def followed(self: Any, policy: Any, models: Any) -> Any:
+        made = real(self, policy, models)
+        if made.joint_plans:
+            adopted.set()
+        return made
+
+    monkeypatch.setattr(together.TogetherPlans, "_search", find)
+    monkeypatch.setattr(together.TogetherPlans, "followed", followed)
+    server = started(root, device=DeviceSection(cores=(0, 1), isolation="thread"), policy=POLICY)
+    try:
+        assert adopted.wait(30)
+        assert [(each.lanes, [len(m.duration_ns[0]) for m in each.members]) for each in asked] == [
+            (2, [1, 1]),
+            (2, [4, 4]),
+        ]
+        assert all(all(member.splits) for member in asked[1].members)
+        for name, array in expected(root, 4).items():
+            np.testing.assert_allclose(ask(server, 4)[name], array, rtol=1e-5, atol=1e-6)
+        assert read_together(root) == (), "what was only believed is not kept"
+    finally:
+        server.stop()
+    told = msgspec.json.encode(asked[1])
+    assert msgspec.json.decode(told, type=Asked) == asked[1]
+
+
+def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
+    """One long model beside a short one, where cutting the long one's rows gains nearly half."""
+    member = together.AskedMember
+    long = member(
+        "left", "g", (0, 3, 7), tuple(tuple(10**6 * (row + 1) for row in range(4)) for _ in range(2)), (True, True)
+    )
+    short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), (True,))
+    asked = Asked((long, short), 2, 1, 1000, 100.0, evaluations=200)
+    plans = together.TogetherPlans(root, lambda: None)
+    found = plans._search(asked)
+    plans.close()
+    assert found == search(asked)
+    assert found is not None
+    assert (found.members[0].units, found.members[0].graph) == (7, "g")
+    assert found.makespan_ns < 0.7 * found.streams_ns
+    assert found.chunks[0].member == 0
+
+
+def test_a_rehearsal_tells_what_was_not_followed_and_what_answers_otherwise(root: Path) -> None:
+    plan = keep(root).plan
+    other = JointPlan((JointMember("left", 2, 9), JointMember("right", 2, 9)), barriers=((1, 1),))
+    settings = ServerConfig(device=DeviceSection(cores=(0, 1), isolation="thread"))
+    lanes = (Share((0,)), Share((1,)))
+    with Rehearsal(root, settings, {"left": 2, "right": 2}, lanes, (plan, other)) as rehearsal:
+        found = rehearsal.run(Effort(0.0, 2, 2, 0))
+    assert found.plans_ns[0] is not None
+    assert found.plans_ns[1] is None
+    assert min(found.sequential_ns, found.streams_ns, found.plans_ns[0]) > 0
+    answer = {"left": {"y": np.ones((2, 8), np.float32)}}
+    check_answers(answer, {"left": {"y": answer["left"]["y"] + 1e-7}})
+    with pytest.raises(RehearsalError, match="left: output 'y' is another one by a plan than without"):
+        check_answers(answer, {"left": {"y": 2 * answer["left"]["y"]}})
+
+
+def test_a_set_that_cannot_be_run_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ServerConfig(device=DeviceSection(cores=(0, 1), isolation="thread"))
+    lanes = (Share((0,)), Share((1,)))
+    with Rehearsal(root, settings, {"left": 1, "right": 1}, lanes, ()) as rehearsal:
+        rehearsal._inputs["left"] = 1, {"x": np.ones((1, 7), np.float32)}
+        with pytest.raises(RehearsalError, match="the set cannot be run: left: failed"):
+            rehearsal.run(Effort(0.0, 2, 2, 0))
