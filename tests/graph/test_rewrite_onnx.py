@@ -215,6 +215,20 @@ def test_batches_of_a_fixed_size_and_inputs_of_another_axis_are_refused() -> Non
     assert "does not have a row for every row" in why
 
 
+@pytest.mark.parametrize("op", ["Softmax", "LayerNormalization", "Transpose", "Slice", "Pad", "Gather"])
+def test_tensors_that_are_said_to_have_no_axes_are_not_worked_along(op: str) -> None:
+    """onnxruntime gives no axes for tensors of which it knows no shape."""
+    sketch = Sketch()
+    opaque = sketch.op("Loop", _ints(sketch, 1), "", "x")
+    more = {"LayerNormalization": 1, "Slice": 2, "Pad": 1, "Gather": 1}.get(op, 0)
+    made = sketch.op(op, opaque, *(_ints(sketch, 0) for _ in range(more)))
+    model = model_of(sketch, [info("x", ("rows", 3, 4))], [made])
+    number = helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+    dfg = dfg_of(model, name="sample", shapes=SHAPES)
+    rows = row_graph_of(model, dfg, SHAPES, lambda _: {opaque: number, made: number})
+    assert not any(rows.splits)
+
+
 def test_units_and_rows_that_are_none_are_refused_by_name() -> None:
     model = one(FINE["flattened"])
     with pytest.raises(InvalidValueError, match=r"units is \(0, 9\)"):

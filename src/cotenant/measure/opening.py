@@ -135,8 +135,10 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
         return UNSET
     try:
         found = [runner.row_graph(shape).runs for shape in shapes]
-    except CotenantError as error:
-        _rows_log.info("model %r: which units treat every row by itself is not known: %s", runner.name, error)
+    except Exception as error:  # of whatever file: a model that cannot run in chunks is still one that can be served
+        is_told = isinstance(error, CotenantError)
+        text = "model %r: which units treat every row by itself is not known: %s"
+        _rows_log.log(logging.INFO if is_told else logging.WARNING, text, runner.name, error, exc_info=not is_told)
         return UNSET
     return found[0] if all(each == found[0] for each in found) else UNSET
 

@@ -57,6 +57,15 @@ class NodeView:
         return self._rank(self.node.input[place]) if place < self.count and self.node.input[place] else 0
 
     @property
+    def data_rank(self) -> int:
+        """Number of axes of the first input of an operator that works along one. Raises _UnknownError where there are
+        none: onnxruntime says so of tensors of which it knows no shape, too."""
+        rank = self.rank(0)
+        if not rank:
+            raise _UnknownError(self.node.input[0])
+        return rank
+
+    @property
     def out_rank(self) -> int:
         """Number of axes of the first output."""
         return self._rank(self.node.output[0])
@@ -119,14 +128,14 @@ def _first_kept(view: NodeView, over: Sequence[int], *, removed: bool = False) -
 
 
 def _softmax(view: NodeView) -> Rule:
-    rank = view.rank(0)
+    rank = view.data_rank
     axis = view.attribute("axis", -1 if view.opset >= 13 else 1) % rank
     return _first_kept(view, (axis,) if view.opset >= 13 else range(axis, rank))
 
 
 def _from_axis(view: NodeView) -> Rule:
     """Layer normalisations: over an axis and those behind it."""
-    rank = view.rank(0)
+    rank = view.data_rank
     return _first_kept(view, range(view.attribute("axis", -1) % rank, rank))
 
 
@@ -157,13 +166,13 @@ def _concat(view: NodeView) -> Rule:
 
 
 def _transpose(view: NodeView) -> Rule:
-    rank = view.rank(0)
+    rank = view.data_rank
     order = list(view.attribute("perm", range(rank - 1, -1, -1)))
     return _all(view, tuple(order.index(axis) for axis in range(rank)))
 
 
 def _slice(view: NodeView) -> Rule:
-    rank = view.rank(0)
+    rank = view.data_rank
     if view.attribute("starts", None) is not None:
         starts, ends = list(view.attribute("starts", [])), list(view.attribute("ends", []))
         axes, steps = list(view.attribute("axes", range(len(starts)))), [1] * len(starts)
@@ -176,7 +185,7 @@ def _slice(view: NodeView) -> Rule:
 
 
 def _pad(view: NodeView) -> Rule:
-    rank = view.rank(0)
+    rank = view.data_rank
     pads = view.numbers("pads", 1) or []
     axes = [axis % rank for axis in view.constant(3) or range(rank)]
     cut = [axis for at, axis in enumerate(axes) if pads[at] or pads[at + len(axes)]]
@@ -192,7 +201,7 @@ def _expand(view: NodeView) -> Rule:
 
 
 def _gather(view: NodeView) -> Rule:
-    data, picked = view.rank(0), view.rank(1)
+    data, picked = view.data_rank, view.rank(1)
     axis = view.attribute("axis", 0) % data
     map_data = tuple(at if at < axis else None if at == axis else at - 1 + picked for at in range(data))
     return _all(view, map_data, tuple(axis + at for at in range(picked)))

@@ -249,6 +249,8 @@ def _permuted(order: Callable[[AtenView, int], Sequence[int]]) -> Callable[[Aten
 
 
 def _exchanged(a: Any, b: Any, rank: int) -> list[int]:
+    if not rank:  # torch lets axes of a number be exchanged
+        return []
     order, first, second = list(range(rank)), _axis(a) % rank, _axis(b) % rank
     order[first], order[second] = second, first
     return order
