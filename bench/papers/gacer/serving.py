@@ -6,13 +6,16 @@ Where one member is dropped the others are withdrawn. Independent arrivals: quer
 (Poisson, equal rates, at parts of what one after another could serve), each with twice its time alone.
 
 The policies: `edf` on one lane that is the whole card; `streams`, edf with a lane for each member, all of which share
-the card; `clustered` with as many lanes as its plan has streams. The plan is found on what is believed, and is the best
-of the first few and of streams as they are run once in the world, as the product does it on a device; where streams are
-best there is none, and clustered is edf on those lanes. Latencies alone are known. `streams` and `clustered` believe
-that lanes do not slow each other down, as the product's predictor does at first; with `_followed` they believe what a
-model takes beside the others of its set, which is where beliefs get that follow what is observed (joint arrivals only).
-`whole` is not in the product: clustered for sets, and the whole card for what is in none. A decision is charged for
-each launch that does not wait for another. What it takes to join chunks is not; ranks have no effect on the card.
+the card; `clustered` on the same lanes. (With a lane more for each part of a chunk, more of the next sets begin beside
+a set, and more is late.) The plan is found on what is believed, and is the best of the first few and of streams as they
+are run once in the world, as the product does it on a device; where streams are best there is none, and clustered is
+edf. Latencies alone are known. `streams` and `clustered` believe that lanes do not slow each other down, as the
+product's predictor does at first; with `_followed` they believe what a model takes beside the others of its set, which
+is where beliefs get that follow what is observed (joint arrivals only). `whole` is not in the product: clustered with a
+lane for each stream of its plan for sets, and the whole card, when it is free, for what is in none.
+
+A decision is charged for each launch that does not wait for another. What it takes to join chunks is not; ranks have no
+effect on the card.
 """
 
 from __future__ import annotations
@@ -317,14 +320,14 @@ def servers_of(plan: JointPlan | None, members: int, followed: Mapping[str, floa
     def lanes(count: int) -> tuple[Share, ...]:
         return tuple(Share((number,), "cuda:0") for number in range(count))
 
-    wide = lanes(streams_in(plan, members))
+    narrow, wide = lanes(members), lanes(streams_in(plan, members))
     return {
         "edf": Server(Edf(lanes(1), preempt=True), {}),
-        "streams": Server(Edf(lanes(members), preempt=True), {}),
-        "clustered": Server(Clustered(wide, preempt=True, joint_plans=plans), {}, plan),
-        "streams_followed": Server(Edf(lanes(members), preempt=True), followed),
+        "streams": Server(Edf(narrow, preempt=True), {}),
+        "clustered": Server(Clustered(narrow, preempt=True, joint_plans=plans), {}, plan),
+        "streams_followed": Server(Edf(narrow, preempt=True), followed),
         "whole": Server(OnWhole(wide, preempt=True, joint_plans=plans), followed, plan),
-        "clustered_followed": Server(Clustered(wide, preempt=True, joint_plans=plans), followed, plan),
+        "clustered_followed": Server(Clustered(narrow, preempt=True, joint_plans=plans), followed, plan),
     }
 
 
