@@ -55,8 +55,8 @@ def requests(count: int, every_ns: int, slo_ns: int) -> list[Query]:
         ("edf", 5.1, 0, 0),
         ("streams", 4.1, 100, 0),  # beside each other, one decision
         ("streams", 3.9, 0, 0),
-        ("clustered", 3.2, 100, 8),  # two halves of 2 ms on the two lanes, and b waits for the first that ends
-        ("whole", 2.2, 100, 4),  # a lane for b, too
+        ("clustered", 4.1, 100, 8),  # two halves of 2 ms on the two lanes, and b waits for the first that ends
+        ("whole", 4.1, 100, 4),  # a lane for b, too
     ],
 )
 def test_requests_take_what_their_policy_makes_of_them(name: str, slo_ms: float, in_time: float, planned: int) -> None:
