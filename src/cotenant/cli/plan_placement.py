@@ -304,13 +304,25 @@ def check_placements(path: Path, placements: Sequence[UnitPlacement], roots: Seq
 
     measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
     wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))]
+    tell_verdict(path, ", ".join(map(placement_words, placements)), wrong, {"plan_file": str(path)}, as_json=as_json)
+
+
+def tell_verdict(
+    path: Path, words: str, wrong: Sequence[str], facts: dict[str, Any], notes: Sequence[str] = (), *, as_json: bool
+) -> None:
+    """Say whether what a plan file has, in these words, holds; ends the command where something is wrong.
+
+    `facts` are of the form as JSON alone, `notes` of the other one.
+    """
     if as_json:
-        print_json({"holds": not wrong, "violations": wrong, "plan_file": str(path)})
-    elif wrong:
-        print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
-        print(*(f"  {sentence}" for sentence in wrong), sep="\n")
+        print_json({"holds": not wrong, "violations": wrong, **facts})
     else:
-        print(f"{path} holds: {', '.join(placement_words(each) for each in placements)}.")
+        if wrong:
+            print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
+            print(*(f"  {sentence}" for sentence in wrong), sep="\n")
+        else:
+            print(f"{path} holds: {words}.")
+        print(*notes, sep="\n", end="\n" if notes else "")
     if wrong:
         raise typer.Exit(EXIT_INFEASIBLE)
 

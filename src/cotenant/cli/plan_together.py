@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cotenant.cli.options import chosen_of, print_json, settings_of
+from cotenant.cli.plan_placement import tell_verdict
 from cotenant.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 SEARCH_S = 10.0
 _REHEARSED = 4
 """Plans that are run on the device, the best by belief first."""
-_EXIT_WRONG = 1
 _EXPLAINED = 1.25
 """Up to so many times what is believed, a run on the device is explained by it."""
 
@@ -302,14 +302,5 @@ def check_together(path: Path, plans: Sequence[TogetherPlan], roots: Sequence[Pa
     from cotenant.plan.granularity.kept import words_of
 
     wrong, stale = together_verdicts(plans, roots)
-    if as_json:
-        print_json({"holds": not wrong, "violations": wrong, "stale": stale, "plan_file": str(path)})
-    elif wrong:
-        print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
-        print(*(f"  {sentence}" for sentence in wrong), sep="\n")
-    else:
-        print(f"{path} holds: {', '.join(map(words_of, plans))}.")
-    if not as_json:
-        print(*stale, sep="\n", end="\n" if stale else "")
-    if wrong:
-        raise typer.Exit(_EXIT_WRONG)
+    facts = {"stale": stale, "plan_file": str(path)}
+    tell_verdict(path, ", ".join(map(words_of, plans)), wrong, facts, stale, as_json=as_json)
