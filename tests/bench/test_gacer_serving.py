@@ -40,7 +40,7 @@ PLAN = JointPlan(serving.members_of(SET), chunks=(Chunk(0, 0, 4, (1, 1)),))
 def served(name: str, requests: list[Query], slo_ns: int, plan: JointPlan | None = PLAN) -> tuple[float, int]:
     server = serving.servers_of(plan, len(SET), {each.model: 1.0 for each in SET})[name]
     beliefs = {each.model: serving.belief(each, plan, FREE) for each in SET}
-    engine = serving.engine_of(serving.tenants_of(SET, [slo_ns] * len(SET), server, segmented=False), server, beliefs)
+    engine = serving.engine_of(serving.tenants_of(SET, [slo_ns] * len(SET), plan, segmented=False), server, beliefs)
     return serving.play(serving.Together(engine, [(each.model, each.batch) for each in SET]), SET, FREE, requests)
 
 
@@ -55,23 +55,23 @@ def requests(count: int, every_ns: int, slo_ns: int) -> list[Query]:
         ("edf", 5.1, 0, 0),
         ("streams", 4.1, 100, 0),  # beside each other, one decision
         ("streams", 3.9, 0, 0),
-        ("clustered", 4.1, 100, 8),  # two halves of 2 ms on the two lanes, and b waits for the first that ends
-        ("whole", 4.1, 100, 4),  # a lane for b, too
+        ("clustered", 4.1, 100, 8),  # two halves of 2 ms, and b beside them
+        ("clustered", 3.9, 0, 0),  # what is hopeless without its plan is refused
     ],
 )
 def test_requests_take_what_their_policy_makes_of_them(name: str, slo_ms: float, in_time: float, planned: int) -> None:
     slo_ns = round(slo_ms * MS)
     attained, ran = served(name, requests(4, 20 * MS, slo_ns), slo_ns)
     assert attained == in_time
-    assert ran == planned  # those with chunks, and those that waited
+    assert ran == planned  # in sets
 
 
 def test_a_member_that_is_dropped_takes_its_request_with_it() -> None:
     server = serving.servers_of(None, len(SET), {})["edf"]
     beliefs = {each.model: serving.belief(each, None, FREE) for each in SET}
-    engine = serving.engine_of(serving.tenants_of(SET, [3 * MS] * 2, server, segmented=False), server, beliefs)
+    engine = serving.engine_of(serving.tenants_of(SET, [3 * MS] * 2, None, segmented=False), server, beliefs)
     both = serving.Together(engine, [(each.model, each.batch) for each in SET])
-    world, ended = serving.ChargedWorld(SET, FREE), list[tuple[int, Outcome]]()
+    world, ended = serving.ChargedWorld(SET, FREE, 1), list[tuple[int, Outcome]]()
 
     def responded(respond: Respond, _now_ns: int) -> None:
         ended.append((respond.query, respond.outcome))
@@ -103,7 +103,7 @@ def test_rows_of_a_set_in_a_world() -> None:
     rows = serving.judge(task)
     assert [(row["part"], row["rate"]) for row in rows] == [("joint", 0.01), ("joint", 1.2), ("independent", 0.01)]
     for row in (rows[0], rows[2]):  # at hardly any load all are in time
-        assert {row[name] for name in ("edf", "streams", "clustered", "whole")} == {100.0}
+        assert {row[name] for name in serving.POLICIES} == {100.0}
     assert rows == serving.judge(task)
 
 
@@ -118,8 +118,8 @@ def test_independent_arrivals_have_the_load_that_is_asked_for() -> None:
 def test_metrics_by_hand() -> None:
     same = dict.fromkeys(serving.POLICIES, 50.0)
     rows = [
-        {"world": 0, "part": "joint", "rate": 1.2, **same, "clustered": 60.0},
-        {"world": 0, "part": "joint", "rate": 1.2, **same, "streams": 40.0},
+        {"world": 0, "part": "joint", "rate": 1.2, **same, "clustered": 60.0, "streams": 0.0},
+        {"world": 0, "part": "joint", "rate": 1.2, **same, "streams": 40.0, "streams_naive": 30.0},
         {"world": 0, "part": "joint", "rate": 0.8, **same, "clustered": 0.0},
         {"world": 1, "part": "joint", "rate": 1.2, **same, "edf": 20.0},
         {"world": 0, "part": "independent", "rate": 0.5, **same, "clustered": 49.0},

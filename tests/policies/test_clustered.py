@@ -281,6 +281,59 @@ def test_lanes_that_a_set_leaves_over_are_filled() -> None:
     assert [(model, cores) for _, model, _, _, cores, _ in told.story] == [("a", (0,)), ("b", (1,)), ("c", (2,))]
 
 
+GPU = Machine.of({"cuda:0": range(2)})
+STREAMS = tuple(GPU.share((slot,), "cuda:0") for slot in range(2))
+ON_GPU = TablePredictor(
+    {
+        name: replace(
+            table,
+            rows=(*table.rows, *(replace(row, cores=2, latency_ns=row.latency_ns * 3 // 4) for row in table.rows)),
+        )
+        for name, table in MODELS.items()
+    }
+)
+"""All of the device is a quarter quicker than a stream beside others."""
+
+
+def on_gpu(plan: JointPlan = PLAN, **options: object) -> Told:
+    told = Told(Clustered(TWO_LANES))
+    policy = Clustered(STREAMS, joint_plans=(plan,), **options)  # type: ignore[arg-type]
+    told.engine = Engine(tuple(TENANTS.values()), policy, ON_GPU, GPU)
+    return told
+
+
+def test_on_a_gpu_what_is_in_no_set_gets_all_of_it() -> None:
+    told = on_gpu()
+    assert told.engine.policy.shares == (*STREAMS, GPU.devices[0])
+    told.arrive(("c", 1, 900))
+    told.arrive(("a", 4, 900), ("b", 1, 900), at=5)
+    assert [(model, cores) for _, model, _, _, cores, _ in told.story] == [("c", (0, 1))], "a set waits for all of it"
+    told.end(0, 15)
+    assert [each.share.size for each in told.launches.values()] == [2, 1, 1, 1, 1, 1]
+    told.arrive(("c", 1, 400), at=20)
+    for number in (1, 2, 3, 4):
+        told.end(number, 60 + number)
+        assert len(told.launches) == 6, "nothing begins beside a set"
+    told.end(5, 180)
+    assert told.story[-1][1:5] == ("c", (0, 1), (), (0, 1))
+
+
+def test_on_a_gpu_a_set_must_end_before_its_members_in_turn() -> None:
+    """In turn they take 120 and 45 on all of it; by the plan 150, and 220 where b waits for all of a."""
+    for plan, follows in ((PLAN, True), (JointPlan(PLAN.members, waits=(Wait(1, 0, 0, 4),)), False)):
+        told = on_gpu(plan)
+        told.arrive(("a", 4, 900), ("b", 1, 900))
+        assert (told.launches[0].share.size == 1) is follows
+
+
+@pytest.mark.parametrize(("deadline", "follows"), [(171, False), (172, True)])
+def test_on_a_gpu_others_must_be_in_time_when_all_of_it_is_free(deadline: int, follows: bool) -> None:
+    """The set has ended at 150; then c takes 22."""
+    told = on_gpu(preempt=False)
+    told.arrive(("a", 4, 160), ("b", 1, 900), ("c", 1, deadline))
+    assert (told.launches[0].share.size == 1) is follows
+
+
 def test_who_leaves_and_who_fails_lets_the_others_go_on() -> None:
     told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("a", 4, 900), ("b", 1, 900))

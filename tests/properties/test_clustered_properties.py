@@ -21,9 +21,10 @@ from cotenant.types import Outcome, Tenant
 from cotenant.work import Machine
 from strand_books import Books
 
-MACHINE = Machine.of({"cpu": (0, 1, 2)})
+MACHINE = Machine.of({"cpu": (0, 1, 2), "cuda:0": (0, 1), "cuda:1": (0,)})
 LANES = tuple(MACHINE.share((core,)) for core in range(3))
 WIDE = (MACHINE.share((0, 1)), MACHINE.share((2,)))
+STREAMS = (MACHINE.share((0,), "cuda:0"), MACHINE.share((1,), "cuda:0"), MACHINE.share((0,), "cuda:1"))
 TENANTS = {
     "deep": Tenant("deep", 400, cuts=(0, 1, 3, 4, 6), max_batch=4, splits=((0, 1, 3, 4, 6),)),
     "flat": Tenant("flat", 400, cuts=(0, 1, 2), max_batch=2),
@@ -73,6 +74,7 @@ class Sets(Books):
             group.add(launch.work.tenant)
             if before < len(group):
                 self.seen[f"a set of {len(group)}"] += 1
+            self.seen["a launch of a set on a stream"] += launch.share.device != "cpu"
             self.seen["a chunk"] += bool(launch.work.rows)
             self.seen["behind another set"] += any(
                 other in self.waited and self.waited[other].group != launch.group for other in launch.after
@@ -84,7 +86,10 @@ class Sets(Books):
 
 
 def walk(random: Random, steps: int) -> None:
-    drop, lanes = random.choice([*DropRule, DropRule.HOPELESS]), random.choice([LANES, LANES[:2], LANES[:1], WIDE])
+    drop, lanes = (
+        random.choice([*DropRule, DropRule.HOPELESS]),
+        random.choice([LANES, LANES[:2], LANES[:1], WIDE, STREAMS]),
+    )
     stretch, preempt = random.choice([0.0, 0.1, 1.0]), random.random() < 0.7
 
     def policy() -> Clustered:
@@ -114,6 +119,7 @@ def test_long_histories_keep_it_too_and_get_everywhere() -> None:
         "a set of 2": 50,
         "a set of 3": 20,
         "a chunk": 200,
+        "a launch of a set on a stream": 20,
         "behind another set": 20,
         "behind one that ran": 50,
         "a launch of a set failed": 50,

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from application_samples import CHAIN, write_application, write_models
@@ -103,6 +103,7 @@ def test_what_cannot_be_in_time_is_rejected_at_arrival() -> None:
     lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
     policy=st.sampled_from([name for name in POLICIES if name != "overlap"]),
 )
+@example(seed=8851, after=DIAMOND, drop=DropRule.NONE, lanes=TWO_LANES, policy="clustered").via("a batch in parts")
 def test_the_simulator_does_what_the_server_does(
     seed: int, after: Sequence[Sequence[int]], drop: DropRule, lanes: tuple[Share, ...], policy: str
 ) -> None:

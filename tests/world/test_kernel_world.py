@@ -392,6 +392,23 @@ def test_launches_run_units_and_rows_beside_each_other() -> None:
         world.pop()
 
 
+def test_rows_of_parts_are_joined_once_by_what_goes_on_with_others() -> None:
+    world = KernelWorld({"m": table([(10, 0.25, 0, 0)] * 4, batch=4, join_us=7)}, FREE)
+
+    def play(number: int, start: int, end: int, *rows: int, at: int) -> int:
+        work = Work("m", 0, rows[1] - rows[0] if rows else 4, start, end, rows=rows)
+        world.start(Launch(number, 1, (1,), work, end == 4, Share((0,), "gpu"), 1, 1, part=bool(rows)), at)
+        ends, _ = world.next_ns(), world.pop()
+        assert ends is not None
+        return ends - at
+
+    assert play(1, 0, 1, 0, 2, at=0) == play(2, 0, 1, 2, 4, at=100 * US) == 10 * US
+    assert play(3, 1, 2, 0, 2, at=200 * US) == play(4, 1, 2, 2, 4, at=300 * US) == 10 * US  # parts go on as they are
+    assert play(5, 2, 3, at=400 * US) == 17 * US
+    assert play(6, 3, 4, at=500 * US) == 10 * US
+    assert play(7, 2, 4, at=600 * US) == 20 * US  # another batch of that number, without parts
+
+
 def test_launches_of_what_is_not_known_are_refused() -> None:
     world = KernelWorld({"m": table([(10, 0.25, 0, 0)] * 4, batch=4)}, FREE)
     with pytest.raises(InvalidValueError, match="tenant is 'x'"):

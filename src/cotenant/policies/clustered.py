@@ -7,7 +7,8 @@ each member is a launch of its own, which waits for those before it, on other la
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 from cotenant.core.snapshot import Decision, QueueView, Snapshot, Start
@@ -16,10 +17,10 @@ from cotenant.policies.joint_strands import Laid, Strand, lay, strands_of
 from cotenant.policies.ordered.edf import Edf
 from cotenant.profile.joint_plan import JointMember, JointPlan
 from cotenant.types import Query
-from cotenant.work import Share, Work
+from cotenant.work import CPU, Share, Work
 
 _DEAR = 2
-"""Times as much as what a set costs its plan has to gain where others wait. Chosen by simulation: 1 loses up to 3
+"""Times as much as what a set costs its plan has to gain. Chosen by simulation: 1 loses up to 3
 points of attainment where chunks cost a fifth of a batch, 4 is no better."""
 
 
@@ -48,9 +49,10 @@ class Clustered(Edf):
     `joint_plans` are followed when the query that would start next is of a member, and at least one other member is
     there; absent ones are empty. A member is there with just the rows of its plan. A set is started only where each
     member is predicted in time, each query and batch that is more urgent than a member of it is in time behind it, and,
-    with `preempt`, so is each that might arrive and be more urgent than all of it; and where anybody else waits, only
-    where the plan costs little time of the lanes for what it gains. What does not get its plan is served
-    as by edf, and so are lanes that a set leaves over. Nobody waits for an arrival.
+    with `preempt`, so is each that might arrive and be more urgent than all of it; and only where the plan costs little
+    time of the lanes for what it gains (`_is_worth`). What does not get its plan is served as by edf, on a CPU on the
+    lanes that a set leaves over. Lanes of any other device stand for streams that slow each other: there, what is in no
+    set gets all lanes of the device as one. Nobody waits for an arrival.
 
     A lane may be planned on that is busy: its strands begin when the launches that have it are over.
 
@@ -58,25 +60,42 @@ class Clustered(Edf):
     """
 
     joint_plans: tuple[JointPlan, ...] = ()
+    alone: Edf = field(init=False, repr=False, compare=False)
+    """How what is in no set is served, and where: on lanes of a CPU, or all of another device."""
 
     name: ClassVar[str] = "clustered"
 
     def __post_init__(self) -> None:
         Edf.__post_init__(self)
+        by_device: dict[str, list[Share]] = {}
+        for lane in self.lanes:
+            by_device.setdefault(lane.device, []).append(lane)
+        places = [
+            place
+            for device, lanes in by_device.items()
+            for place in (lanes if device == CPU else [reduce(Share.joined, lanes)])
+        ]
+        alone = Edf(tuple(places), self.drop, self.preempt, stretch=self.stretch, cautious=self.cautious)
+        object.__setattr__(self, "alone", alone)
         for plan in self.joint_plans:
             models = [member.model for member in plan.members]
             self.check("joint_plans", len(set(models)) == len(models), "plans for different models, each once")
             strands_of(plan, (True,) * len(models))
 
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The lanes of sets, and where others are served."""
+        return tuple(dict.fromkeys((*self.lanes, *self.alone.lanes)))
+
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """Start a set by its plan if the next query has one, then fill the free lanes by deadline."""
-        desk = self._desk(snapshot)
+        """Start a set by its plan if the next query has one, then give what is free to others by deadline."""
+        desk = self.alone._desk(snapshot)
         free = snapshot.free_mask
         for start in self._next_set(desk) if self.joint_plans else ():
             desk.starts.append(start)
             desk.take(start)
             free &= ~start.share.mask
-        self._fill_lanes(desk, free)
+        self.alone._fill_lanes(desk, free)
         return Decision(tuple(desk.starts), tuple(desk.drops), memory)
 
     def _next_set(self, desk: Desk) -> Sequence[Start]:
@@ -85,6 +104,8 @@ class Clustered(Edf):
         if place is None:
             return ()
         name, lanes = place[0].tenant.name, self._lanes(desk.snapshot)
+        if not lanes:
+            return ()
         found: list[tuple[int, int, list[_Present | None]]] = []
         for number, plan in enumerate(self.joint_plans):
             if any(member.model == name for member in plan.members):
@@ -112,7 +133,7 @@ class Clustered(Edf):
         while desk.drops_hopeless and at < len(queue.queries):
             head = queue.queries[at]
             work, left_ns = queue.tenant.work(head.shape, head.items), head.deadline_ns - desk.now_ns
-            if not desk.drop_hopeless((head,), work, self.sizes, left_ns):
+            if not desk.drop_hopeless((head,), work, self.alone.sizes, left_ns):
                 break
             at = desk.head_at(queue)
         return at
@@ -139,7 +160,8 @@ class Clustered(Edf):
         return _Present(queue, at, tuple(chosen), tenant.work(head.shape, items))
 
     def _lanes(self, snapshot: Snapshot) -> list[_Lane]:
-        """The lanes that a set may use: those that are free, and those of launches that have just this lane."""
+        """The lanes that a set may use: those that are free, and those of launches that have just this lane; of lanes
+        that slow each other all or none, when all are free: what a set takes beside another one is not known."""
         now = snapshot.now_ns
         shares: dict[int, Share] = {}
         ends_ns: dict[int, int] = {}
@@ -149,12 +171,18 @@ class Clustered(Edf):
         for number, launch in sorted(snapshot.waiting.items()):
             shares[number] = launch.share
             ends_ns[number] = launch.predicted_ns + max([ends_ns.get(other, now) for other in launch.after])
+        free = snapshot.free_mask
+        idle = sum([place.mask for place in self.alone.lanes if place.mask & free == place.mask])
         found = []
         for lane in self.lanes:
+            if lane not in self.alone.lanes:
+                if lane.mask & idle:
+                    found.append(_Lane(lane, now, None))
+                continue
             owner = max([number for number, share in shares.items() if share.mask & lane.mask], default=None)
             if owner is not None and shares[owner].mask == lane.mask:
                 found.append(_Lane(lane, ends_ns[owner], owner))
-            elif lane.mask & snapshot.free_mask == lane.mask:
+            elif lane.mask & free == lane.mask:
                 found.append(_Lane(lane, now, None))
         return found
 
@@ -200,28 +228,45 @@ class Clustered(Edf):
         laid: Sequence[Laid],
         lanes: Sequence[_Lane],
     ) -> bool:
-        """Whether a set, where others wait, gains enough by its plan for the time of lanes that it costs, both as
-        against all members at once. Lanes that a plan keeps for later are idle, and parts take longer than the whole.
+        """Whether a set gains enough by its plan for the time of lanes that it costs, both as against its members
+        served in no set. Lanes that a plan keeps for later are idle, and parts take longer than the whole.
+
+        On lanes that do not slow each other that counts where others wait; else the gain is known from the plan.
         """
         own = {query.id for each in there if each is not None for query in each.queries}
         others = (query.id for queue in desk.snapshot.queues.values() for query in queue.queries)
-        if not desk.snapshot.paused and all(each in own or each in desk.taken for each in others):
+        if (
+            self.alone.lanes == self.lanes
+            and not desk.snapshot.paused
+            and all(each in own or each in desk.taken for each in others)
+        ):
             return True
         whole = [each for each in enumerate(there) if each[1] is not None]
         streams = [Strand(member, 0, plan.members[member].units, (), ()) for member, _ in whole]
-        times = [[desk.latency_ns(each.work, lane.share.size) for lane in lanes] for _, each in whole if each]
         ranks = [member.rank for member in plan.members]
-        at_once = _frees_ns(lay(streams, ranks, times, [lane.free_ns for lane in lanes]), lanes)
-        planned = _frees_ns(laid, lanes)
-        return _DEAR * (sum(planned) - sum(at_once)) <= max(at_once) - max(planned)
+        free = self._alone([lane.free_ns for lane in lanes], lanes)
+        times = [[desk.latency_ns(each.work, place.share.size) for place in free] for _, each in whole if each]
+        without = _frees_ns(lay(streams, ranks, times, [place.free_ns for place in free]), free)
+        planned = [place.free_ns for place in self._alone(_frees_ns(laid, lanes), lanes)]
+        return _DEAR * (sum(planned) - sum(without)) <= max(without) - max(planned)
+
+    def _alone(self, frees_ns: Sequence[int], lanes: Sequence[_Lane]) -> list[_Lane]:
+        """Where others than sets are served, and from when on, where lanes are free at these times."""
+        found = []
+        for place in self.alone.lanes:
+            inside = [free for free, lane in zip(frees_ns, lanes, strict=True) if lane.share.mask & place.mask]
+            if inside:
+                found.append(_Lane(place, max(inside), None))
+        return found
 
     def _is_clear(
         self, desk: Desk, there: Sequence[_Present | None], laid: Sequence[Laid], lanes: Sequence[_Lane]
     ) -> bool:
         """Whether a set makes nobody late who would have gone before one of its members, or might arrive and go before
-        all of them: each gets the lane that is free first behind it. Who is late anyway does not count."""
-        snapshot, now, size = desk.snapshot, desk.now_ns, self.lanes[0].size
-        wait_ns = min(_frees_ns(laid, lanes)) - now
+        all of them: each is served where it is free first behind it. Who is late anyway does not count."""
+        snapshot, now = desk.snapshot, desk.now_ns
+        behind = min(self._alone(_frees_ns(laid, lanes), lanes), key=lambda place: place.free_ns)
+        wait_ns, size = behind.free_ns - now, behind.share.size
         keys = [each.queue.keys[each.at] for each in there if each is not None]
         first, last = min(keys), max(keys)
         own = {query.id for each in there if each is not None for query in each.queries}

@@ -319,8 +319,9 @@ class Streams:
 class KernelWorld:
     """See above, for the simulator: a stream for each launch, whose tenant's units and rows are those of a table.
 
-    A launch that waited for others (`Launch.after`) pays `event_ns`; its first kernel was issued meanwhile. Shares are
-    not read: streams of one context have all slots of the device. Launches do not grow.
+    A launch that waited for others (`Launch.after`) pays `event_ns`; its first kernel was issued meanwhile. The first
+    one behind launches that had other rows of its batch begins with the kernel that joins these. Shares are not read:
+    streams of one context have all slots of the device. Launches do not grow.
     """
 
     def __init__(self, tables: Mapping[str, KernelTable], device: KernelDevice) -> None:
@@ -328,6 +329,8 @@ class KernelWorld:
         self._costs = {name: KernelCosts(table, device) for name, table in tables.items()}
         self._streams = Streams(device)
         self._ended: list[tuple[int, int]] = []
+        self._parts: dict[int, dict[int, set[tuple[int, ...]]]] = {}
+        """By batch and unit, the rows of the parts that end there and are not joined yet."""
         self._ahead: tuple[list[int], Streams] | None = None
         """What comes next if nothing else is started: which launches end, and all that runs then."""
 
@@ -339,6 +342,7 @@ class KernelWorld:
         kernels = costs.at(work.items)[work.start : work.end]
         if not kernels or work.end > costs.table.size:
             raise InvalidValueError(f"launch of {work.tenant!r}", "end", work.end, f"up to {costs.table.size} units")
+        kernels = (*self._join(launch, costs.table), *kernels)
         while ended := self._streams.advance(now_ns):
             self._ended += [(self._streams.now_ns, each) for each in ended]
         device, begin = self._device, self._streams.now_ns
@@ -346,6 +350,20 @@ class KernelWorld:
         ready_ns, issued_ns = (begin + device.event_ns, begin - issue_ns) if launch.after else (begin, begin)
         self._streams.add(Stream(launch.id, kernels, ready_ns, issued_ns, issue_ns))
         self._ahead = None
+
+    def _join(self, launch: Launch, table: KernelTable) -> tuple[KernelCost, ...]:
+        """The kernel that a launch begins with where parts of its batch are to be put together."""
+        work = launch.work
+        parts = self._parts.setdefault(launch.batch, {})
+        joins = work.rows not in parts.get(work.start, {work.rows})
+        if joins:
+            del parts[work.start]
+        if work.rows and work.end < table.size:
+            parts.setdefault(work.end, set()).add(work.rows)
+        if not parts:
+            del self._parts[launch.batch]
+        join_ns = float(table.join_ns[work.start - 1]) if joins else 0.0
+        return (KernelCost.of(join_ns, 1.0, 0.0, 1.0, self._device.waves),) if join_ns else ()
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: it does not."""

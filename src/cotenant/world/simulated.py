@@ -152,7 +152,9 @@ class SimulatedExecutor:
         """See Executor."""
         with self._lock:
             batch = self._batches.begin(launch)
-            if launch.work.start == 0 or launch.part:
+            if batch.part is not None:
+                batch.kept = batch.part
+            elif launch.work.start == 0:
                 batch.kept = batch.whole()
             self._running[launch.id] = launch, batch, on_end
             self._world.start(launch, self._clock.now_ns())
