@@ -334,6 +334,17 @@ def test_on_a_gpu_others_must_be_in_time_when_all_of_it_is_free(deadline: int, f
     assert (told.launches[0].share.size == 1) is follows
 
 
+@pytest.mark.parametrize(("slo", "follows"), [(171, False), (172, True)])
+def test_on_a_gpu_who_might_arrive_and_go_before_a_member_must_be_in_time_behind_the_set(
+    slo: int, follows: bool
+) -> None:
+    told = on_gpu()
+    tenants = (TENANTS["a"], TENANTS["b"], replace(TENANTS["c"], slo_ns=slo))
+    told.engine = Engine(tenants, told.engine.policy, ON_GPU, GPU)
+    told.arrive(("a", 4, 160), ("b", 1, 900))
+    assert (told.launches[0].share.size == 1) is follows
+
+
 def test_who_leaves_and_who_fails_lets_the_others_go_on() -> None:
     told = Told(Clustered(TWO_LANES, joint_plans=(PLAN,)))
     told.arrive(("a", 4, 900), ("b", 1, 900))

@@ -49,7 +49,8 @@ class Clustered(Edf):
     `joint_plans` are followed when the query that would start next is of a member, and at least one other member is
     there; absent ones are empty. A member is there with just the rows of its plan. A set is started only where each
     member is predicted in time, each query and batch that is more urgent than a member of it is in time behind it, and,
-    with `preempt`, so is each that might arrive and be more urgent than all of it; and only where the plan costs little
+    with `preempt`, so is each that might arrive and be more urgent than all of it (where it takes a whole device, than
+    one of its members); and only where the plan costs little
     time of the lanes for what it gains (`_is_worth`). What does not get its plan is served as by edf, on a CPU on the
     lanes that a set leaves over. Lanes of any other device stand for streams that slow each other: there, what is in no
     set gets all lanes of the device as one. Nobody waits for an arrival.
@@ -263,12 +264,14 @@ class Clustered(Edf):
         self, desk: Desk, there: Sequence[_Present | None], laid: Sequence[Laid], lanes: Sequence[_Lane]
     ) -> bool:
         """Whether a set makes nobody late who would have gone before one of its members, or might arrive and go before
-        all of them: each is served where it is free first behind it. Who is late anyway does not count."""
+        all of them, or where it takes all of a device before one: each is served where it is free first behind it. Who
+        is late anyway does not count."""
         snapshot, now = desk.snapshot, desk.now_ns
         behind = min(self._alone(_frees_ns(laid, lanes), lanes), key=lambda place: place.free_ns)
         wait_ns, size = behind.free_ns - now, behind.share.size
         keys = [each.queue.keys[each.at] for each in there if each is not None]
-        first, last = min(keys), max(keys)
+        last = max(keys)
+        arrival = min(keys) if behind.share in self.lanes else last
         own = {query.id for each in there if each is not None for query in each.queries}
 
         def is_late(work: Work, left_ns: int) -> bool:
@@ -278,7 +281,7 @@ class Clustered(Edf):
         waiting: list[tuple[Work, int]] = []
         for queue in snapshot.queues.values():
             tenant = queue.tenant
-            if self.preempt and self.arrival_key(tenant, now, snapshot.predictor) < first:
+            if self.preempt and self.arrival_key(tenant, now, snapshot.predictor) < arrival:
                 waiting.append((tenant.work(0, 1), tenant.slo_ns))
             for key, query in zip(queue.keys, queue.queries, strict=True):
                 if key > last:
