@@ -22,7 +22,20 @@ from cotenant.repository import contention_path, profile_path
 from cotenant.world.contention import Traffic
 from repositories import BAD, config, scaled, write_bad, write_good, write_model
 
-COMMANDS = ("demo", "devices", "models", "compile", "plan", "profile", "serve", "load", "simulate", "explain", "replay")
+COMMANDS = (
+    "demo",
+    "devices",
+    "models",
+    "compile",
+    "plan",
+    "profile",
+    "serve",
+    "load",
+    "simulate",
+    "explain",
+    "bound",
+    "replay",
+)
 WORKLOAD = """
 seed = 3
 duration_s = 3.0
@@ -226,6 +239,16 @@ def test_explain_and_replay_a_simulated_trace(run: Run, trace: Path) -> None:
     assert result["events"] > 300
 
 
+def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:
+    status, out, err = run("bound", trace)
+    assert (status, err) == (0, "")
+    facts = one_object(run("bound", trace, "--json")[1])
+    assert f"of {facts['asked']} queries could be answered in time, {facts['in_time']} were" in out
+    assert facts["in_time"] <= facts["most"] <= facts["asked"] == sum(each["asked"] for each in facts["tenants"])
+    assert facts["least_attainment"] <= facts["fair"] <= 1
+    assert all(each["tenant"] in out for each in facts["tenants"])
+
+
 def test_a_trace_that_was_tampered_with_differs(run: Run, trace: Path, tmp_path: Path) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     changed = tmp_path / "changed.jsonl"
@@ -274,6 +297,8 @@ WRONG: dict[str, tuple[Callable[[Path, Path, Path, Path], tuple[object, ...]], s
     "explain folder": (lambda r, w, t, f: ("explain", 1, f), "cannot be read"),
     "explain number": (lambda r, w, t, f: ("explain", 10**9, t), "is not in this trace"),
     "explain no trace": (lambda r, w, t, f: ("explain", 1, w), "is not a cotenant-trace/2 file"),
+    "bound nowhere": (lambda r, w, t, f: ("bound", f / "nowhere"), "cannot be read"),
+    "bound nothing": (lambda r, w, t, f: ("bound", damaged(t, f, 1, "[")), "line 2 is not a record"),
     "replay nowhere": (lambda r, w, t, f: ("replay", f / "nowhere"), "cannot be read"),
     "replay damage": (lambda r, w, t, f: ("replay", damaged(t, f, 5, "[1, 2")), "line 6 is not a record"),
     "replay event": (lambda r, w, t, f: ("replay", damaged(t, f, 5, '[1,"QueryArrived",{"x":1},[]]')), "QueryArrived"),

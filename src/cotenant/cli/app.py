@@ -8,6 +8,7 @@ import typer
 
 from cotenant import __version__
 from cotenant.cli import (
+    bound,
     cluster,
     compiling,
     demo,
@@ -59,6 +60,7 @@ app.command("serve")(serve.serve)
 app.command("load")(load.load)
 app.command("simulate")(simulate.simulate)
 app.command("explain")(explain.explain)
+app.command("bound")(bound.bound)
 app.command("replay")(replay.replay)
 app.add_typer(cluster.cluster)
 app.add_typer(zoo.zoo)

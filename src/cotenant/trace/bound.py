@@ -1,0 +1,171 @@
+"""How far the run that a trace tells of was from what could have been: see `workload.bound`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from msgspec import convert
+
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.trace.trace_log import Header, Record, TraceError, work_of
+from cotenant.types import Outcome, Query, Tenant
+from cotenant.work import Work
+from cotenant.workload.bound import Demand, largest_least_share, most_answers, most_worth
+
+
+@dataclass(frozen=True, slots=True)
+class TenantBound:
+    """A tenant of a run: its queries, those answered in time, and the slot time that one takes at least on average.
+
+    `pace` is how many times as long as the profile says its launches took.
+    """
+
+    tenant: str
+    weight: float
+    asked: int
+    in_time: int
+    slot_ns: float
+    pace: float
+
+    @property
+    def attainment(self) -> float:
+        """Which part was answered in time; 1 where nothing was asked."""
+        return self.in_time / self.asked if self.asked else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunBound:
+    """What a run achieved, beside what no schedule could beat: answers in time, their worth by the tenants' weights,
+    and the smallest attainment, with the tenants that keep it from being larger."""
+
+    tenants: tuple[TenantBound, ...]
+    slots: int
+    most: float
+    weighted: float
+    fair: float
+    limited_by: tuple[str, ...]
+
+    @property
+    def in_time(self) -> int:
+        """Answers in time."""
+        return sum(each.in_time for each in self.tenants)
+
+    @property
+    def worth(self) -> float:
+        """What they are worth."""
+        return sum(each.in_time * each.weight for each in self.tenants)
+
+    @property
+    def least(self) -> float:
+        """The smallest attainment of a tenant that asked."""
+        return min((each.attainment for each in self.tenants if each.asked), default=1.0)
+
+
+def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
+    """The bounds of a recorded run. Queries that their clients withdrew, or that had not ended, are left out.
+
+    A query takes at least what a row of it costs in the batch and on the share where it costs least, by the profile in
+    the trace, times what the tenant's launches took over what the profile says of them; stages of applications are
+    queries of their models. Raises TraceError for a trace of several devices, or without a query.
+    """
+    if len(head.machine) != 1:
+        raise TraceError(f"the trace is of the devices {', '.join(head.machine)}, expected one: slots differ")
+    tables, tenants = dict(head.tables), {each.name: each for each in head.tenants}
+    asked: dict[int, Query] = {}
+    ended: list[tuple[Query, str]] = []
+    running: dict[int, tuple[int, Work, int]] = {}
+    took: dict[tuple[Work, int], tuple[int, int]] = {}
+    """Launches of one kind: how many, and their time."""
+    for record in records:
+        event = record.event
+        if record.kind == "QueryArrived":
+            query = convert(event["query"], Query)
+            asked[query.id] = query
+        elif record.kind == "TenantAdded":
+            tenants[event["tenant"]["name"]] = convert(event["tenant"], Tenant)
+        elif record.kind == "PredictorChanged" and not tables.keys() >= event["predictor"]["tables"].keys():
+            tables = convert(event["predictor"]["tables"], dict[str, LatencyTable]) | tables
+        elif record.kind == "LaunchGrew":
+            running.pop(event["launch"], None)  # its time is of several sizes
+        elif record.kind == "LaunchEnded" and event["launch"] in running:
+            start_ns, work, size = running.pop(event["launch"])
+            if event["error"] is None:
+                count, total_ns = took.get((work, size), (0, 0))
+                took[work, size] = count + 1, total_ns + record.time_ns - start_ns
+        for kind, action in record.actions:
+            if kind == "Launch":
+                running[action["id"]] = record.time_ns, work_of(action), len(action["share"]["cores"])
+            elif kind == "Respond" and action["query"] in asked:
+                ended.append((asked.pop(action["query"]), action["outcome"]))
+    known = {name: each for name, each in tenants.items() if name in tables}
+    ended = [each for each in ended if each[0].tenant in known and each[1] != Outcome.CANCELLED]
+    if not ended:
+        raise TraceError("the trace has no query that ended and was of a model with a profile")
+    predictor = TablePredictor(tables, head.scales)
+    pace = _pace(predictor, known, took)
+    slots = len(next(iter(head.machine.values())))
+    sizes = _sizes(head, slots)
+    cost: dict[tuple[str, int], float] = {}
+    demands = []
+    for query, _ in ended:
+        key = query.tenant, query.shape
+        if key not in cost:
+            cost[key] = _row_ns(predictor, known[query.tenant], query.shape, sizes) * pace.get(query.tenant, 1.0)
+        demands.append(Demand(query.tenant, query.arrival_ns, query.deadline_ns, query.items * cost[key]))
+    return _bound(known, demands, [outcome for _, outcome in ended], pace, slots)
+
+
+def _bound(
+    known: Mapping[str, Tenant],
+    demands: list[Demand],
+    outcomes: list[str],
+    pace: Mapping[str, float],
+    slots: int,
+) -> RunBound:
+    made = []
+    for name, tenant in known.items():
+        mine = [(each, outcome) for each, outcome in zip(demands, outcomes, strict=True) if each.tenant == name]
+        made.append(
+            TenantBound(
+                name,
+                tenant.weight,
+                len(mine),
+                sum(outcome == Outcome.ANSWERED for _, outcome in mine),
+                sum(each.slot_ns for each, _ in mine) / len(mine) if mine else 0.0,
+                pace.get(name, 1.0),
+            )
+        )
+    weights = {each.tenant: each.weight for each in made}
+    fair, limited_by = largest_least_share(demands, slots)
+    return RunBound(
+        tuple(made), slots, most_answers(demands, slots), most_worth(demands, slots, weights), fair, limited_by
+    )
+
+
+def _pace(
+    predictor: TablePredictor, known: Mapping[str, Tenant], took: Mapping[tuple[Work, int], tuple[int, int]]
+) -> dict[str, float]:
+    """How many times as long as the profile says the launches of each tenant took."""
+    found: dict[str, tuple[int, int]] = {}
+    for (work, size), (count, total_ns) in took.items():
+        if work.tenant in known:
+            real_ns, believed_ns = found.get(work.tenant, (0, 0))
+            plain = Work(work.tenant, work.shape, work.items, work.start, work.end)
+            found[work.tenant] = real_ns + total_ns, believed_ns + count * predictor.latency_ns(plain, size)
+    return {name: real_ns / believed_ns for name, (real_ns, believed_ns) in found.items()}
+
+
+def _sizes(head: Header, slots: int) -> list[int]:
+    """Sizes of shares that a launch may have had."""
+    return sorted({slots, *(len(lane["cores"]) for lane in head.policy_options.get("lanes", ()))})
+
+
+def _row_ns(predictor: TablePredictor, tenant: Tenant, shape: int, sizes: list[int]) -> float:
+    """Slot time of a row, in the batch and on the share where it is least."""
+    return min(
+        size * predictor.latency_ns(tenant.work(shape, rows), size) / rows
+        for size in sizes
+        for rows in range(1, tenant.max_batch + 1)
+    )
