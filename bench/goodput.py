@@ -6,6 +6,9 @@ with onnxruntime, one thread a call and no spinning, and get the same clients, s
 Capacity is measured: the highest rate at which fcfs answers this mix in a closed loop (16 queries always inside) with
 the client on the same cores, so it includes the front-end and the client. Attainment = answered within the SLO, as a
 share of what was offered, all tenants together; the rows have each tenant's. docs/benchmarks.md says more.
+
+A second part sets ResNet-50 and MiniLM at 20 + 30 and 30 + 50 queries a second beside Triton, as it comes and with
+dynamic batches and queues that reject; of three such queues the one that answers most in time at the lower rate.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import Contender, Inputs, ours, prepare, sample_all, saturation, warm_up, workload
 from bench.peers import mlserver_process as mlserver
+from bench.peers import triton_process as triton
+from cotenant.config import NS_PER_MS, load_model_config
 from cotenant.load import run_load_process
 from cotenant.workload import for_capacity
 
@@ -33,6 +38,9 @@ SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = (1.2, 2.0), (1.2,)
 SECONDS, QUICK_SECONDS = 20.0, 5.0
 WARM_UP_S, QUICK_WARM_UP_S = 3.0, 1.0
+PAIR = ("resnet50", "minilm")
+PAIR_RATES, QUICK_PAIR_RATES = ({"1x": (20.0, 30.0), "1_6x": (30.0, 50.0)}, {"1x": (20.0, 30.0)})
+"""Queries a second of the pair."""
 _SERVER = '[device]\nlanes = "{}"\n'
 
 
@@ -69,15 +77,18 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     summary = _summary(rows, [each.name for each in contenders], factors, QUICK_SECONDS if quick else SECONDS)
     summary["capacity_per_s"] = capacity
     _show(console, rows, contenders, factors)
-    if missing:
-        console.print(missing)
+    pair_rows, absent = _beside_triton(console, root, service_ns, inputs, seeds, quick)
+    summary |= _pair_summary(pair_rows, QUICK_SECONDS if quick else SECONDS)
+    for each in filter(None, (missing, absent)):
+        console.print(each)
     if quick:
         console.print(
             "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, and edf that is "
-            "cautious or has one lane"
+            "cautious or has one lane; the higher rate beside Triton, and the choice of its queues"
         )
-    versions = mlserver.packages() if peer else {}
-    return {"summary": summary, "rows": [*peer_rows, *rows], "seeds": seeds, "versions": versions}
+    versions = mlserver.ENVIRONMENT.versions("mlserver") if peer else {}
+    versions |= triton.ENVIRONMENT.versions("nvidia-pytriton") if pair_rows else {}
+    return {"summary": summary, "rows": [*peer_rows, *rows, *pair_rows], "seeds": seeds, "versions": versions}
 
 
 # --- contenders -------------------------------------------------------------------------------------------------------
@@ -87,10 +98,10 @@ def _peer(
     root: Path, mix: Mapping[str, float], inputs: Inputs, quick: bool
 ) -> tuple[list[Contender], list[dict[str, Any]], str]:
     """MLServer with the tuning that answers most at saturation, what the others did, and why it is missing if it is."""
-    if quick and not mlserver.is_installed():
+    if quick and not mlserver.ENVIRONMENT.is_installed:
         return [], [], "quick: MLServer is left out, since it is not installed yet; a full run installs it"
     try:
-        mlserver.install()
+        mlserver.ENVIRONMENT.install()
     except BenchError as error:
         return [], [], f"left out: {error}"
     models = {model: root / model / "1" / "model.onnx" for model in MODELS}
@@ -115,6 +126,84 @@ def _peer(
     return [contender(best)], rows, failed
 
 
+# --- Triton -----------------------------------------------------------------------------------------------------------
+
+
+def _beside_triton(
+    console: Console, root: Path, service_ns: Mapping[str, float], inputs: Inputs, seeds: Sequence[int], quick: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """Runs of the pair, all contenders in turns, and why Triton is missing if it is."""
+    if quick and not triton.ENVIRONMENT.is_installed:
+        return [], "quick: Triton is left out, since it is not installed yet; a full run installs it"
+    models = {}
+    for model in PAIR:
+        section = load_model_config(root / model / "config.toml")
+        slo_ns = round(section.tenant.slo_ms * NS_PER_MS)
+        path = root / model / "1" / "model.onnx"
+        models[model] = triton.Served(path, section.model.max_batch, slo_ns, service_ns[model])
+
+    def contender(name: str, tuning: triton.Tuning) -> Contender:
+        return Contender(name, f"Triton, {tuning}", lambda: triton.serving(models, tuning))
+
+    def turn(contenders: Sequence[Contender], at: str, seed: int) -> Iterator[dict[str, Any]]:
+        rates = (QUICK_PAIR_RATES if quick else PAIR_RATES)[at]
+        mix = dict(zip(PAIR, rates, strict=True))
+        mine = {model: inputs[model] for model in PAIR}
+        for row in _turn(contenders, root, mix, mine, 1.0, 0.0, seed, quick):
+            yield row | {"load": f"{rates[0]:g} + {rates[1]:g}", "pair": at}
+
+    try:
+        triton.ENVIRONMENT.install()
+        tuned = [contender(str(tuning), tuning) for tuning in (triton.TUNED[1:2] if quick else triton.TUNED)]
+        tried = list(turn(tuned, "1x", 0)) if len(tuned) > 1 else []
+    except BenchError as error:
+        return [], f"Triton is left out: {error}"
+    best = max(tried, key=lambda row: row["goodput_per_s"])["contender"] if tried else tuned[0].name
+    tuning = next(each for each in triton.TUNED if str(each) == best)
+    contenders = [
+        ours("edf", root, "--policy", "edf", "--drop", "hopeless"),
+        ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"),
+        contender("triton_tuned", tuning),
+        contender("triton_default", triton.Tuning()),
+    ]
+    rows = [
+        row
+        for seed in seeds
+        for at in (QUICK_PAIR_RATES if quick else PAIR_RATES)
+        for row in turn(contenders, at, seed)
+    ]
+    table = Table("queries/s", "contender", "attainment", "goodput/s", *PAIR, "p99 ms")
+    table.title = "ResNet-50 and MiniLM beside Triton; medians over the seeds"
+    for at, name in dict.fromkeys((row["pair"], row["contender"]) for row in rows):
+        keys = ("attainment", "goodput_per_s", *(f"attainment_{model}" for model in PAIR), "p99_ms")
+        values = [_pair_median(rows, name, at, key) for key in keys]
+        load = next(row["load"] for row in rows if row["pair"] == at)
+        cells = [f"{values[0]:.3f}", f"{values[1]:.1f}", *(f"{value:.3f}" for value in values[2:4]), f"{values[4]:.0f}"]
+        table.add_row(load, name, *cells)
+    console.print(table)
+    console.print(f"triton_tuned: {tuning}", highlight=False)
+    return [*({**row, "pair": "tuning"} for row in tried), *rows], ""
+
+
+def _pair_median(rows: Sequence[dict[str, Any]], contender: str, at: str, key: str) -> float:
+    values = [row[key] for row in rows if (row["contender"], row["pair"]) == (contender, at)]
+    return statistics.median([value for value in values if value is not None] or [math.nan])
+
+
+def _pair_summary(rows: Sequence[dict[str, Any]], seconds: float) -> dict[str, float]:
+    """Answers in time of ours over Triton's, medians over the seeds; who has none counts as one query a run."""
+    summary = {}
+    for at in dict.fromkeys(row["pair"] for row in rows if row["pair"] in PAIR_RATES):
+        mine, cautious, tuned, default = (
+            _pair_median(rows, name, at, "goodput_per_s")
+            for name in ("edf", "edf_cautious", "triton_tuned", "triton_default")
+        )
+        summary[f"over_triton_tuned_{at}"] = mine / max(tuned, 1 / seconds)
+        summary[f"cautious_over_triton_tuned_{at}"] = cautious / max(tuned, 1 / seconds)
+        summary[f"over_triton_default_{at}"] = mine / max(default, 1 / seconds)
+    return summary
+
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +225,7 @@ def _turn(
         load = workload(root, contender.prefix, rates, seed, *spans)
         named = {contender.prefix + model: samples for model, samples in inputs.items()}
         with contender.start() as url:
-            asyncio.run(warm_up(url, contender.prefix, inputs))
+            asyncio.run(warm_up(url, contender.prefix, inputs, strict=False))
             result = run_load_process(load, http_url=url, inputs=named)
         total = result.summary.total
         yield {

@@ -279,3 +279,36 @@ def test_the_peers_routes_cannot_be_taken_for_its_own() -> None:
 
     assert mlserver_process.MODEL_PREFIX.endswith("/")
     assert [tuning.workers for tuning in mlserver_process.tunings(2)] == [0, 1, 2]
+
+
+def test_triton_is_told_what_its_queues_may_hold(tmp_path: Path) -> None:
+    from bench.peers import triton_process as triton
+    from cotenant.zoo import build
+
+    build("tiny", tmp_path / "model.onnx")
+    served = triton.Served(tmp_path / "model.onnx", 8, 100_000_000, 12_000_000.0)
+    plain = triton._config("tiny", served, triton.Tuning())
+    assert "max_batch_size: 8" in plain
+    assert 'input { name: "x" data_type: TYPE_FP32 dims: [16] }' in plain
+    assert "dynamic_batching" not in plain
+    queue = "timeout_action: REJECT default_timeout_microseconds: 50000 max_queue_size: 4"
+    assert queue in triton._config("tiny", served, triton.Tuning(0.5))
+
+
+def test_answers_over_tritons_are_of_medians_and_never_over_none() -> None:
+    from bench import goodput
+
+    def rows(at: str, **per_s: float) -> list[dict[str, object]]:
+        return [{"contender": name, "pair": at, "goodput_per_s": each} for name, each in per_s.items()]
+
+    made = [
+        *rows("1x", edf=30.0, edf_cautious=33.0, triton_tuned=10.0, triton_default=0.0),
+        *rows("1x", edf=20.0, edf_cautious=33.0, triton_tuned=20.0, triton_default=0.0),
+        *rows("1x", edf=40.0, edf_cautious=33.0, triton_tuned=15.0, triton_default=0.0),
+        *rows("tuning", triton_tuned=99.0),
+    ]
+    assert goodput._pair_summary(made, 20.0) == {
+        "over_triton_tuned_1x": 2.0,
+        "cautious_over_triton_tuned_1x": 2.2,
+        "over_triton_default_1x": 600.0,
+    }

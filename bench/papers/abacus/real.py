@@ -173,11 +173,11 @@ def _with_barrier(root: Path) -> Path:
 
 def _peer(root: Path, models: Sequence[str], quick: bool, console: Console) -> list[Contender]:
     """MLServer with a worker for all cores, which answered most at saturation in the benchmark `goodput`."""
-    if quick and not mlserver.is_installed():
+    if quick and not mlserver.ENVIRONMENT.is_installed:
         console.print("quick: MLServer is left out, since it is not installed yet; a full run installs it")
         return []
     try:
-        mlserver.install()
+        mlserver.ENVIRONMENT.install()
     except BenchError as error:
         console.print(f"left out: {error}")
         return []
