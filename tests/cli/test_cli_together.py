@@ -128,7 +128,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
     kept = load_tasks(tasks_path(root))
     left = kept.models["left"][2]
     assert sorted(left.batches) == list(row_buckets(4))[1:]
-    assert left.splits == (True,) * len(left.units)
+    assert left.splits == (tuple(range(len(left.units) + 1)),)
     assert kept.models["right"][2].batches == {}
     before = tasks_path(root).read_bytes()
     facts = json.loads(run("plan", root, *TOGETHER, "--json")[1])

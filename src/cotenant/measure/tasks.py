@@ -179,7 +179,7 @@ class _Measuring:
             hand_over,
             rounds["variation"],
             rounds["disturbance"],
-            splits=model.row_graph(self._shape).splits if self._is_batched else (),
+            splits=self._opened.splits or (),
         )
 
     def batch(self, rows: int, one: ModelTasks) -> BatchTimes:

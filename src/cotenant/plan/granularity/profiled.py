@@ -36,17 +36,19 @@ def table_of_latencies(
     lanes: int,
     lane_cores: int,
     cuts: Sequence[int],
-    splits: Sequence[bool],
+    splits: Sequence[Sequence[int]],
 ) -> KernelTable:
     """The stretches between the cuts of a model on lanes of so many cores, at its first declared shape, by its latency
-    and the weights of its units: for models that no profile of tasks has. `splits` are of the stretches."""
+    and the weights of its units: for models that no profile of tasks has. `splits` are of its units."""
     believed = TablePredictor({tenant: table})
     duration = [
         [believed.latency_ns(Work(tenant, 0, rows, start, end), lane_cores) for rows in range(1, batch + 1)]
         for start, end in pairwise(cuts)
     ]
     names = tuple(f"units {start} to {end}" for start, end in pairwise(cuts))
-    return lane_table(tenant, names, np.maximum.accumulate(np.array(duration, np.float64), axis=1), lanes, splits)
+    runs = [[at for at, cut in enumerate(cuts) if cut in run] for run in splits]
+    columns = np.maximum.accumulate(np.array(duration, np.float64), axis=1)
+    return lane_table(tenant, names, columns, lanes, [run for run in runs if len(run) > 1])
 
 
 def lane_rules(hand_over_ns: int) -> Occupancy:
@@ -70,9 +72,10 @@ def _at(known: Sequence[int], times: Sequence[float], batch: int) -> list[float]
     return [float(each) for each in np.maximum.accumulate(found)]
 
 
-def lane_table(tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[bool]) -> KernelTable:
-    """A table of units that take `duration` [units, rows] in ns on one of so many lanes. Without `splits` none is known
-    to treat every row by itself."""
+def lane_table(
+    tenant: str, units: Sequence[str], duration: Column, lanes: int, splits: Sequence[Sequence[int]]
+) -> KernelTable:
+    """A table of units that take `duration` [units, rows] in ns on one of so many lanes."""
     count, batch = duration.shape
     none = np.zeros_like(duration)
     return KernelTable(
@@ -84,5 +87,5 @@ def lane_table(tenant: str, units: Sequence[str], duration: Column, lanes: int, 
         none,
         none,
         np.zeros(count),
-        tuple(splits) or (False,) * count,
+        tuple(map(tuple, splits)),
     )
