@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,25 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from msgspec import UNSET
 
 from application_samples import x_of
 from client import Client, Watch, started
 from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import PolicyChanged
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.measure.opening import open_version
-from cotenant.measure.solo import Effort
+from cotenant.measure.solo import CORES, Effort
+from cotenant.measure.sweep import profile_repository
 from cotenant.plan.granularity.kept import keep_together, read_together
 from cotenant.plan.granularity.worker import Asked, search
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
-from cotenant.repository import find_versions, together_path
+from cotenant.profile.profile_file import Profile, save_profile
+from cotenant.repository import find_versions, profile_path, together_path
 from cotenant.serve.brain import together
+from cotenant.serve.opener.profiles import stored_or_measured
+from cotenant.serve.opener.served_models import serve_model
 from cotenant.serve.rehearsal import Rehearsal, RehearsalError, check_answers
 from cotenant.serve.server import Server
 from cotenant.work import Share
@@ -63,6 +70,15 @@ def chain(seed: int) -> Callable[[], onnx.ModelProto]:
         return s.model([info("x", ["batch", 8])], [info("y", ["batch", 8])])
 
     return make
+
+
+def mixing() -> onnx.ModelProto:
+    """As left was, and then less the mean of all rows."""
+    s = Sketch()
+    t = s.op("MatMul", "x", s.weight(8, 8))
+    less = s.op("Sub", t, s.op("ReduceMean", t, axes=[0], keepdims=1))
+    s.op("MatMul", less, s.weight(8, 8), out="y")
+    return s.model([info("x", ["batch", 8])], [info("y", ["batch", 8])])
 
 
 @pytest.fixture
@@ -194,6 +210,55 @@ def test_a_broken_file_is_told_and_the_models_are_served(
         assert set(ask(server)) == {"a", "b"}
     finally:
         server.stop()
+
+
+def test_rows_are_not_analysed_again_where_a_profile_of_the_model_has_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysed: list[str] = []
+    real = SegmentedModel.row_graph
+
+    def count(self: SegmentedModel, shapes: Any) -> Any:
+        analysed.append(self.name)
+        return real(self, shapes)
+
+    monkeypatch.setattr(SegmentedModel, "row_graph", count)
+    quick = Effort(budget_s=0.0, min_runs=2, max_runs=2, warm_up=0)
+    settings = ServerConfig(device=DeviceSection(cores=(0,)))
+
+    def profiled() -> Profile:
+        return profile_repository(root, settings, quick, fresh=False, on_step=lambda *_: None)[0]
+
+    def told() -> tuple[int, Any]:
+        """How often the model left is analysed as it is opened to be served, and what its tenant has."""
+        analysed.clear()
+        [found] = find_versions(root, "left")
+        opened = open_version(root, found)
+        with opened.runner:
+            profile = stored_or_measured(root, found, opened, (Share((0,)),), CORES)
+            splits = serve_model(opened, profile, ("1",), preempt=True).tenant.splits
+            return len(analysed), splits
+
+    assert told()[0] == 1, "there is no profile"
+    profile = profiled()
+    analysed.clear()
+    every = tuple(range(len(profile.models["left"].unit_ns) + 1))
+    assert told() == (0, (every,))
+    path, left = profile_path(root), profile.models["left"]
+    before = replace(profile, models={**profile.models, "left": replace(left, splits=UNSET)})
+    save_profile(path, before)
+    assert told() == (1, (every,)), "of a profile of before"
+    versions = {**profile.device.versions, "cotenant": "0.0.1"}
+    lie = replace(left, splits=((0, 1),))
+    elsewhere = replace(profile, device=replace(profile.device, versions=versions), models={"left": lie})
+    save_profile(path, elsewhere)
+    assert told() == (1, (every,)), "by other rules, perhaps"
+    assert profiled().models["left"].splits == (every,), "and so is what a new profile takes over"
+    assert told()[0] == 0
+    write_model(root, "left", config(max_batch=4, slo_ms=60000), {1: mixing})
+    changed = told()
+    assert changed[0] == 1
+    assert changed[1] != (every,)
 
 
 def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
