@@ -15,7 +15,7 @@ import onnx
 import pytest
 from msgspec import UNSET
 
-from application_samples import x_of
+from application_samples import fan, write_application, x_of
 from client import Client, Watch, started
 from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.core.actions import Enqueue, Launch
@@ -38,24 +38,6 @@ from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
-FAN = """
-[application]
-slo_ms = 60000
-
-[[application.stage]]
-name = "one"
-model = "left"
-inputs = { x = "x" }
-
-[[application.stage]]
-name = "other"
-model = "right"
-inputs = { x = "x" }
-
-[application.outputs]
-a = "one.y"
-b = "other.y"
-"""
 POLICY = PolicySection("clustered", {"drop": "none"})
 
 
@@ -87,8 +69,7 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "models"
     for seed, name in enumerate(("left", "right")):
         write_model(folder, name, config(max_batch=4, slo_ms=60000), {1: chain(seed)})
-    (folder / "fan").mkdir()
-    (folder / "fan" / "config.toml").write_text(FAN)
+    write_application(folder, "fan", fan("left", "right"), slo_ms=60000)
     return folder
 
 
