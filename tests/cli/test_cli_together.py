@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 import msgspec
 import onnx
 import pytest
+import torch
+from torch import nn
 
 from application_samples import fan, write_application
 from commands import Run
@@ -168,9 +170,23 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert "it was made from another profile" in out
 
 
+def as_torch(path: Path) -> None:
+    """Five layers and the rest, as a program with an open batch, in place of the ONNX file."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layers = [each for _ in range(5) for each in (nn.Linear(16, 16), nn.Tanh())]
+        net = nn.Sequential(*layers, nn.Linear(16, 16)).eval()
+    batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    torch.export.save(torch.export.export(net, (torch.zeros(2, 16),), dynamic_shapes=batch), path / "model.pt2")
+    (path / "model.onnx").unlink()
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
 def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
-    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
+    if suffix == "pt2":
+        as_torch(root / "left" / "1")
     monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", -1e9)
     status, out, err = run("plan", root, *TOGETHER, "--json")
     assert status == 0, err
@@ -178,6 +194,12 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     assert measured["sequential_ns"] > 0 < measured["streams_ns"]
     assert len(measured["plans_ns"]) == 2
     assert all(measured["plans_ns"]), "the plan was followed"
+    left = load_tasks(tasks_path(root)).models["left"][2]
+    assert left.splits == (tuple(range(len(left.units) + 1)),)
+    assert sorted(left.batches) == [2, 4]
+    if suffix == "pt2":
+        status, _, err = run("plan", root, "--placement", "left")
+        assert (status, "is a .pt2 file, and placed are models of ONNX alone" in err) == (2, True)
 
 
 def test_a_simulation_follows_what_is_kept(

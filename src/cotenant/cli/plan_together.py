@@ -132,7 +132,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
             raise ConfigError(f"model {model!r}: {rows} rows are asked for, and its max_batch is {config.max_batch}")
         with progress_bar(quiet=as_json, what=f"measuring {model}") as on_step:
             tenant, taken = measure_tasks(
-                asked.root, model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, rows=rows
+                asked.root, model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, rows=rows, in_a_row=True
             )
         tables.append(table_of_tasks(tenant, taken, rows, len(lanes)))
         tasks.append((taken, rows))
