@@ -197,6 +197,8 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     left = load_tasks(tasks_path(root)).models["left"][2]
     assert left.splits == (tuple(range(len(left.units) + 1)),)
     assert sorted(left.batches) == [2, 4]
+    assert left.join_ns_per_mib > 0
+    assert {tensor.size_bytes for tensor in left.tensors} == {16 * 4}
     if suffix == "pt2":
         status, _, err = run("plan", root, "--placement", "left")
         assert (status, "is a .pt2 file, and placed are models of ONNX alone" in err) == (2, True)

@@ -116,6 +116,10 @@ def test_tables_of_tasks_take_what_was_measured_and_go_between_and_beyond() -> N
     ]
     assert (table.units, table.splits) == (("0:u0", "1:u1"), ((0, 1),))
     assert set(table.need.ravel()) == {0.25}
+    assert not table.join_ns.any(), "where it was not measured"
+    wide = tasks_of([1] * 4, [1] * 4, {0: (1,), 1: (2, 3), 2: (3,)})  # of 0, 64 and 128 bytes a row
+    joined = table_of_tasks("m", msgspec.structs.replace(wide, join_ns_per_mib=1 << 20), 3, 2).join_ns
+    assert joined.tolist() == [0, 3 * 64, 3 * (64 + 128), 0]
     assert table_of_tasks("m", linear_tasks(3), 3, 2).duration_ns[0].tolist() == [800 * US, 1600 * US, 2400 * US]
     assert hand_over_ns([tasks, linear_tasks()]) == 15 * US
 

@@ -63,6 +63,7 @@ _PAIR_RUNS = 200
 _HAND_OVERS = 300
 _STEPS = 6
 _BATCH_STEPS = 3
+_JOINED_MIB, _JOINS = 16, 20
 Inputs = Mapping[str, Any]
 _Taken = tuple[int, int]
 """Wall time, CPU time."""
@@ -151,11 +152,11 @@ class _Measuring:
     ) -> None:
         self._model, self._opened, self._share, self._effort = model, opened, share, effort
         self._journal, self._on_step = journal, on_step
-        self._steps = sum(_STEPS if rows == 1 else _BATCH_STEPS for rows in wanted)
+        self._is_batched = opened.found.config.model.max_batch > 1
+        self._steps = sum(_STEPS + self._is_batched if rows == 1 else _BATCH_STEPS for rows in wanted)
         self._done = 0
         self._shape = opened.sweep((share,), effort).largest_shape
         self._ways: tuple[Threads, Threads] = (1, share.cores)
-        self._is_batched = opened.found.config.model.max_batch > 1
 
     def one_row(self) -> ModelTasks:
         """All there is to measure of one row."""
@@ -172,6 +173,7 @@ class _Measuring:
             tensors = self._step(
                 "tensors", lambda: msgspec.to_builtins(_tensors(model, self._shape, inputs)), "tensors"
             )
+            join = self._step("join", join_ns_per_mib, "rows put together") if self._is_batched else 0
         core, whole = _times(weights, cuts, rounds, launches)
         return ModelTasks(
             self._opened.digest,
@@ -185,6 +187,7 @@ class _Measuring:
             rounds["variation"],
             rounds["disturbance"],
             splits=self._opened.splits or (),
+            join_ns_per_mib=join,
         )
 
     def batch(self, rows: int, one: ModelTasks) -> BatchTimes:
@@ -338,6 +341,19 @@ def hand_over_ns(share: Share) -> int:
             giver.put(give)
             ended.wait()
     return round(median(samples))
+
+
+def join_ns_per_mib() -> int:
+    """What it takes to put two halves below each other, as the rows of parts are; median.
+
+    They are larger than most caches, as tensors of parts are that other lanes have just made.
+    """
+    halves, samples = [np.ones(_JOINED_MIB << 17, np.float32) for _ in range(2)], []
+    for _ in range(_JOINS):
+        began = time.thread_time_ns()
+        np.concatenate(halves)
+        samples.append(time.thread_time_ns() - began)
+    return round(median(samples) / _JOINED_MIB)
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """Tables of models on the lanes of a processor, from what was measured of them: the one place where they come from.
 
 A lane runs one strand at a time: it is a slot, and a unit needs one. What the memory's bandwidth does to lanes beside
-each other is not in these tables, nor what it takes to put rows together.
+each other is not in these tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,15 +19,22 @@ from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.task_profile import ModelTasks
 from cotenant.work import Work
 
+_MIB = 1 << 20
+
 
 def table_of_tasks(tenant: str, tasks: ModelTasks, batch: int, lanes: int) -> KernelTable:
     """The units of a model on lanes of one core, as they were measured. Rows between those that were are interpolated,
-    further ones take as much more as the last did; no row makes a unit quicker."""
+    further ones take as much more as the last did; no row makes a unit quicker. Behind a chunk all that crosses there
+    is put together, as if all of it had been made in the chunk."""
     measured = {1: tasks.core} | {rows: each.core for rows, each in tasks.batches.items()}
     known = sorted(measured)
     columns = np.array([measured[rows].unit_ns for rows in known], np.float64).T
     duration = np.array([_at(known, column, batch) for column in columns])
-    return lane_table(tenant, tasks.units, duration, lanes, tasks.splits)
+    crossing = np.zeros(len(tasks.units))
+    for tensor in tasks.tensors:
+        crossing[tensor.producer : max(tensor.readers)] += tensor.size_bytes
+    join_ns = crossing * batch * tasks.join_ns_per_mib / _MIB
+    return replace(lane_table(tenant, tasks.units, duration, lanes, tasks.splits), join_ns=join_ns)
 
 
 def table_of_latencies(
