@@ -81,6 +81,11 @@ def test_random_plans_are_above_the_bound(seed: int, members: int) -> None:
     assert cost is None or bound_of(tables, rules) <= cost.makespan_ns
 
 
+def test_the_bound_is_not_above_by_a_rounding() -> None:
+    tables, rules = random_set(14383, 1), random_rules(14383)
+    assert bound_of(tables, rules) <= JointEvaluator(tables, rules, PLAIN).cost(random_plan(14383, tables)).makespan_ns
+
+
 def test_the_parts_of_the_published_search() -> None:
     for seed in range(5):
         tables, rules = random_set(seed, 3, 10), random_rules(seed)
@@ -196,13 +201,17 @@ def test_every_move_gives_a_plan_of_the_set() -> None:
     made = dict.fromkeys(["add_chunk", "change_chunk", "add_wait", "change_wait", "change_rank", "change_barrier"], 0)
     for seed in range(30):
         tables = random_set(seed, 3, 10)
+        tables = with_long_steps(seed, tables) if seed % 2 else tables
         evaluator, moves = JointEvaluator(tables, random_rules(seed), PLAIN), Moves(tables, rng)
         plan = evaluator.streams
         for _ in range(40):
             window = Window.of(*evaluator.spans(plan), rng)
             kind = rng.choice(moves.kinds)
             other = kind(plan, window)
-            if other is None or evaluator.cost_if(other) is None:
+            if other is None:
+                continue
+            assert all(tables[each.member].may_split(each.start, each.end) for each in other.chunks)
+            if evaluator.cost_if(other) is None:
                 continue
             made[kind.__name__] += other != plan
             assert other.members[0].units == plan.members[0].units

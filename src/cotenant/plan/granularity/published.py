@@ -205,7 +205,7 @@ class Descent:
             start_unit, end = table.step(unit)
             if start_unit != unit or start_unit == end:
                 continue
-            if any(chunk.member == member and chunk.start < end and unit < chunk.end for chunk in plan.chunks):
+            if any(chunk.member == member and chunk.start <= unit < chunk.end for chunk in plan.chunks):
                 continue
             need = np.minimum(1.0, table.need[unit:end].max(axis=0))
             fits = [rows for rows in range(1, table.batch) if need[rows - 1] <= residue + 1e-9]
