@@ -11,7 +11,7 @@ from enum import StrEnum
 from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.errors import InvalidValueError
-from cotenant.work import Work
+from cotenant.work import Work, may_split
 
 DEFAULT_PRIORITY = 0
 """Stands for "no priority given"; as in Triton, 1 is the most urgent level and larger numbers are less urgent."""
@@ -108,7 +108,7 @@ class Tenant(_Remembers):
 
     def may_split(self, start: int, end: int) -> bool:
         """Whether units [start, end) may run for a part of the rows."""
-        return self.splits is not UNSET and any(start in run and end in run for run in self.splits)
+        return self.splits is not UNSET and may_split(self.splits, start, end)
 
     def work(self, shape: int, items: int, start: int = 0) -> Work:
         """Rows of a declared shape, from unit `start` to the end of the model."""

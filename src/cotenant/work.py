@@ -53,6 +53,11 @@ class Work(Struct, frozen=True, gc=False, order=True, cache_hash=True, array_lik
         return Work(self.tenant, self.shape, last - first, self.start, self.end, self.version, (first, last))
 
 
+def may_split(splits: Iterable[Sequence[int]], start: int, end: int) -> bool:
+    """Whether units [start, end) may run for a part of the rows: both lie in one of the runs of boundaries."""
+    return any(start in run and end in run for run in splits)
+
+
 class PieceTime(Struct, frozen=True, gc=False, array_like=True):
     """Units of a placed launch that ran in one call: on which cores of its share, by number, how many units, and from
     when to when after the launch's units had begun."""

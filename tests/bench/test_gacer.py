@@ -166,7 +166,7 @@ def test_counted_operations_are_taken_at_their_word(tmp_path: Path) -> None:
     table = measured_table(read_kernels(path), "a", 2, Gpu("x", 80, 10.0, 500.0), PLAIN)
     assert table.compute[0, 1] == pytest.approx(1e8 / (100_000 * 10_000 * 0.5))
     assert table.bandwidth[0, 1] == pytest.approx(1e6 / (100_000 * 500 * 0.8))
-    assert table.splits == (False,)
+    assert table.splits == ()
 
 
 @pytest.mark.parametrize(

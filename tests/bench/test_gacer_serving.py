@@ -29,7 +29,7 @@ def table(name: str, ms: float, need: float, units: int = 4, batch: int = 2) -> 
     shares = np.zeros(shape)
     names = tuple(f"{name}{unit}" for unit in range(units))
     return KernelTable(
-        name, batch, names, halved, np.full(shape, need), shares, shares, np.zeros(units), (True,) * units
+        name, batch, names, halved, np.full(shape, need), shares, shares, np.zeros(units), (tuple(range(units + 1)),)
     )
 
 

@@ -12,8 +12,10 @@ from xml.etree import ElementTree
 import msgspec
 import onnx
 import pytest
+import torch
+from torch import nn
 
-from application_samples import write_application
+from application_samples import fan, write_application
 from commands import Run
 from cotenant.cli import plan_together
 from cotenant.cli.plan_together import asked_batches
@@ -21,7 +23,7 @@ from cotenant.execute.batches import row_buckets
 from cotenant.measure import solo
 from cotenant.measure import tasks as measuring
 from cotenant.measure.solo import Effort
-from cotenant.plan.file import read_plan
+from cotenant.plan.file import placements_text, read_plan, together_text
 from cotenant.plan.granularity.kept import read_together
 from cotenant.plan.granularity.planner import FoundJointPlan, found
 from cotenant.predict.occupancy.evaluator import JointEvaluator
@@ -29,6 +31,7 @@ from cotenant.profile.device import this_device
 from cotenant.profile.joint_plan import Chunk, Wait
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
 from cotenant.profile.task_profile import load_tasks, save_tasks
+from cotenant.profile.unit_placement import UnitPlacement, runs_of
 from cotenant.repository import profile_path, tasks_path, together_path
 from cotenant.serve import rehearsal
 from cotenant.serve.rehearsal import Rehearsed
@@ -36,24 +39,6 @@ from cotenant.trace import read
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
-FAN = """
-[application]
-slo_ms = {slo_ms}
-
-[[application.stage]]
-name = "one"
-model = "left"
-inputs = {{ x = "x" }}
-
-[[application.stage]]
-name = "other"
-model = "right"
-inputs = {{ x = "x" }}
-
-[application.outputs]
-a = "one.y"
-b = "other.y"
-"""
 TOGETHER = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
 THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "clustered"\n'
 
@@ -128,7 +113,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
     kept = load_tasks(tasks_path(root))
     left = kept.models["left"][2]
     assert sorted(left.batches) == list(row_buckets(4))[1:]
-    assert left.splits == (True,) * len(left.units)
+    assert left.splits == (tuple(range(len(left.units) + 1)),)
     assert kept.models["right"][2].batches == {}
     before = tasks_path(root).read_bytes()
     facts = json.loads(run("plan", root, *TOGETHER, "--json")[1])
@@ -166,11 +151,42 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert "is of 'left' as it was" in out
     facts = json.loads(run("plan", "--check", plan, "--profiles", root, "--json")[1])
     assert (facts["holds"], len(facts["violations"])) == (False, 1)
+    save_tasks(tasks_path(root), profile)
+    placement = UnitPlacement("left", "another", 2, 1, 2, 1, runs_of((("unit", "cpu:0"),)))
+    _, _, sections = together_text((msgspec.structs.replace(kept, profile="older"),)).partition("[[together]]")
+    plan.write_text(placements_text((placement,)) + "\n[[together]]" + sections)
+    status, out, _ = run("plan", "--check", plan, "--profiles", root, "--json")
+    both = json.loads(out)  # one object, which judges all that the file has
+    assert (status, both["holds"]) == (1, False)
+    assert any("placement of 'left'" in each for each in both["violations"])
+    slower = any("left=4 and right=1 together" in each for each in both["violations"])
+    assert slower != bool(both["stale"]), "by what the units were measured to take it may be slower than all at once"
+    monkeypatch.setattr("cotenant.plan.placement.judge.placement_faults", lambda *_: [])
+    monkeypatch.setattr("cotenant.plan.granularity.kept.verdict", lambda *_: ([], True))
+    status, out, _ = run("plan", "--check", plan, "--profiles", root)
+    assert status == 0
+    assert "holds: left placed on 2 cores" in out
+    assert ", left=4 and right=1 together on 2 lanes" in out
+    assert "it was made from another profile" in out
 
 
+def as_torch(path: Path) -> None:
+    """Five layers and the rest, as a program with an open batch, in place of the ONNX file."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        layers = [each for _ in range(5) for each in (nn.Linear(16, 16), nn.Tanh())]
+        net = nn.Sequential(*layers, nn.Linear(16, 16)).eval()
+    batch = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    torch.export.save(torch.export.export(net, (torch.zeros(2, 16),), dynamic_shapes=batch), path / "model.pt2")
+    (path / "model.onnx").unlink()
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
 def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
-    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
+    if suffix == "pt2":
+        as_torch(root / "left" / "1")
     monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", -1e9)
     status, out, err = run("plan", root, *TOGETHER, "--json")
     assert status == 0, err
@@ -178,6 +194,14 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     assert measured["sequential_ns"] > 0 < measured["streams_ns"]
     assert len(measured["plans_ns"]) == 2
     assert all(measured["plans_ns"]), "the plan was followed"
+    left = load_tasks(tasks_path(root)).models["left"][2]
+    assert left.splits == (tuple(range(len(left.units) + 1)),)
+    assert sorted(left.batches) == [2, 4]
+    assert left.join_ns_per_mib > 0
+    assert {tensor.size_bytes for tensor in left.tensors} == {16 * 4}
+    if suffix == "pt2":
+        status, _, err = run("plan", root, "--placement", "left")
+        assert (status, "is a .pt2 file, and placed are models of ONNX alone" in err) == (2, True)
 
 
 def test_a_simulation_follows_what_is_kept(
@@ -191,7 +215,7 @@ def test_a_simulation_follows_what_is_kept(
         points = tuple(Point(0, rows, 1, 9, *[rows * 10**6] * 4) for rows in (1, 2, 4))
         models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0, splits=(tuple(range(units + 1)),))
     save_profile(profile_path(root), Profile(this_device(), "", "", models))
-    write_application(root, "fan", FAN, slo_ms=60000)
+    write_application(root, "fan", fan("left", "right"), slo_ms=60000)
     workload, trace = tmp_path / "workload.toml", tmp_path / "trace.jsonl"
     workload.write_text('duration_s = 1\n[[tenant]]\nmodel = "fan"\nitems = 4\nrate = 5\n')
     status, _, err = run("simulate", workload, root, "--trace", trace)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +17,17 @@ from cotenant.errors import InvalidValueError
 from cotenant.plan.granularity.bounds import bound_of
 from cotenant.plan.granularity.moves import Moves, Window
 from cotenant.plan.granularity.planner import JointProgress, Sequential, Streams
+from cotenant.plan.granularity.profiled import lane_rules, lane_table
 from cotenant.plan.granularity.published import JointObjective, Published
 from cotenant.plan.granularity.search import JointSearch
 from cotenant.predict.occupancy.evaluator import PLAIN, JointEvaluator
+from cotenant.predict.occupancy.rules import Occupancy
 from cotenant.profile.joint_plan import Chunk, JointPlan
-from kernel_sets import random_plan, random_rules, random_set
+from cotenant.profile.kernel_table import KernelTable
+from cotenant.types import Tenant
+from cotenant.world.joint_run import JointWorld
+from cotenant.world.kernels import Admission, KernelDevice
+from kernel_sets import random_plan, random_rules, random_set, with_long_steps
 
 
 def all_barriers(plan: JointPlan) -> Iterator[JointPlan]:
@@ -35,9 +43,7 @@ def all_chunks(evaluator: JointEvaluator) -> Iterator[tuple[Chunk, ...]]:
     """No run of units cut, or one of each member, in two."""
     ways: list[list[Chunk | None]] = []
     for m, table in enumerate(evaluator.tables):
-        runs = [
-            (a, b) for start, end in table.runs_that_split() for a in range(start, end) for b in range(a + 1, end + 1)
-        ]
+        runs = [pair for run in table.splits for pair in itertools.combinations(run, 2)]
         halves = [(rows, table.batch - rows) for rows in range(1, table.batch)]
         ways.append([None, *(Chunk(m, a, b, rows) for a, b in runs for rows in halves)])
     for chosen in itertools.product(*ways):
@@ -51,7 +57,8 @@ def best_of_all(evaluator: JointEvaluator) -> float:
         for chunks in all_chunks(evaluator)
         for plan in all_barriers(msgspec.structs.replace(evaluator.streams, chunks=chunks))
     )
-    return min(evaluator.cost(plan).makespan_ns for plan in plans)
+    costs = (evaluator.cost_if(plan) for plan in plans)
+    return min(cost.makespan_ns for cost in costs if cost is not None)
 
 
 @given(st.integers(0, 10_000))
@@ -72,6 +79,11 @@ def test_random_plans_are_above_the_bound(seed: int, members: int) -> None:
     tables, rules = random_set(seed, members), random_rules(seed)
     cost = JointEvaluator(tables, rules, PLAIN).cost_if(random_plan(seed, tables))
     assert cost is None or bound_of(tables, rules) <= cost.makespan_ns
+
+
+def test_the_bound_is_not_above_by_a_rounding() -> None:
+    tables, rules = random_set(14383, 1), random_rules(14383)
+    assert bound_of(tables, rules) <= JointEvaluator(tables, rules, PLAIN).cost(random_plan(14383, tables)).makespan_ns
 
 
 def test_the_parts_of_the_published_search() -> None:
@@ -189,15 +201,82 @@ def test_every_move_gives_a_plan_of_the_set() -> None:
     made = dict.fromkeys(["add_chunk", "change_chunk", "add_wait", "change_wait", "change_rank", "change_barrier"], 0)
     for seed in range(30):
         tables = random_set(seed, 3, 10)
+        tables = with_long_steps(seed, tables) if seed % 2 else tables
         evaluator, moves = JointEvaluator(tables, random_rules(seed), PLAIN), Moves(tables, rng)
         plan = evaluator.streams
         for _ in range(40):
             window = Window.of(*evaluator.spans(plan), rng)
             kind = rng.choice(moves.kinds)
             other = kind(plan, window)
-            if other is None or evaluator.cost_if(other) is None:
+            if other is None:
+                continue
+            assert all(tables[each.member].may_split(each.start, each.end) for each in other.chunks)
+            if evaluator.cost_if(other) is None:
                 continue
             made[kind.__name__] += other != plan
             assert other.members[0].units == plan.members[0].units
             plan = moves.stripped(other, window) if rng.random() < 0.1 else other
     assert min(made.values()) > 5
+
+
+# --- steps of several units -------------------------------------------------------------------------------------------
+
+
+def refused(plan: JointPlan, tables: Sequence[KernelTable]) -> list[tuple[int, int]]:
+    """What a tenant would not run for a part of its rows, of all that a plan stops and cuts."""
+    found = []
+    for m, table in enumerate(tables):
+        tenant = Tenant(table.model, 1, (0, table.size), table.batch, splits=table.splits)
+        found += [part for part in plan.parts_of(m) if not tenant.may_split(*part)]
+    return found
+
+
+@given(st.integers(0, 100_000), st.integers(1, 3))
+@settings(max_examples=20)
+def test_what_searches_cut_may_be_cut(seed: int, members: int) -> None:
+    """Chunks begin, are stopped by pointers, and end where a tenant lets them."""
+    tables, rules = with_long_steps(seed, random_set(seed, members, 10)), random_rules(seed)
+    world, bound = JointWorld(tables, KernelDevice(Admission.IN_ORDER, 0)), bound_of(tables, rules)
+    for planner in (Published(rounds=150), JointSearch(evaluations=250, rounds=100)):
+        found = planner.find(tables, rules)
+        assert bound <= found.makespan_ns <= found.streams_ns
+        for plan in (found.plan, *found.alternatives):
+            assert refused(plan, tables) == []
+            world.run(plan)  # which refuses them, too
+
+
+@given(st.integers(0, 100_000))
+@settings(max_examples=60)
+def test_a_plan_is_judged_where_its_chunks_may_be_left_and_nowhere_else(seed: int) -> None:
+    tables, rules = with_long_steps(seed, random_set(seed, 2, 8)), random_rules(seed)
+    plan = random_plan(seed, tables)
+    circles = msgspec.structs.replace(plan, chunks=())
+    evaluator = JointEvaluator(tables, rules, PLAIN)
+    goes_round = evaluator.cost_if(circles) is None
+    assert (evaluator.cost_if(plan) is None) == (goes_round or bool(refused(plan, tables)))
+
+
+def test_units_that_split_together_alone_are_cut_as_one() -> None:
+    """As those of the attention in BERT as ONNX, which otherwise divide the model into short runs."""
+    duration = np.outer([1e6] * 6, [0.25, 0.5, 0.75, 1])
+    none, step = (lane_table("a", "123456", duration, 2, splits) for splits in ((), ((0, 6),)))
+    other, rules = lane_table("b", "1", np.array([[1e5]]), 2, ()), lane_rules(0)
+    for planner in (Published(rounds=200), JointSearch(evaluations=400)):
+        assert planner.find([none, other], rules).plan.chunks == ()
+    ours = JointSearch(evaluations=400).find([step, other], rules)
+    assert [(chunk.start, chunk.end) for chunk in ours.plan.chunks] == [(0, 6)]
+    assert bound_of([step, other], rules) <= ours.makespan_ns < 0.6 * ours.streams_ns
+    wide = dataclasses.replace(step, need=np.outer([0.6, 1, 1, 1, 1, 1], [0.25, 0.5, 0.75, 1]))
+    beside = dataclasses.replace(lane_table("c", "12", np.array([[4e6]] * 2), 2, ()), need=np.full((2, 1), 0.5))
+    published = Published(temporal=False).find([beside, wide], Occupancy(0, 0, 0, 0))
+    assert published.plan.chunks == (Chunk(1, 0, 6, (2, 2)),), "what fits is what fits for all of them"
+    assert published.makespan_ns == 8e6
+
+
+@pytest.mark.parametrize("splits", [((0,),), ((0, 2, 1),), ((0, 9),), ((0, 2), (1, 3)), ((-1, 1),)])
+def test_runs_that_are_none_are_refused(splits: tuple[tuple[int, ...], ...]) -> None:
+    [table] = random_set(0, 1, 6)
+    table = dataclasses.replace(table, splits=())
+    assert table.size >= 3
+    with pytest.raises(InvalidValueError, match="splits"):
+        dataclasses.replace(table, splits=splits)

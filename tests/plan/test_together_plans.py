@@ -107,15 +107,19 @@ def test_tables_of_tasks_take_what_was_measured_and_go_between_and_beyond() -> N
     tasks = msgspec.structs.replace(
         tasks_of([10, 40], [6, 30], {0: (1,)}),
         batches={2: times([14, 70]), 4: times([12, 150])},
-        splits=(True, False),
+        splits=((0, 1),),
     )
     table = table_of_tasks("m", tasks, 6, 4)
     assert table.duration_ns.tolist() == [
         [10 * US, 14 * US, 14 * US, 14 * US, 14 * US, 14 * US],  # more rows are never quicker
         [40 * US, 70 * US, 110 * US, 150 * US, 190 * US, 230 * US],
     ]
-    assert (table.units, table.splits) == (("0:u0", "1:u1"), (True, False))
+    assert (table.units, table.splits) == (("0:u0", "1:u1"), ((0, 1),))
     assert set(table.need.ravel()) == {0.25}
+    assert not table.join_ns.any(), "where it was not measured"
+    wide = tasks_of([1] * 4, [1] * 4, {0: (1,), 1: (2, 3), 2: (3,)})  # of 0, 64 and 128 bytes a row
+    joined = table_of_tasks("m", msgspec.structs.replace(wide, join_ns_per_mib=1 << 20), 3, 2).join_ns
+    assert joined.tolist() == [0, 3 * 64, 3 * (64 + 128), 0]
     assert table_of_tasks("m", linear_tasks(3), 3, 2).duration_ns[0].tolist() == [800 * US, 1600 * US, 2400 * US]
     assert hand_over_ns([tasks, linear_tasks()]) == 15 * US
 
@@ -127,9 +131,11 @@ def times(core_us: list[int]) -> BatchTimes:
 
 def test_tables_of_latencies_divide_them_over_the_stretches() -> None:
     table = LatencyTable((LatencyRow(0, 1, 1, 100), LatencyRow(0, 4, 1, 340), LatencyRow(0, 1, 2, 60)), (1.0, 2.0, 1.0))
-    made = table_of_latencies("m", table, 2, 2, 1, (0, 1, 3), (True, False))
+    made = table_of_latencies("m", table, 2, 2, 1, (0, 1, 3), ((0, 1, 2),))
     assert made.duration_ns.tolist() == [[25, 45], [75, 135]]
-    assert made.splits == (True, False)
+    assert made.splits == ((0, 1),), "the second stretch ends where no chunk may"
+    assert table_of_latencies("m", table, 1, 2, 1, (0, 1, 2, 3), ((0, 2, 3),)).splits == ((0, 2, 3),)
+    assert table_of_latencies("m", table, 1, 2, 1, (0, 2, 3), ((0, 1, 2, 3),)).splits == ((0, 1, 2),)
     assert table_of_latencies("m", table, 1, 2, 2, (0, 3), ()).duration_ns.tolist() == [[60]]
 
 
@@ -137,7 +143,7 @@ def test_tables_of_latencies_divide_them_over_the_stretches() -> None:
 
 
 def test_what_was_found_holds_until_the_models_or_their_times_change() -> None:
-    one = msgspec.structs.replace(linear_tasks(4), batches={2: times([1600] * 4)}, splits=(True,) * 4)
+    one = msgspec.structs.replace(linear_tasks(4), batches={2: times([1600] * 4)}, splits=(tuple(range(5)),))
     tables = [table_of_tasks("a", one, 2, 2), table_of_tasks("b", tasks_of([10], [10], {}), 1, 2)]
     rules = lane_rules(1000)
     evaluator = JointEvaluator(tables, rules)
@@ -158,7 +164,7 @@ def test_what_was_found_holds_until_the_models_or_their_times_change() -> None:
     assert "is of 'a' as it was (ga), and new is there" in fault
     [fault] = together_faults(plan, {"a": tables[0]}, {"a": "ga"}, rules)
     assert "the units of 'b' were not measured" in fault
-    unsplit = dataclass_replace(tables[0], splits=(False,) * 4)
+    unsplit = dataclass_replace(tables[0], splits=())
     [fault] = together_faults(plan, by_name | {"a": unsplit}, digests, rules)
     assert "chunk" in fault
     [fault] = together_faults(plan, by_name, digests, lane_rules(10**8))

@@ -35,7 +35,7 @@ def table(name: str, *units: tuple[float, float], batch: int = 1, **shares: floa
         np.full(shape, shares.get("compute", 0.0)),
         np.full(shape, shares.get("bandwidth", 0.0)),
         np.zeros(len(units)),
-        (True,) * len(units),
+        (tuple(range(len(units) + 1)),),
     )
 
 
@@ -89,7 +89,7 @@ def test_parts_of_a_chunk_run_beside_each_other_and_are_joined() -> None:
     line = evaluator.timeline(plan)
     assert line.makespan_ns == 8000 + (1000 + 4000) + (1000 + 3000) + 8000
     assert [(run.unit, run.part, run.rows) for run in line.runs] == [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 0, 4)]
-    fixed = JointEvaluator([dataclasses.replace(a, splits=(True, False, True))], rules, PLAIN)
+    fixed = JointEvaluator([dataclasses.replace(a, splits=((0, 1), (2, 3)))], rules, PLAIN)
     with pytest.raises(InvalidValueError, match="units that split"):
         fixed.cost(plan)
 

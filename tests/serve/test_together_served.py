@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,43 +13,31 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from msgspec import UNSET
 
-from application_samples import x_of
+from application_samples import fan, write_application, x_of
 from client import Client, Watch, started
 from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import PolicyChanged
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.measure.opening import open_version
-from cotenant.measure.solo import Effort
+from cotenant.measure.solo import CORES, Effort
+from cotenant.measure.sweep import profile_repository
 from cotenant.plan.granularity.kept import keep_together, read_together
 from cotenant.plan.granularity.worker import Asked, search
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
-from cotenant.repository import find_versions, together_path
+from cotenant.profile.profile_file import Profile, save_profile
+from cotenant.repository import find_versions, profile_path, together_path
 from cotenant.serve.brain import together
+from cotenant.serve.opener.profiles import stored_or_measured
+from cotenant.serve.opener.served_models import serve_model
 from cotenant.serve.rehearsal import Rehearsal, RehearsalError, check_answers
 from cotenant.serve.server import Server
 from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
 
-FAN = """
-[application]
-slo_ms = 60000
-
-[[application.stage]]
-name = "one"
-model = "left"
-inputs = { x = "x" }
-
-[[application.stage]]
-name = "other"
-model = "right"
-inputs = { x = "x" }
-
-[application.outputs]
-a = "one.y"
-b = "other.y"
-"""
 POLICY = PolicySection("clustered", {"drop": "none"})
 
 
@@ -65,14 +54,22 @@ def chain(seed: int) -> Callable[[], onnx.ModelProto]:
     return make
 
 
+def mixing() -> onnx.ModelProto:
+    """As left was, and then less the mean of all rows."""
+    s = Sketch()
+    t = s.op("MatMul", "x", s.weight(8, 8))
+    less = s.op("Sub", t, s.op("ReduceMean", t, axes=[0], keepdims=1))
+    s.op("MatMul", less, s.weight(8, 8), out="y")
+    return s.model([info("x", ["batch", 8])], [info("y", ["batch", 8])])
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two models, and an application that asks both at once."""
     folder = tmp_path / "models"
     for seed, name in enumerate(("left", "right")):
         write_model(folder, name, config(max_batch=4, slo_ms=60000), {1: chain(seed)})
-    (folder / "fan").mkdir()
-    (folder / "fan" / "config.toml").write_text(FAN)
+    write_application(folder, "fan", fan("left", "right"), slo_ms=60000)
     return folder
 
 
@@ -196,6 +193,55 @@ def test_a_broken_file_is_told_and_the_models_are_served(
         server.stop()
 
 
+def test_rows_are_not_analysed_again_where_a_profile_of_the_model_has_them(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysed: list[str] = []
+    real = SegmentedModel.row_graph
+
+    def count(self: SegmentedModel, shapes: Any) -> Any:
+        analysed.append(self.name)
+        return real(self, shapes)
+
+    monkeypatch.setattr(SegmentedModel, "row_graph", count)
+    quick = Effort(budget_s=0.0, min_runs=2, max_runs=2, warm_up=0)
+    settings = ServerConfig(device=DeviceSection(cores=(0,)))
+
+    def profiled() -> Profile:
+        return profile_repository(root, settings, quick, fresh=False, on_step=lambda *_: None)[0]
+
+    def told() -> tuple[int, Any]:
+        """How often the model left is analysed as it is opened to be served, and what its tenant has."""
+        analysed.clear()
+        [found] = find_versions(root, "left")
+        opened = open_version(root, found)
+        with opened.runner:
+            profile = stored_or_measured(root, found, opened, (Share((0,)),), CORES)
+            splits = serve_model(opened, profile, ("1",), preempt=True).tenant.splits
+            return len(analysed), splits
+
+    assert told()[0] == 1, "there is no profile"
+    profile = profiled()
+    analysed.clear()
+    every = tuple(range(len(profile.models["left"].unit_ns) + 1))
+    assert told() == (0, (every,))
+    path, left = profile_path(root), profile.models["left"]
+    before = replace(profile, models={**profile.models, "left": replace(left, splits=UNSET)})
+    save_profile(path, before)
+    assert told() == (1, (every,)), "of a profile of before"
+    versions = {**profile.device.versions, "cotenant": "0.0.1"}
+    lie = replace(left, splits=((0, 1),))
+    elsewhere = replace(profile, device=replace(profile.device, versions=versions), models={"left": lie})
+    save_profile(path, elsewhere)
+    assert told() == (1, (every,)), "by other rules, perhaps"
+    assert profiled().models["left"].splits == (every,), "and so is what a new profile takes over"
+    assert told()[0] == 0
+    write_model(root, "left", config(max_batch=4, slo_ms=60000), {1: mixing})
+    changed = told()
+    assert changed[0] == 1
+    assert changed[1] != (every,)
+
+
 def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for is the stages that start together, with one row and with as many as both take."""
     asked: list[Asked] = []
@@ -226,7 +272,7 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
             (2, [1, 1]),
             (2, [4, 4]),
         ]
-        assert all(all(member.splits) for member in asked[1].members)
+        assert all(member.splits == (tuple(range(len(member.cuts))),) for member in asked[1].members)
         for name, array in expected(root, 4).items():
             np.testing.assert_allclose(ask(server, 4)[name], array, rtol=1e-5, atol=1e-6)
         assert read_together(root) == (), "what was only believed is not kept"
@@ -240,9 +286,9 @@ def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
     """One long model beside a short one, where cutting the long one's rows gains nearly half."""
     member = together.AskedMember
     long = member(
-        "left", "g", (0, 3, 7), tuple(tuple(10**6 * (row + 1) for row in range(4)) for _ in range(2)), (True, True)
+        "left", "g", (0, 3, 7), tuple(tuple(10**6 * (row + 1) for row in range(4)) for _ in range(2)), ((0, 1, 2),)
     )
-    short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), (True,))
+    short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), ((0, 1),))
     asked = Asked((long, short), 2, 1, 1000, 100.0, evaluations=200)
     plans = together.TogetherPlans(root, lambda: None)
     found = plans._search(asked)

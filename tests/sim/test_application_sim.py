@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from application_samples import CHAIN, write_application, write_models
+from application_samples import CHAIN, fan, write_application, write_models
 from application_world import CHAIN as CHAIN_STAGES
 from application_world import DIAMOND, World, X, application, with_plans
 from cotenant.config import PolicySection
@@ -191,24 +191,6 @@ def test_a_workload_names_an_application_like_a_model(
     assert log.columns("alone").of(Outcome.ANSWERED).all()
 
 
-FAN = """
-[application]
-slo_ms = {slo_ms}
-
-[[application.stage]]
-name = "one"
-model = "twice"
-inputs = {{ x = "x" }}
-
-[[application.stage]]
-name = "other"
-model = "thrice"
-inputs = {{ x = "x" }}
-
-[application.outputs]
-a = "one.y"
-b = "other.y"
-"""
 BOTH = JointPlan((JointMember("twice", 1, 1), JointMember("thrice", 1, 1)), barriers=((0, 1),))
 
 
@@ -216,7 +198,7 @@ BOTH = JointPlan((JointMember("twice", 1, 1), JointMember("thrice", 1, 1)), barr
 def test_a_scenario_plays_the_plans_that_it_has(tmp_path: Path, preempt: bool) -> None:
     """Twice takes 10 ms and waits for thrice, which takes 20."""
     root = write_models(tmp_path / "models", "twice", "thrice")
-    write_application(root, "fan", FAN, slo_ms=100)
+    write_application(root, "fan", fan("twice", "thrice"), slo_ms=100)
     workload = Workload((TenantLoad("fan", "fan", Trace((0, 200 * MS))),), 500 * MS)
     made = scenario_of(root, workload, PROFILE, TWO_LANES, "p50")
     policy = PolicySection("clustered", {"preempt": preempt})

@@ -137,6 +137,15 @@ def write_models(root: Path, *names: str) -> Path:
     return root
 
 
+def fan(one: str, other: str) -> str:
+    """The text of an application that asks two models at once."""
+    stages = "".join(
+        f'\n[[application.stage]]\nname = "{stage}"\nmodel = "{model}"\ninputs = {{{{ x = "x" }}}}\n'
+        for stage, model in (("one", one), ("other", other))
+    )
+    return f'[application]\nslo_ms = {{slo_ms}}\n{stages}\n[application.outputs]\na = "one.y"\nb = "other.y"\n'
+
+
 def write_application(root: Path, name: str, text: str, slo_ms: float = SLO_MS) -> None:
     folder = root / name
     folder.mkdir(parents=True, exist_ok=True)

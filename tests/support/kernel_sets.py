@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 
 from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.profile.kernel_table import KernelTable, runs_of
 
 
 def random_table(rng: random.Random, name: str, units: int, batch: int) -> KernelTable:
@@ -26,7 +27,7 @@ def random_table(rng: random.Random, name: str, units: int, batch: int) -> Kerne
         np.broadcast_to(np.array([[rng.randint(0, 16) / 16] for _ in range(units)]), shape).copy(),
         np.broadcast_to(np.array([[rng.randint(0, 16) / 16] for _ in range(units)]), shape).copy(),
         np.array([rng.choice((0.0, 500.0)) for _ in range(units)]),
-        tuple(rng.random() < 0.8 for _ in range(units)),
+        runs_of([rng.random() < 0.8 for _ in range(units)]),
     )
 
 
@@ -34,6 +35,20 @@ def random_set(seed: int, members: int = 3, most_units: int = 6, batch: int = 4)
     """Members with so many units at most."""
     rng = random.Random(seed)
     return tuple(random_table(rng, "abcdef"[m], rng.randint(1, most_units), batch) for m in range(members))
+
+
+def with_long_steps(seed: int, tables: tuple[KernelTable, ...]) -> tuple[KernelTable, ...]:
+    """The same where some units treat rows by themselves with their neighbours alone."""
+    rng = random.Random(seed)
+    return tuple(
+        replace(
+            table,
+            splits=tuple(
+                (run[0], *(edge for edge in run[1:-1] if rng.random() < 0.4), run[-1]) for run in table.splits
+            ),
+        )
+        for table in tables
+    )
 
 
 def random_rules(seed: int) -> Occupancy:
@@ -57,9 +72,9 @@ def random_plan(seed: int, tables: tuple[KernelTable, ...]) -> JointPlan:
     cuts = [sorted(rng.randint(0, size) for _ in range(barriers)) for size in sizes]
     chunks: list[Chunk] = []
     for m, table in enumerate(tables):
-        for start, end in table.runs_that_split():
+        for run in table.splits:
             if rng.random() < 0.5:
-                a, b = sorted((rng.randint(start, end), rng.randint(start, end)))
+                a, b = sorted((rng.choice(run), rng.choice(run)))
                 if a < b:
                     first = rng.randint(1, table.batch - 1)
                     chunks.append(Chunk(m, a, b, (first, table.batch - first)))

@@ -49,7 +49,7 @@ def table(kernels: Sequence[Kernel], batch: int = 1, join_us: float = 0.0, name:
         np.minimum(1.0, np.outer(compute, rows)),
         np.minimum(1.0, np.outer(bandwidth, rows)),
         np.full(len(kernels), join_us * US),
-        (True,) * len(kernels),
+        (tuple(range(len(kernels) + 1)),),
     )
 
 
@@ -201,7 +201,7 @@ def test_what_does_not_fit_is_refused() -> None:
         world.streams([5])
     with pytest.raises(InvalidValueError, match="members"):
         world.run(plan(model, model))
-    mixing = replace(model, splits=(True, False))
+    mixing = replace(model, splits=((0, 1),))
     with pytest.raises(InvalidValueError, match="treat rows by themselves"):
         JointWorld([mixing], FREE).run(plan(mixing, rows=[4], chunks=(Chunk(0, 0, 2, (2, 2)),)))
     for wrong in ({"launch_ns": -1}, {"compute_loss": 1.0}, {"host_loss": -0.1}):

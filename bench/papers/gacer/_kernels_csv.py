@@ -23,7 +23,7 @@ from bench._csv_rows import csv_rows
 from bench._registry import BenchError
 from bench.papers.gacer._gpus import Gpu
 from bench.papers.gacer._worlds import Drawn
-from cotenant.profile.kernel_table import Column, KernelTable
+from cotenant.profile.kernel_table import Column, KernelTable, runs_of
 
 _COLUMNS = ("model", "batch", "kernel", "duration_us", "sm_needed", "bound")
 _DRAWS = {"compute": (1.0, 0.3), "memory": (0.1, 1.0), "unknown": (0.5, 0.5)}
@@ -100,7 +100,7 @@ def measured_table(known: Measured, model: str, batch: int, gpu: Gpu, drawn: Dra
     middle = float(np.median([kernel.us for kernel in kernels if kernel.bound == "memory"] or [drawn.ramp_us]))
     join_ns = np.full(len(kernels), 1000 * middle * batch / measured if drawn.copies else 0.0)
     names = tuple(f"{number}:{kernel.name}" for number, kernel in enumerate(kernels))
-    return KernelTable(model, batch, names, *made, join_ns, tuple(kernel.splits for kernel in kernels))
+    return KernelTable(model, batch, names, *made, join_ns, runs_of([kernel.splits for kernel in kernels]))
 
 
 def _columns(kernel: MeasuredKernel, part: Column, gpu: Gpu, drawn: Drawn) -> tuple[Column, Column, Column, Column]:

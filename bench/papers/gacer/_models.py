@@ -53,7 +53,7 @@ def table_of(model: str, kernels: Sequence[ZooKernel], batch: int, gpu: Gpu, dra
     if not drawn.copies:
         join_ns = np.zeros(len(kernels))
     names = tuple(kernel.kernel for kernel in kernels)
-    return KernelTable(model, batch, names, *made, join_ns, (True,) * len(kernels))
+    return KernelTable(model, batch, names, *made, join_ns, (tuple(range(len(kernels) + 1)),))
 
 
 def _columns(kernel: ZooKernel, rows: Column, gpu: Gpu, drawn: Drawn) -> tuple[Column, Column, Column, Column]:

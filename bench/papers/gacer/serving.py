@@ -311,8 +311,7 @@ def tenants_of(
             cuts = tuple(sorted({*cuts, *inner}))
         if plan is not None:
             cuts = plan.cuts_of(table.model, cuts)
-        runs = tuple(tuple(range(start, end + 1)) for start, end in table.runs_that_split())
-        made.append(Tenant(table.model, slo_ns, cuts, table.batch, max_queue=4096, splits=runs))
+        made.append(Tenant(table.model, slo_ns, cuts, table.batch, max_queue=4096, splits=table.splits))
     return made
 
 

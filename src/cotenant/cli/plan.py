@@ -12,14 +12,8 @@ import typer
 
 from cotenant.cli.options import AsJson, Lanes, print_json
 from cotenant.cli.plan_inputs import basis_for, tables_of, with_devices
-from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_placements, place, placement_words
-from cotenant.cli.plan_together import (
-    TogetherAsked,
-    asked_batches,
-    check_together,
-    plan_together,
-    together_verdicts,
-)
+from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_alone, place, placement_words
+from cotenant.cli.plan_together import TogetherAsked, asked_batches, plan_together
 from cotenant.files import write_whole
 from cotenant.plan.planners import DEFAULT_PLANNER, PLANNERS
 
@@ -226,15 +220,12 @@ def _planned(
 def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, as_json: bool) -> None:
     from cotenant.plan.assess import violations
     from cotenant.plan.file import read_plan
+    from cotenant.plan.granularity.kept import verdicts
     from cotenant.plan.placement.judge import placement_faults
 
     file = read_plan(path)
-    roots = [Path(text) for text in profiles]
     if not file.request.loads and (file.placements or file.together):
-        if file.placements:
-            check_placements(path, file.placements, roots, as_json=as_json)
-        if file.together:
-            check_together(path, file.together, roots, as_json=as_json)
+        check_alone(path, file.placements, file.together, [Path(text) for text in profiles], as_json=as_json)
         return
     tables = tables_of(profiles, quantile)
     basis = basis_for(tables, file.request)
@@ -243,7 +234,7 @@ def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, 
     wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
     tasks = {name: by_cores for table in tables.values() for name, by_cores in table.tasks.items()}
     wrong += [fault for each in file.placements for fault in placement_faults(each, tasks.get(each.model, {}))]
-    faults, stale = together_verdicts(file.together, [root for root in roots if root.is_dir()])
+    faults, stale = verdicts(file.together, tasks)
     wrong += faults
     same = file.profile == basis.fingerprint and not stale
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}

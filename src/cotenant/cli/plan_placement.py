@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cotenant.plan.placement.flat import PlacementProblem
     from cotenant.plan.placement.overflow import FoundPlacement, PlacementGoal
     from cotenant.plan.placement.overview import PlacementOverview
+    from cotenant.profile.joint_plan import TogetherPlan
     from cotenant.profile.task_profile import ModelTasks
     from cotenant.profile.unit_placement import UnitPlacement
     from cotenant.work import Share
@@ -297,32 +298,32 @@ def _facts(
     }
 
 
-def check_placements(path: Path, placements: Sequence[UnitPlacement], roots: Sequence[Path], *, as_json: bool) -> None:
-    """Say whether the placements of a plan file without tenants hold on what was measured; ends the command if not."""
+def check_alone(
+    path: Path,
+    placements: Sequence[UnitPlacement],
+    together: Sequence[TogetherPlan],
+    roots: Sequence[Path],
+    *,
+    as_json: bool,
+) -> None:
+    """Say whether all that a plan file without tenants has holds on what was measured; ends the command if not."""
+    from cotenant.plan.granularity.kept import verdicts, words_of
     from cotenant.plan.placement.judge import placement_faults
     from cotenant.plan.sources import read_placements
 
     measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
-    wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))]
-    tell_verdict(path, ", ".join(map(placement_words, placements)), wrong, {"plan_file": str(path)}, as_json=as_json)
-
-
-def tell_verdict(
-    path: Path, words: str, wrong: Sequence[str], facts: dict[str, Any], notes: Sequence[str] = (), *, as_json: bool
-) -> None:
-    """Say whether what a plan file has, in these words, holds; ends the command where something is wrong.
-
-    `facts` are of the form as JSON alone, `notes` of the other one.
-    """
+    faults, stale = verdicts(together, measured)
+    wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))] + faults
     if as_json:
-        print_json({"holds": not wrong, "violations": wrong, **facts})
+        print_json({"holds": not wrong, "violations": wrong, "stale": stale, "plan_file": str(path)})
     else:
         if wrong:
             print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
             print(*(f"  {sentence}" for sentence in wrong), sep="\n")
         else:
-            print(f"{path} holds: {words}.")
-        print(*notes, sep="\n", end="\n" if notes else "")
+            words = (*map(placement_words, placements), *map(words_of, together))
+            print(f"{path} holds: {', '.join(words)}.")
+        print(*stale, sep="\n", end="\n" if stale else "")
     if wrong:
         raise typer.Exit(EXIT_INFEASIBLE)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cotenant.cli.options import chosen_of, print_json, settings_of
-from cotenant.cli.plan_placement import tell_verdict
 from cotenant.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
             raise ConfigError(f"model {model!r}: {rows} rows are asked for, and its max_batch is {config.max_batch}")
         with progress_bar(quiet=as_json, what=f"measuring {model}") as on_step:
             tenant, taken = measure_tasks(
-                asked.root, model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, rows=rows
+                asked.root, model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, rows=rows, in_a_row=True
             )
         tables.append(table_of_tasks(tenant, taken, rows, len(lanes)))
         tasks.append((taken, rows))
@@ -280,27 +279,3 @@ def _facts(
         "notes": notes,
         "written": [str(path) for path in written],
     }
-
-
-def together_verdicts(plans: Sequence[TogetherPlan], roots: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """What speaks against the plans of a file, by what repositories measured of their models; and which are stale."""
-    from cotenant.plan.granularity.kept import verdict, words_of
-    from cotenant.plan.sources import read_placements
-
-    measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
-    wrong, stale = [], []
-    for plan in plans:
-        faults, is_stale = verdict(plan, measured)
-        wrong += faults
-        if is_stale:
-            stale.append(f"{words_of(plan)}: it was made from another profile")
-    return wrong, stale
-
-
-def check_together(path: Path, plans: Sequence[TogetherPlan], roots: Sequence[Path], *, as_json: bool) -> None:
-    """Say whether the plans of a file without tenants hold on what was measured; ends the command if not."""
-    from cotenant.plan.granularity.kept import words_of
-
-    wrong, stale = together_verdicts(plans, roots)
-    facts = {"stale": stale, "plan_file": str(path)}
-    tell_verdict(path, ", ".join(map(words_of, plans)), wrong, facts, stale, as_json=as_json)

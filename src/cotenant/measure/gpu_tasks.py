@@ -20,7 +20,7 @@ from cotenant.measure.campaign import Journal, OnStep
 from cotenant.measure.inputs import make_inputs
 from cotenant.measure.opening import OpenedModel
 from cotenant.measure.solo import Effort, in_turns
-from cotenant.measure.tasks import chain_times, crossing, divided, hand_over_ns
+from cotenant.measure.tasks import chain_times, divided, hand_over_ns, tensors_of_run
 from cotenant.profile.task_profile import CopyTimes, DeviceTimes, ModelTasks, UnitTensor
 from cotenant.work import Share
 
@@ -65,7 +65,7 @@ def measure_beside(
     wholes = step("wholes", lambda: [on_gpu(), on_core()], "the whole")
     hand_over = step("hand-over", partial(hand_over_ns, Share(place.cores)), "hand-overs")
     copies = step("copies", lambda: [place.copy_ns(share, size) for size in _SIZES], "copies")
-    tensors = step("tensors", lambda: msgspec.to_builtins(_tensors(twin, inputs)), "tensors")
+    tensors = step("tensors", lambda: msgspec.to_builtins(tensors_of_run(twin, inputs)), "tensors")
     on_step(_STEPS, _STEPS, "")
     low, middle, high = np.percentile(wholes[0], (25, 50, 75))
     times = np.array(wholes[1][effort.warm_up :])
@@ -92,13 +92,3 @@ def _copies(small_ns: int, large_ns: int) -> CopyTimes:
     """Rate and latency that give both times."""
     ns_per_byte = max(1, large_ns - small_ns) / (_SIZES[1] - _SIZES[0])
     return CopyTimes(1e9 / ns_per_byte, max(0, round(small_ns - _SIZES[0] * ns_per_byte)))
-
-
-def _tensors(model: Runner, inputs: Any) -> list[UnitTensor]:
-    """What crosses units, with the sizes of a run."""
-    sizes: dict[str, int] = {}
-    values = inputs
-    for unit in range(model.unit_count):
-        values = model.run(unit, unit + 1, values)
-        sizes |= {name: value.nbytes for name, value in values.items()}
-    return [UnitTensor(name, *ends, sizes[name]) for name, ends in crossing(model.dfg).items()]

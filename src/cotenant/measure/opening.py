@@ -59,8 +59,15 @@ class OpenedModel:
     device: str = CPU
     placed: Mapping[int, float] = field(default_factory=dict)
     """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
-    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
-    """See Tenant."""
+    _told: list[tuple[tuple[int, ...], ...] | UnsetType] = field(default_factory=list, compare=False, repr=False)
+
+    @property
+    def splits(self) -> tuple[tuple[int, ...], ...] | UnsetType:
+        """See Tenant. Told when it is first asked for, while the model is open: a valid profile has it already."""
+        if not self._told:
+            is_merged = self.found.config.model.max_batch > 1
+            self._told.append(_splits(self.runner, self.shapes) if is_merged else UNSET)
+        return self._told[0]
 
     def sweep(self, lanes: Sequence[Share], effort: Effort) -> Sweep:
         """What to measure of it: each size of partition that the lanes have, and one core of a CPU."""
@@ -107,7 +114,6 @@ def open_version(
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
         _check_batch(found, runner, shapes[0])
-        splits = _splits(runner, shapes) if model.max_batch > 1 else UNSET
         follows = _placed(root, found, runner, shapes, place, shares) if placed else {}
     except CotenantError:
         runner.close()
@@ -126,7 +132,7 @@ def open_version(
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())
-    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows, splits)
+    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows)
 
 
 def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int, ...], ...] | UnsetType:

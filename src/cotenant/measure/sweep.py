@@ -55,7 +55,9 @@ def _profile(
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
     opened = open_all(root, campaign.errors, place, lanes)
     profiles = {
-        name: before.models[name] for name, each in opened.items() if before is not None and _is_known(before, each)
+        name: replace(before.models[name], splits=each.splits)
+        for name, each in opened.items()
+        if before is not None and _is_known(before, each)
     }
     todo = {name: each for name, each in opened.items() if name not in profiles or not covers(profiles[name], lanes)}
     for name, each in opened.items():

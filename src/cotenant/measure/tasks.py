@@ -33,6 +33,7 @@ from cotenant.execute.concurrent.placeable import Placeable
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
 from cotenant.execute.place import CorePlace, Place, StreamPlace
+from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.threads.names import Threads
 from cotenant.graph.dfg import Dfg
@@ -62,6 +63,7 @@ _PAIR_RUNS = 200
 _HAND_OVERS = 300
 _STEPS = 6
 _BATCH_STEPS = 3
+_JOINED_MIB, _JOINS = 16, 20
 Inputs = Mapping[str, Any]
 _Taken = tuple[int, int]
 """Wall time, CPU time."""
@@ -77,14 +79,17 @@ def measure_tasks(
     on_step: OnStep,
     rows: int = 1,
     place: Place = CORES,
+    in_a_row: bool = False,
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
+
+    Its units are to be placed, which some engines can on some devices; or, on cores, to run `in_a_row`.
 
     One row is measured, and of batches of up to `rows` rows those of `row_buckets`. In a share of a GPU, whose `place`
     that is, one row is measured there and on the cores beside it.
 
     What is found is kept in the repository; an interrupted campaign goes on where it stopped. Raises ConfigError for a
-    model that is not there or cannot be placed, ModelError where it cannot be run.
+    model that is not there, cannot be placed, or has one unit, ModelError where it cannot be run.
     """
     found = find_versions(root, model)[-1]
     campaign = Campaign(tasks_path(root), this_device(place.device), fresh=fresh)
@@ -92,6 +97,7 @@ def measure_tasks(
     models = {} if known is None else dict(known.models)
     opened = open_version(root, found, place, placed=False)
     with opened.runner as runner:
+        placeable(opened, on_gpu=isinstance(place, StreamPlace), in_a_row=in_a_row)
         taken = models.get(found.tenant, {}).get(share.size)
         is_known = taken is not None and (taken.digest, len(taken.units)) == (opened.digest, runner.unit_count)
         known_rows = {1, *taken.batches} if taken is not None and is_known else set()
@@ -101,11 +107,10 @@ def measure_tasks(
         if isinstance(place, StreamPlace):
             from cotenant.measure.gpu_tasks import measure_beside  # which needs torch
 
-            placeable(opened, on_gpu=True)
             with open_version(root, found, placed=False).runner as twin:
                 taken = measure_beside(opened, twin, share, place, effort, campaign.journal, on_step)
         else:
-            work = _Measuring(placeable(opened), opened, share, effort, campaign.journal, on_step, wanted)
+            work = _Measuring(runner, opened, share, effort, campaign.journal, on_step, wanted)
             if taken is None or not is_known:
                 taken = work.one_row()
             batches = {each: work.batch(each, taken) for each in wanted if each > 1}
@@ -117,17 +122,18 @@ def measure_tasks(
     return found.tenant, taken
 
 
-def placeable(opened: OpenedModel, *, on_gpu: bool = False) -> Any:
-    """The model, if its units can run on several devices at once. Raises ConfigError, which says why not."""
+def placeable(opened: OpenedModel, *, on_gpu: bool = False, in_a_row: bool = False) -> Any:
+    """The model, if its units can run on several devices at once, or `in_a_row`. Raises ConfigError, which says why
+    not."""
     runner, where = opened.runner, f"model {opened.found.model!r}"
     if isinstance(runner, CompiledModel):
         raise ConfigError(f"{where}: runs on compiled kernels, whose units run in a row; expected one on onnxruntime")
-    if not isinstance(runner, Placeable if on_gpu else SegmentedModel):
+    if not in_a_row and not isinstance(runner, Placeable if on_gpu else SegmentedModel):
         others = "none of its kind beside a GPU" if on_gpu else "models of ONNX alone"
         raise ConfigError(f"{where}: is a {opened.found.path.suffix} file, and placed are {others}")
     if runner.unit_count < 2:
         why = runner.uncut_reason or "it is one operator"
-        raise ConfigError(f"{where}: has one unit ({why}), expected several to place")
+        raise ConfigError(f"{where}: has one unit ({why}), expected several")
     return runner
 
 
@@ -136,7 +142,7 @@ class _Measuring:
 
     def __init__(
         self,
-        model: SegmentedModel,
+        model: Runner,
         opened: OpenedModel,
         share: Share,
         effort: Effort,
@@ -146,11 +152,11 @@ class _Measuring:
     ) -> None:
         self._model, self._opened, self._share, self._effort = model, opened, share, effort
         self._journal, self._on_step = journal, on_step
-        self._steps = sum(_STEPS if rows == 1 else _BATCH_STEPS for rows in wanted)
+        self._is_batched = opened.found.config.model.max_batch > 1
+        self._steps = sum(_STEPS + self._is_batched if rows == 1 else _BATCH_STEPS for rows in wanted)
         self._done = 0
         self._shape = opened.sweep((share,), effort).largest_shape
         self._ways: tuple[Threads, Threads] = (1, share.cores)
-        self._is_batched = opened.found.config.model.max_batch > 1
 
     def one_row(self) -> ModelTasks:
         """All there is to measure of one row."""
@@ -167,6 +173,7 @@ class _Measuring:
             tensors = self._step(
                 "tensors", lambda: msgspec.to_builtins(_tensors(model, self._shape, inputs)), "tensors"
             )
+            join = self._step("join", join_ns_per_mib, "rows put together") if self._is_batched else 0
         core, whole = _times(weights, cuts, rounds, launches)
         return ModelTasks(
             self._opened.digest,
@@ -179,7 +186,8 @@ class _Measuring:
             hand_over,
             rounds["variation"],
             rounds["disturbance"],
-            splits=model.row_graph(self._shape).splits if self._is_batched else (),
+            splits=self._opened.splits or (),
+            join_ns_per_mib=join,
         )
 
     def batch(self, rows: int, one: ModelTasks) -> BatchTimes:
@@ -233,12 +241,15 @@ def _times(
     return core, whole
 
 
-def _timed(model: SegmentedModel, inputs: Inputs, threads: Threads) -> list[int]:
+def _timed(model: Runner, inputs: Inputs, threads: Threads) -> list[int]:
+    """What units weigh against each other; other engines than onnxruntime tell that of one thread alone."""
+    if not isinstance(model, SegmentedModel):
+        return list(model.unit_ns(inputs))
     return list(unit_times(model.graph_path, model.dfg, inputs, threads, _TIMED_RUNS))
 
 
 def _rounds(
-    model: SegmentedModel, inputs: Inputs, cuts: Sequence[int], ways: Sequence[Threads], effort: Effort
+    model: Runner, inputs: Inputs, cuts: Sequence[int], ways: Sequence[Threads], effort: Effort
 ) -> dict[str, Any]:
     """Times in ns of each stretch and of the whole, by way, from runs in turns."""
     whole, stretches = [(0, model.unit_count)], list(pairwise(cuts))
@@ -286,7 +297,7 @@ def chain_times(model: Any, inputs: Inputs, ranges: Sequence[tuple[int, int]], t
     return taken
 
 
-def _launch_ns(model: SegmentedModel, inputs: Inputs, weights: Sequence[int], threads: Threads) -> int:
+def _launch_ns(model: Runner, inputs: Inputs, weights: Sequence[int], threads: Threads) -> int:
     """What a call costs: light neighbours a and b as two calls and as one, T(a) + T(b) - T(ab); median of some."""
     pairs = sorted(range(model.unit_count - 1), key=lambda unit: (weights[unit] + weights[unit + 1], unit))[:_PAIRS]
     found = []
@@ -332,6 +343,19 @@ def hand_over_ns(share: Share) -> int:
     return round(median(samples))
 
 
+def join_ns_per_mib() -> int:
+    """What it takes to put two halves below each other, as the rows of parts are; median.
+
+    They are larger than most caches, as tensors of parts are that other lanes have just made.
+    """
+    halves, samples = [np.ones(_JOINED_MIB << 17, np.float32) for _ in range(2)], []
+    for _ in range(_JOINS):
+        began = time.thread_time_ns()
+        np.concatenate(halves)
+        samples.append(time.thread_time_ns() - began)
+    return round(median(samples) / _JOINED_MIB)
+
+
 @contextmanager
 def _lanes(share: Share) -> Iterator[tuple[Lane, Lane]]:
     lanes = Lane(Share(share.cores[:1])), Lane(Share(share.cores[-1:]))
@@ -342,8 +366,20 @@ def _lanes(share: Share) -> Iterator[tuple[Lane, Lane]]:
             lane.close()
 
 
-def _tensors(model: SegmentedModel, shape: Mapping[str, Sequence[int]], inputs: Inputs) -> list[UnitTensor]:
+def tensors_of_run(model: Runner, inputs: Inputs) -> list[UnitTensor]:
+    """What crosses units, with the sizes of a run."""
+    sizes: dict[str, int] = {}
+    values: Any = inputs
+    for unit in range(model.unit_count):
+        values = model.run(unit, unit + 1, values)
+        sizes |= {name: value.nbytes for name, value in to_numpy(values).items()}
+    return [UnitTensor(name, *ends, sizes[name]) for name, ends in crossing(model.dfg).items()]
+
+
+def _tensors(model: Runner, shape: Mapping[str, Sequence[int]], inputs: Inputs) -> list[UnitTensor]:
     """What crosses units, at a shape; sizes that cannot be inferred are those of a run."""
+    if not isinstance(model, SegmentedModel):
+        return tensors_of_run(model, inputs)
     dfg = model.dfg_at(shape)
     ends = crossing(dfg)
     sizes = {name: dfg.tensors[name].size_bytes if name in dfg.tensors else 0 for name in ends}

@@ -6,7 +6,8 @@ models are ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -111,13 +112,27 @@ class JointPlan(Struct, frozen=True, forbid_unknown_fields=True):
         found = dict.fromkeys(cuts)
         for number, member in enumerate(self.members):
             if (member.model, member.units) == (model, cuts[-1]):
-                found |= dict.fromkeys(barrier[number] for barrier in self.barriers)
-                found |= dict.fromkeys(wait.unit for wait in self.waits if wait.member == number)
-                found |= dict.fromkeys(wait.after_unit for wait in self.waits if wait.after == number)
+                found |= dict.fromkeys(self._stops_of(number))
                 for chunk in self.chunks:
                     if chunk.member == number:
                         found |= dict.fromkeys((chunk.start, chunk.end))
         return tuple(sorted(found))
+
+    def parts_of(self, member: int) -> Iterator[tuple[int, int]]:
+        """Stretches [start, end) of units that a member runs for a part of its rows: its chunks, which barriers and
+        waits stop on their way."""
+        stops = sorted(self._stops_of(member)) if self.chunks else ()
+        for chunk in self.chunks:
+            if chunk.member == member:
+                inner = (stop for stop in stops if chunk.start < stop < chunk.end)
+                yield from pairwise((chunk.start, *inner, chunk.end))
+
+    def _stops_of(self, member: int) -> set[int]:
+        """Where barriers and waits stop a member."""
+        stops = {barrier[member] for barrier in self.barriers}
+        stops.update(wait.unit for wait in self.waits if wait.member == member)
+        stops.update(wait.after_unit for wait in self.waits if wait.after == member)
+        return stops
 
 
 class TogetherPlan(JointPlan, frozen=True, forbid_unknown_fields=True, kw_only=True):

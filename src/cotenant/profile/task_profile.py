@@ -55,8 +55,8 @@ class BatchTimes(Struct, frozen=True, forbid_unknown_fields=True):
 
 class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
     """One model version in a share of `cores` cores, at its largest declared shape, one row; `batches` has the times of
-    those larger batches that were measured, by their rows. `splits` tells which units treat every row by itself; it is
-    empty where that is not known.
+    those larger batches that were measured, by their rows. `splits` as of Tenant; it is empty where that is not known.
+    `join_ns_per_mib` is what it takes to put rows of several parts together, 0 where batches are not.
 
     `units` are the names of its units, `graph` that of their optimised graph, `digest` as in ModelProfile. `core` are
     times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another core. `variation` is
@@ -81,7 +81,8 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
     down: CopyTimes | None = None
     up: CopyTimes | None = None
     batches: dict[int, BatchTimes] = {}
-    splits: tuple[bool, ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
+    join_ns_per_mib: _Ns = 0
 
     @property
     def sequential_ns(self) -> int:

@@ -72,7 +72,8 @@ def largest_least_share(demands: Sequence[Demand], slots: int) -> tuple[float, t
         if some not in known:
             worth = {name: time_ns[name] / count[name] for name in tenants if name in some}
             asked = fsum(worth[name] * count[name] for name in worth)
-            known[some] = most_worth([each for each in demands if each.tenant in some], slots, worth) / asked
+            most = most_worth([each for each in demands if each.tenant in some], slots, worth)
+            known[some] = min(1.0, most * (1 + _ROUNDING) / asked)
         return known[some]
 
     if not tenants:
@@ -89,7 +90,7 @@ def largest_least_share(demands: Sequence[Demand], slots: int) -> tuple[float, t
         if share_of(other) >= share_of(best):
             break
         best = other
-    return min(1.0, share_of(best)), tuple(sorted(best))
+    return share_of(best), tuple(sorted(best))
 
 
 def _most_time_ns(demands: Sequence[Demand], slots: int) -> float:

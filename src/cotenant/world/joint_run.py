@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from cotenant.errors import InvalidValueError
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan
+from cotenant.profile.joint_plan import JointMember, JointPlan
 from cotenant.profile.kernel_table import KernelTable
 from cotenant.world.kernels import KernelCost, KernelCosts, KernelDevice, Stream, Streams
 
@@ -92,7 +92,7 @@ class JointWorld:
         ends: dict[tuple[int, int], list[int]] = {}
         for member, costs in enumerate(self._costs):
             if costs is not None:
-                self._check(plan.members[member], costs.table, [each for each in plan.chunks if each.member == member])
+                self._check(plan, member, costs.table)
                 self._member(plan, member, costs, pieces, begins, ends)
         for number, piece in enumerate(pieces):
             if piece.member < 0:
@@ -109,13 +109,13 @@ class JointWorld:
                     _after(pieces, later, before, self._device.event_ns)
         return pieces
 
-    def _check(self, member: JointMember, table: KernelTable, chunks: Sequence[Chunk]) -> None:
-        where = f"joint plan of {member.model!r}"
-        if member.units != table.size:
-            raise InvalidValueError(where, "units", member.units, f"{table.size}, as its table has")
-        for chunk in chunks:
-            if not all(table.splits[chunk.start : chunk.end]):
-                raise InvalidValueError(where, "chunk", (chunk.start, chunk.end), "units that treat rows by themselves")
+    def _check(self, plan: JointPlan, member: int, table: KernelTable) -> None:
+        where, units = f"joint plan of {plan.members[member].model!r}", plan.members[member].units
+        if units != table.size:
+            raise InvalidValueError(where, "units", units, f"{table.size}, as its table has")
+        for part in plan.parts_of(member):
+            if not table.may_split(*part):
+                raise InvalidValueError(where, "chunk", part, "units that treat rows by themselves")
 
     def _member(
         self,

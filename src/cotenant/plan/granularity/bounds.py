@@ -44,7 +44,7 @@ def bound_of(tables: Sequence[KernelTable], rules: Occupancy) -> float:
             break
         weights = weights * np.exp((total / total.max() - 1) * 4 / (1 + step) ** 0.5)
         weights /= weights.sum()
-    return best
+    return best * (1 - 1e-12)  # a weighted mean of equal sums may be rounded up
 
 
 def _costs_of(member: int, tables: Sequence[KernelTable], rules: Occupancy) -> Column:
@@ -74,7 +74,10 @@ def _costs_of(member: int, tables: Sequence[KernelTable], rules: Occupancy) -> C
     own.append(parts if rules.issuing is Issuing.ALL else empty)
     costs = np.stack([*own, *(each @ counts.T for each in sums)], axis=-1)
     whole = len(counts) - 1
-    costs[~np.array(table.splits), :whole] = 1e30
+    mixes = np.ones(table.size, np.bool_)
+    for run in table.splits:
+        mixes[run[0] : run[-1]] = False
+    costs[mixes, :whole] = 1e30
     return costs
 
 

@@ -129,6 +129,19 @@ def verdict(plan: TogetherPlan, measured: Mapping[str, Mapping[int, ModelTasks]]
     return faults, not faults and is_stale(plan, tables)
 
 
+def verdicts(
+    plans: Iterable[TogetherPlan], measured: Mapping[str, Mapping[int, ModelTasks]]
+) -> tuple[list[str], list[str]]:
+    """What speaks against the plans of a file, as `verdict` has it; and which of them are stale, in words."""
+    wrong, stale = [], []
+    for plan in plans:
+        faults, is_old = verdict(plan, measured)
+        wrong += faults
+        if is_old:
+            stale.append(f"{words_of(plan)}: it was made from another profile")
+    return wrong, stale
+
+
 def words_of(plan: TogetherPlan) -> str:
     """A plan in a few words."""
     names = " and ".join(f"{each.model}={each.batch}" for each in plan.members)

@@ -58,7 +58,7 @@ class Moves:
     def __init__(self, tables: Sequence[KernelTable], rng: random.Random) -> None:
         self._tables = tables
         self._rng = rng
-        self._runs = [table.runs_that_split() if table.batch > 1 else [] for table in tables]
+        self._runs = [table.splits if table.batch > 1 else () for table in tables]
         self.kinds: tuple[Callable[[JointPlan, Window], JointPlan | None], ...] = (
             *(self.add_chunk,) * 4,
             *(self.change_chunk,) * 4,
@@ -93,18 +93,20 @@ class Moves:
     def add_chunk(self, plan: JointPlan, window: Window) -> JointPlan | None:
         """Cut a run of units, in place of the chunks that lie there."""
         found = [
-            (m, max(start, window.low[m]), min(end, window.high[m]))
+            (m, run)
             for m in window.members()
-            for start, end in self._runs[m]
-            if start < window.high[m] and window.low[m] < end
+            for run in self._runs[m]
+            if run[0] < window.high[m] and window.low[m] < run[-1]
         ]
         if not found:
             return None
-        m, low, high = self._rng.choice(found)
+        m, run = self._rng.choice(found)
+        first, last = max(0, bisect_right(run, window.low[m]) - 1), min(bisect_left(run, window.high[m]), len(run) - 1)
         if self._rng.random() < 0.7:
-            low, high = sorted((self._rng.randint(low, high), self._rng.randint(low, high)))
-        if low == high:
+            first, last = sorted((self._rng.randint(first, last), self._rng.randint(first, last)))
+        if first == last:
             return None
+        low, high = run[first], run[last]
         kept: list[Chunk] = []
         for chunk in plan.chunks:
             if chunk.member != m or chunk.end <= low or high <= chunk.start:
@@ -127,17 +129,16 @@ class Moves:
         m, kind = chunk.member, self._rng.randrange(6)
         low = max((c.end for c in others if c.member == m and c.end <= chunk.start), default=0)
         high = min((c.start for c in others if c.member == m and c.start >= chunk.end), default=self._tables[m].size)
-        run = next(run for run in self._runs[m] if run[0] <= chunk.start < run[1])
-        low, high = max(low, run[0]), min(high, run[1])
-        start, end, rows = chunk.start, chunk.end, chunk.rows
+        run = next(run for run in self._runs[m] if run[0] <= chunk.start < run[-1])
+        first, last, rows = run.index(chunk.start), run.index(chunk.end), chunk.rows
         if kind <= 1:
-            start = min(max(low, start + self._step()), end - 1)
+            first = min(max(bisect_left(run, low), first + self._step()), last - 1)
         elif kind <= 3:
-            end = max(min(high, end + self._step()), start + 1)
+            last = max(min(bisect_right(run, high) - 1, last + self._step()), first + 1)
         elif kind == 4:
             rows = self.rows(self._tables[m].batch)
         if kind < 5:
-            others.append(Chunk(m, start, end, rows))
+            others.append(Chunk(m, run[first], run[last], rows))
         return msgspec.structs.replace(plan, chunks=tuple(sorted(others)))
 
     def add_wait(self, plan: JointPlan, window: Window) -> JointPlan | None:

@@ -4,7 +4,8 @@ Source: GACER (2023), sections 4.2 to 4.4. As we read it: it starts from no poin
 middle of the cluster that takes longest; line 6 is every position of every pointer between its neighbours; line 9 takes
 the best of them; a sweep that changes nothing ends the descent; lines 11 and 12 end the search when the best plan with
 a pointer more is worse. The spatial step, which the listing leaves out, comes before the first pointer and after every
-descent. A *round* of its Table 4 is one evaluation.
+descent. A *round* of its Table 4 is one evaluation. Where units treat rows by themselves together alone, they are cut
+like one.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice, pairwise
+from math import inf
 
 import msgspec
+import numpy as np
 
 from cotenant.plan.granularity.planner import FoundJointPlan, JointProgress, found
 from cotenant.predict.occupancy.evaluator import JointCost, JointEvaluator, JointTimeline, UnitRun
@@ -108,7 +111,8 @@ class Descent:
         if self.evaluated >= self.settings.rounds:
             raise _EnoughError
         self.evaluated += 1
-        value = self._of(self.evaluator.cost(plan))
+        cost = self.evaluator.cost_if(plan)
+        value = inf if cost is None else self._of(cost)
         if value < self._least:
             self._least, self.best = value, plan
         if self._progress is not None and self.evaluated % 16 == 0:
@@ -134,6 +138,10 @@ class Descent:
         for table, low, high in zip(self.evaluator.tables, *edges[at : at + 2], strict=True):
             times = table.duration_ns[low:high, -1].cumsum()
             middle.append(int(low + (times <= times[-1] / 2).sum()) if len(times) else low)
+        for chunk in plan.chunks:
+            place = middle[chunk.member]
+            if chunk.start < place < chunk.end:
+                middle[chunk.member] = max(edges[at][chunk.member], self.evaluator.tables[chunk.member].step(place)[0])
         return msgspec.structs.replace(plan, barriers=(*plan.barriers[:at], tuple(middle), *plan.barriers[at:]))
 
     def _descend(self, plan: JointPlan) -> JointPlan:
@@ -180,8 +188,8 @@ class Descent:
     def _chunk_for(
         self, plan: JointPlan, runs: Sequence[Sequence[UnitRun]], behind: int, start: int, residue: float
     ) -> Chunk | None:
-        """The largest unit whose predecessor has ended and that waits at this time, behind so many barriers, in the
-        parts that the table says fit."""
+        """The largest unit (or step of units) whose predecessor has ended and that waits at this time, behind so many
+        barriers, in the parts that the table says fit."""
         ends = tuple(member.units for member in plan.members)
         low = (0,) * len(ends) if behind == 0 else plan.barriers[behind - 1]
         high = (*plan.barriers, ends)[behind]
@@ -192,14 +200,18 @@ class Descent:
             unit = max(low[member], begun[-1].unit + 1 if begun else 0)
             going += unit < high[member]
             is_open = any(start < run.end_ns for run in begun[-2 * PARTS :])
-            if is_open or not low[member] <= unit < high[member] or not table.splits[unit]:
+            if is_open or not low[member] <= unit < high[member]:
+                continue
+            start_unit, end = table.step(unit)
+            if start_unit != unit or start_unit == end:
                 continue
             if any(chunk.member == member and chunk.start <= unit < chunk.end for chunk in plan.chunks):
                 continue
-            fits = [rows for rows in range(1, table.batch) if min(1.0, table.need[unit, rows - 1]) <= residue + 1e-9]
+            need = np.minimum(1.0, table.need[unit:end].max(axis=0))
+            fits = [rows for rows in range(1, table.batch) if need[rows - 1] <= residue + 1e-9]
             if fits:
                 parts = (max(fits), table.batch - max(fits))
-                follows.append((float(table.need[unit, -1]), Chunk(member, unit, unit + 1, parts)))
+                follows.append((float(table.need[unit:end, -1].max()), Chunk(member, unit, end, parts)))
         return max(follows)[1] if follows and going > 1 else None  # tails are skipped
 
 

@@ -177,8 +177,8 @@ class _Windows:
         for ranks in itertools.islice(itertools.permutations(members), _MOST_ORDERS if len(members) > 1 else 0):
             yield with_ranks(streams, ranks)
         for m, table in enumerate(self.tables):
-            for start, end in table.runs_that_split() if table.batch > 1 else ():
-                yield msgspec.structs.replace(streams, chunks=(Chunk(m, start, end, even_rows(table.batch, 2)),))
+            for run in table.splits if table.batch > 1 else ():
+                yield msgspec.structs.replace(streams, chunks=(Chunk(m, run[0], run[-1], even_rows(table.batch, 2)),))
 
     def _published(self) -> JointPlan:
         def progress(evaluated: int, best_ns: float) -> bool:

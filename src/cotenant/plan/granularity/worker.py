@@ -25,7 +25,7 @@ _NICE = 10
 
 
 class AskedMember(Struct, frozen=True):
-    """A model by its units: what each takes on a lane with 1, 2, ... rows, and whether it treats every row by itself.
+    """A model by its units: what each takes on a lane with 1, 2, ... rows, and at which chunks may begin and end.
 
     `cuts` are the units of the model at which these begin, and its end; `graph` says what the times are of."""
 
@@ -33,7 +33,7 @@ class AskedMember(Struct, frozen=True):
     graph: str
     cuts: tuple[int, ...]
     duration_ns: Annotated[tuple[tuple[int, ...], ...], Meta(min_length=1)]
-    splits: tuple[bool, ...] = ()
+    splits: tuple[tuple[int, ...], ...] = ()
 
 
 class Asked(Struct, frozen=True):

@@ -104,6 +104,7 @@ class JointEvaluator:
         self._scratch = self._scratch_of()
         self._ends = tuple(table.size for table in self.tables)
         self._sizes = [(table.size, table.batch) for table in self.tables]
+        self._stepped = [m for m, table in enumerate(self.tables) if table.has_long_steps]
 
     @property
     def streams(self) -> JointPlan:
@@ -120,16 +121,20 @@ class JointEvaluator:
         return ceil(end)
 
     def cost(self, plan: JointPlan) -> JointCost:
-        """Makespan and residue of a plan of this set. Raises InvalidValueError for a plan of other members, or one
-        whose waits go round in a circle."""
+        """Makespan and residue of a plan of this set. Raises InvalidValueError for a plan of other members, and one
+        that cannot be carried out: see `cost_if`."""
         cost = self.cost_if(plan)
         if cost is None:
-            raise InvalidValueError("joint plan", "waits", plan.waits, "no circle of waits and barriers")
+            text = "no circle of waits and barriers, and none inside of what treats rows by themselves together alone"
+            raise InvalidValueError("joint plan", "waits", plan.waits, text)
         return cost
 
     def cost_if(self, plan: JointPlan) -> JointCost | None:
-        """As `cost`, None where waits go round in a circle."""
+        """As `cost`, None where waits go round in a circle, or a pointer stops a chunk where its units cannot be
+        left."""
         self._check(plan)
+        if not all(self.tables[m].may_split(*part) for m in self._stepped for part in plan.parts_of(m)):
+            return None
         if not plan.barriers:
             return self._cluster(plan, (0,) * len(self._ends), self._ends)
         makespan, residue = len(plan.barriers) * float(self.rules.barrier_ns), 0.0
@@ -269,7 +274,7 @@ class JointEvaluator:
         parts = [0]
         for chunk in chunks:
             parts.append(parts[-1] + len(chunk.rows))
-            splits = all(self.tables[chunk.member].splits[chunk.start : chunk.end])
+            splits = self.tables[chunk.member].may_split(chunk.start, chunk.end)
             if len(chunk.rows) > PARTS or not splits:
                 raise InvalidValueError("joint plan", "chunk", chunk, f"at most {PARTS} parts of units that split")
         flat = FlatPlan(

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -181,9 +180,7 @@ def _sets(application: ServedApplication, lanes: Sequence[Share]) -> Iterator[As
 def _member(model: ServedModel, rows: int, lanes: Sequence[Share]) -> AskedMember:
     """What a model takes by its profile, between the cuts at which it is left."""
     tenant = model.tenant
-    splits = tuple(tenant.may_split(start, end) for start, end in pairwise(tenant.cuts))
-    table = table_of_latencies(
-        tenant.name, model.profile.table("p50"), rows, len(lanes), lanes[0].size, tenant.cuts, splits
-    )
+    believed = model.profile.table("p50")
+    table = table_of_latencies(tenant.name, believed, rows, len(lanes), lanes[0].size, tenant.cuts, tenant.splits or ())
     duration = tuple(tuple(max(1, round(ns)) for ns in each) for each in table.duration_ns.tolist())
     return AskedMember(tenant.name, model.opened.digest, tenant.cuts, duration, table.splits)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+from msgspec import UNSET
 
 from cotenant.errors import CotenantError
 from cotenant.execute.place import Place
 from cotenant.measure.campaign import Journal
 from cotenant.measure.opening import OpenedModel, covers, is_of
 from cotenant.measure.solo import QUICK, measure_model
+from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, load_profile
 from cotenant.repository import ModelVersion, profile_path
 from cotenant.work import Share
@@ -21,7 +25,10 @@ _log = logging.getLogger("cotenant.server")
 def stored_or_measured(
     root: Path, found: ModelVersion, opened: OpenedModel, partitions: Sequence[Share], place: Place
 ) -> ModelProfile:
-    """The repository's profile of a model; measured quickly, with a warning, where it has none that is of use."""
+    """The repository's profile of a model; measured quickly, with a warning, where it has none that is of use.
+
+    What another version of cotenant said of its rows is left out: answers depend on it.
+    """
     path = profile_path(root)
     if path.exists():
         try:
@@ -31,7 +38,8 @@ def stored_or_measured(
         else:
             known = stored.models.get(found.tenant)
             if known is not None and is_of(known, stored.device, opened) and covers(known, partitions):
-                return known
+                is_ours = stored.device.versions.get("cotenant") == this_device().versions["cotenant"]
+                return known if is_ours else replace(known, splits=UNSET)
     _log.warning(
         "model %r has no profile of this machine, or a stale one: measuring it quickly; 'cotenant profile %s' does "
         "it well",

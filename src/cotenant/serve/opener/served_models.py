@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError
@@ -183,7 +183,7 @@ def serve_model(
         weight=config.tenant.weight,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
-        splits=opened.splits,
+        splits=opened.splits if profile.splits is UNSET else profile.splits,
     )
     metadata = ModelMetadata(
         name=name,
