@@ -105,9 +105,10 @@ class DeviceType:
 
 
 class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there.
+    """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there
+    but the other members of its group, if it has one.
 
-    A row waits at most one duty cycle for its batch to be built, and is answered when the batch has run.
+    A row waits at most one duty cycle for its batch to be built, and is answered when the batch, or its group, has run.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -124,6 +125,10 @@ class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError(where, "duty_ns", self.duty_ns, "a positive duty cycle")
         if not self.slots:
             raise InvalidValueError(where, "slots", self.slots, "at least one slot; leave an unused partition out")
+        for step in self.round.steps:
+            sizes = [slot.size for slot in step]
+            if sum(sizes) > self.size:
+                raise InvalidValueError(where, "sizes", sizes, f"sizes of the members of a group of {self.size} in all")
 
     @property
     def round(self) -> Round:
