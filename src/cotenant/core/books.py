@@ -145,7 +145,7 @@ class Books:
             start.share,
             start.predicted_ns,
             batch.deadline_ns - now_ns - start.predicted_ns,
-            self._group_count - 1,
+            self._group_count + start.group,
             ahead,
             is_part,
             start.after,
