@@ -196,8 +196,8 @@ class Slot(Struct, frozen=True, forbid_unknown_fields=True):
     """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
 
     Slots of a round with the same `group`, from 1 on, are the members of a group, whose launches start together; 0 is
-    a turn alone. `size` is what the member has of the partition meanwhile, in the units of the partition's size; 0 is
-    all of it, which the members of a group then share.
+    a turn alone. `size` is what a member has of the partition meanwhile, in the units of the partition's size; a turn
+    alone has all of it, and says 0.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -216,16 +216,16 @@ class Slot(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
         if self.group < 0:
             raise InvalidValueError(where, "group", self.group, "the number of its group from 1, or 0 for none")
-        if self.size < 0 or (self.size and not self.group):
-            raise InvalidValueError(where, "size", self.size, "at least 1 of a member of a group, else 0")
+        if self.size < 0 or bool(self.size) != bool(self.group):
+            raise InvalidValueError(where, "size", self.size, "at least 1 of a member of a group, and none without one")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """The round of one partition: its slots in order, all of them once every `duty_ns`. Without slots it is free.
 
-    Raises InvalidValueError for slots without a duty cycle, and groups whose members do not stand next to each other,
-    are slots of one tenant, or are only partly divided into sizes.
+    Raises InvalidValueError for slots without a duty cycle, and groups whose members do not stand next to each other or
+    are slots of one tenant.
     """
 
     duty_ns: int = 0
@@ -244,9 +244,6 @@ class Round:
                 raise InvalidValueError(where, "slots", tenants, "members next to each other, no slot in between")
             if len(set(tenants)) < len(tenants):
                 raise InvalidValueError(where, "slots", tenants, "slots of different tenants")
-            if len({slot.size > 0 for slot in step}) > 1:
-                sizes = [slot.size for slot in step]
-                raise InvalidValueError(where, "sizes", sizes, "a size of every member, or of none")
             seen.add(number)
 
     @property

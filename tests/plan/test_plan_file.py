@@ -232,7 +232,7 @@ def plan_files(draw: st.DrawFn) -> PlanFile:
     slots = st.builds(Slot, NAMES, st.integers(1, 2**40), RATES)
     alone = st.lists(slots, min_size=1, max_size=3).map(tuple)
     group = st.lists(slots, min_size=2, max_size=3, unique_by=lambda slot: slot.tenant)
-    sized = st.integers(0, 5)
+    sized = st.integers(1, 5)
     rounds = st.one_of(alone, st.builds(grouped, alone, group, sized))
     partitions = st.builds(PartitionPlan, st.integers(15, 10**6), NS, rounds)
     placed = st.builds(DevicePlan, NAMES, st.lists(partitions, min_size=1, max_size=3).map(tuple))

@@ -125,8 +125,7 @@ class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError(where, "duty_ns", self.duty_ns, "a positive duty cycle")
         if not self.slots:
             raise InvalidValueError(where, "slots", self.slots, "at least one slot; leave an unused partition out")
-        for step in self.round.steps:
-            sizes = [slot.size for slot in step]
+        for sizes in ([slot.size for slot in step] for step in self.round.steps):
             if sum(sizes) > self.size:
                 raise InvalidValueError(where, "sizes", sizes, f"sizes of the members of a group of {self.size} in all")
 
