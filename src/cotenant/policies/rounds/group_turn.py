@@ -25,20 +25,17 @@ def steps_of(made: Round) -> tuple[tuple[int, ...], ...]:
 
 def parts_of(lane: Share, made: Round) -> tuple[Share, ...] | None:
     """The share of each slot: all of the lane, or a member's part of it, one behind the other; None where they do not
-    fit. Members without sizes have equal parts, since no two launches hold one slot of a device."""
+    fit."""
     parts: list[Share] = []
     for step in made.steps:
-        sizes = [slot.size for slot in step]
-        if not any(sizes):
-            most, more = divmod(lane.size, len(step))
-            sizes = [most + (number < more) for number in range(len(step))]
-        if sum(sizes) > lane.size or not min(sizes):
-            return None
         first = 0
-        for size in sizes:
-            is_all = size == lane.size
-            parts.append(lane if is_all else Share(lane.cores[first : first + size], lane.device, lane.first))
-            first += size
+        for slot in step:
+            until = first + (slot.size or lane.size)
+            if until > lane.size:
+                return None
+            is_all = until - first == lane.size
+            parts.append(lane if is_all else Share(lane.cores[first:until], lane.device, lane.first))
+            first = until
     return tuple(parts)
 
 
