@@ -192,7 +192,7 @@ class Machine:
         )
 
 
-class Slot(Struct, frozen=True, forbid_unknown_fields=True):
+class Slot(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
 
     Slots of a round with the same `group`, from 1 on, are the members of a group, whose launches start together; 0 is
