@@ -23,7 +23,7 @@ from cotenant.work import Slot as Slot  # a noun of planning
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 CoRunner = tuple[str, int, int]
-"""Model, batch and size of what runs in another partition of the same device."""
+"""Model, batch and size of what runs in another partition of the same device, or in another part of the same one."""
 
 Name = Annotated[str, Meta(min_length=1)]
 Rate = Annotated[float, Meta(le=1e12)]
@@ -212,6 +212,21 @@ class Costs(Protocol):
         many without trying all.
         """
         ...
+
+    def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
+        """Ways to divide a partition among so many members of a group, as their sizes, of which groups are known.
+
+        None where slots run in turn alone.
+        """
+        return ()
+
+    def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
+        """Time to the end of the last of batches that start together in a partition of `size`, nothing beside it.
+
+        Each member is a model, its batch, and what it has of the partition. Never less than any part of them takes.
+        None where too little was measured to tell.
+        """
+        return None
 
 
 class Planner(Protocol):
