@@ -19,6 +19,7 @@ from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Driven, Log, simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
+from cotenant.world.groups import GroupWorld as PartitionGroups
 from cotenant.world.simulated import TableWorld, World
 from golden_workload import TABLES, TENANTS
 from scenario import CORES
@@ -44,6 +45,9 @@ class Change:
 
     def world(self) -> World:
         """Latencies as believed at the start, with noise."""
+        if isinstance(self.predictor, GroupedPredictor) and not self.policy.grouped:
+            grouped = GroupedPredictor(self.predictor.tables, None, CROWDED)
+            return PartitionGroups(grouped, noise=_NOISE, failure_rate=self.failure_rate, seed=7)
         if isinstance(self.predictor, GroupedPredictor):
             return GroupWorld(lambda group: CROWDED.group_ns([group])[0], noise=_NOISE, seed=7)
         return TableWorld(self.predictor.scaled({}), noise=_NOISE, failure_rate=self.failure_rate, seed=7)

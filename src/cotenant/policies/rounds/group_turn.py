@@ -162,7 +162,7 @@ def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> tuple[list[SeatBatch], 
             batch.rows -= batch.queries.pop().items
             if now + longer > limit:  # else it alone would be late: it is a head of its own later
                 del rests[batch.seat.at]
-    return made, latency
+    return sorted(made, key=lambda each: each.seat.at), latency
 
 
 def _latency_ns(desk: Desk, batches: Sequence[SeatBatch]) -> int:

@@ -46,7 +46,9 @@ def learn_groups(
     """Have the measured groups of a repository believed by a server that has not asked for groups until now; None, with
     a warning, where there are none."""
     fitted = fitted_groups(root)
-    for served in models if fitted is not None else ():
+    if fitted is None:
+        return None
+    for served in models:
         fitted = knowing(fitted, root, served.tenant.name, served.profile.table("p50"))
 
     def believe(_: Engine) -> PredictorChanged:
