@@ -242,6 +242,16 @@ class _Believed:
         nothing waiting, its members are believed to take as long as in turn."""
         return [self._together_ns(group) for group in groups]
 
+    longest_ns = group_ns
+
+    def unmeasured(self, most: int) -> frozenset[int]:
+        """See GroupPredictor: what costs do not know is believed to be in turn anyhow."""
+        return frozenset()
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor."""
+        return -1
+
     def _together_ns(self, group: Group) -> int:
         served = [self._served[work.tenant] for work, _ in group]
         if len(group) == 1:

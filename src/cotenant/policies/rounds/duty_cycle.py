@@ -18,7 +18,7 @@ from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import NEVER_NS, Key, Place, Stretch
-from cotenant.policies.rounds.group_turn import Seat, form_group, likely_groups, parts_of, steps_of
+from cotenant.policies.rounds.group_turn import Seat, form_group, likely_groups, parts_of, started, steps_of
 from cotenant.policies.rounds.turn_desk import TurnDesk
 from cotenant.types import Query, Tenant
 from cotenant.work import Round, Share
@@ -213,20 +213,17 @@ class _RoundDecision(TurnDesk):
     def _together(self, lane: int, waiting: Sequence[int]) -> list[tuple[int, Start]]:
         """The launches of a group, by slot. What is hopeless is dropped on the way; one that is left is alone."""
         seats = [self._seat(lane, at) for at in waiting]
-        batches, latency = form_group(self, seats)
+        batches = form_group(self, seats)
         if len(batches) == 1:
             at = batches[0].seat.at
             start = self._planned(at, lane)
             return [] if start is None else [(at, start)]
-        left = {batch.seat.at for batch in batches}
-        if not left:
+        if not batches:
             self._too_slow.update([(lane, seat.queue.tenant.name) for seat in seats])
-        begun = []
-        for batch in batches:
-            self.taken.update([query.id for query in batch.queries])
-            start = Start(batch.work, tuple(batch.queries), batch.seat.share, latency, group=self.turns)
-            begun.append((batch.seat.at, start))
-        return begun
+            return []
+        self.taken.update([query.id for batch in batches for query in batch.queries])
+        starts = started(cast(GroupPredictor, self.snapshot.predictor), batches, self.turns)
+        return [(batch.seat.at, start) for batch, start in zip(batches, starts, strict=True)]
 
     def _seat(self, lane: int, at: int) -> Seat:
         policy, slot = self._policy, self._policy.complete[lane].slots[at]
@@ -350,7 +347,7 @@ class _RoundDecision(TurnDesk):
             tightest = min([tightest, *[seat.queue.tenant.slo_ns for seat in seats]])
             if len(seats) > 1:
                 group = tuple([Member(work, seat.share.size) for work, seat in zip(works, seats, strict=True)])
-                busy += cast(GroupPredictor, self.snapshot.predictor).group_ns([group])[0]
+                busy += cast(GroupPredictor, self.snapshot.predictor).longest_ns([group])[0]
             elif seats:
                 busy += min([self.latency_ns(works[0], size) for size in seats[0].alone])
         return NEVER_NS if tightest == NEVER_NS else int(max(0, tightest - busy) * self._policy.stretch)

@@ -1,6 +1,7 @@
 """The turn of a group of slots: what of each member's queue starts together, each on its part of a partition.
 
-The time that the group takes is that of the predictor for these very launches; nobody is made late by what joins him.
+The time that the group takes is that of the predictor for these very launches, and what it may take at most where
+nothing was measured of so many; nobody is made late by what joins him.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from itertools import accumulate, combinations, pairwise, product
 from typing import cast
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
-from cotenant.core.snapshot import QueueView
+from cotenant.core.snapshot import QueueView, Start
 from cotenant.policies.desk import NEVER_NS, Desk
 from cotenant.types import Query, Tenant
 from cotenant.work import Round, Share, Slot, Work
@@ -89,13 +90,18 @@ class SeatBatch:
         return self.seat.queue.tenant.work(self.queries[0].shape, self.rows)
 
     @property
+    def member(self) -> Member:
+        """As a predictor sees it."""
+        return Member(self.work, self.seat.share.size)
+
+    @property
     def deadline_ns(self) -> int:
         """The earliest of its queries."""
         return min([query.deadline_ns for query in self.queries])
 
 
-def form_group(desk: Desk, seats: Sequence[Seat]) -> tuple[list[SeatBatch], int]:
-    """The batches that start together, and how long they take; none where nothing of what waits can be in time.
+def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
+    """The batches that start together; none where nothing of what waits can be in time.
 
     As many rows as the slots take, if all of them are in time then. Else the most urgent head comes first, then what
     else leaves everybody in time: the heads of the others, and then a query of each in turn. What is hopeless even
@@ -105,7 +111,7 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> tuple[list[SeatBatch], int]
     batches = [batch for seat in seats if (batch := _largest(desk, seat)) is not None]
     latency = _latency_ns(desk, batches)
     if not desk.drops_hopeless:
-        return batches, latency
+        return batches
     while late := [each for each in batches if each.more_wait and desk.now_ns + latency > each.queries[0].deadline_ns]:
         first, head = late[0], late[0].queries[0]
         text = f"the group with its batch of {first.rows} rows takes {latency / 1e6:.1f} ms, and more wait"
@@ -115,7 +121,18 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> tuple[list[SeatBatch], int]
         latency = _latency_ns(desk, batches)
     if any(desk.now_ns + latency > each.deadline_ns for each in batches):
         return _fitted(desk, batches)
-    return batches, latency
+    return batches
+
+
+def started(predictor: GroupPredictor, batches: Sequence[SeatBatch], group: int) -> list[Start]:
+    """The launches of a group of several members."""
+    members = tuple([each.member for each in batches])
+    [predicted], near = predictor.group_ns([members]), predictor.near(members)
+    longest = predictor.longest_ns([members])[0] if len(members) in predictor.unmeasured(len(members)) else 0
+    return [
+        Start(each.work, tuple(each.queries), each.seat.share, predicted, near=near, longest_ns=longest, group=group)
+        for each in batches
+    ]
 
 
 def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
@@ -137,14 +154,14 @@ def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
     return None
 
 
-def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> tuple[list[SeatBatch], int]:
+def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> list[SeatBatch]:
     """The same with members or queries left out, so that everybody is in time; the most urgent head always stays."""
-    now, made, latency, limit = desk.now_ns, list[SeatBatch](), 0, NEVER_NS
+    now, made, limit = desk.now_ns, list[SeatBatch](), NEVER_NS
     heads = [SeatBatch(each.seat, each.queries[:1], each.queries[0].items, each.place) for each in batches]
     for batch in sorted(heads, key=lambda each: each.seat.queue.keys[each.place]):
         longer, end = _latency_ns(desk, [*made, batch]), min(limit, batch.deadline_ns)
         if not made or now + longer <= end:
-            made, latency, limit = [*made, batch], longer, end
+            made, limit = [*made, batch], end
     rests = {each.seat.at: desk.behind(each.seat.queue, each.place) for each in made}
     while rests:
         for batch in made:
@@ -157,17 +174,16 @@ def _fitted(desk: Desk, batches: Sequence[SeatBatch]) -> tuple[list[SeatBatch], 
             batch.rows += query.items
             longer = _latency_ns(desk, made)
             if now + longer <= min(limit, query.deadline_ns):
-                latency, limit = longer, min(limit, query.deadline_ns)
+                limit = min(limit, query.deadline_ns)
                 continue
             batch.rows -= batch.queries.pop().items
             if now + longer > limit:  # else it alone would be late: it is a head of its own later
                 del rests[batch.seat.at]
-    return sorted(made, key=lambda each: each.seat.at), latency
+    return sorted(made, key=lambda each: each.seat.at)
 
 
 def _latency_ns(desk: Desk, batches: Sequence[SeatBatch]) -> int:
-    """What is believed of them together; 0 for none."""
+    """What they take together at most, as far as is known; 0 for none."""
     if not batches:
         return 0
-    group = tuple([Member(each.work, each.seat.share.size) for each in batches])
-    return cast(GroupPredictor, desk.snapshot.predictor).group_ns([group])[0]
+    return cast(GroupPredictor, desk.snapshot.predictor).longest_ns([tuple([each.member for each in batches])])[0]
