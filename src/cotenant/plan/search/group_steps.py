@@ -26,6 +26,8 @@ MOST_MEMBERS = 4
 _MOST_CELLS = 20_000
 """Groups that are looked at one by one for the largest gain of any, at most."""
 _KEPT = 1 << 17
+_MOST_GROUPS = 1500
+"""Combinations of batches of which groups are asked for, of the same loads; of more some batches are left out."""
 _MOST_CHOICES = 1 << 17
 """Combinations of batches that are tried at once."""
 
@@ -88,14 +90,14 @@ class GroupSteps:
     def times(self, size: int, numbers: tuple[int, ...]) -> Floats | None:
         """What groups of loads, whose numbers ascend, take in ns, by the positions of their batches.
 
-        It is infinite where the costs know too little, and None where they do of all.
+        It is infinite where the costs know too little, or which was left out, and None where they do of all.
         """
         key = size, numbers
         if key not in self._times:
             shape = tuple(self._count(number) for number in numbers)
             found = np.full(shape, np.inf)
             if len(numbers) <= self.most[size]:
-                for at in product(*map(range, shape)):
+                for at in product(*(_thinned(count, len(shape)) for count in shape)):
                     batches = [int(self._rows[n, place]) for n, place in zip(numbers, at, strict=True)]
                     known = self.division(size, list(zip(numbers, batches, strict=True)))
                     found[at] = np.inf if known is None else known[0]
@@ -164,13 +166,14 @@ class GroupSteps:
     ) -> tuple[list[Floats], Floats] | None:
         """Batches of each load, in one axis each, and the shortest duty cycle with them; infinite where none holds.
 
-        None where there are too many.
+        Of too many combinations some batches are left out; None where even those are too many.
         """
         slots = [(number, 0) for number in numbers]
-        picked = []
-        for number in numbers:
-            able = 2 * self._alone[size][number] <= self._slo[number]
-            picked.append(np.flatnonzero(able))
+        able = [np.flatnonzero(2 * self._alone[size][n] <= self._slo[n]) for n in numbers]
+        picked = able
+        if math.prod(map(len, picked)) > _MOST_CHOICES:
+            kept = [_thinned(self._count(number), len(numbers)) for number in numbers]
+            picked = [np.intersect1d(own, some) for own, some in zip(able, kept, strict=True)]
         if math.prod(map(len, picked)) > _MOST_CHOICES:
             return None
         best = np.full(tuple(map(len, picked)), np.inf)
@@ -234,6 +237,14 @@ class GroupSteps:
 
     def _count(self, number: int) -> int:
         return len(self._place[number])
+
+
+def _thinned(count: int, members: int) -> list[int]:
+    """Positions of the batches of which groups of so many members are asked for: all, or the least and ever fewer."""
+    most = int(_MOST_GROUPS ** (1 / members))
+    if count <= most:
+        return list(range(count))
+    return sorted({round(each) - 1 for each in np.geomspace(1, count, most).tolist()})
 
 
 def _partings(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
