@@ -38,6 +38,9 @@ class GroupPredictor(Predictor, Protocol):
         At least 1. A group of one member may be asked for as well. Many groups at once cost little more than one.
         """
 
+    def near(self, group: Group) -> int:
+        """How many measured groups are near this one, as its prediction goes by; -1 where none were measured at all."""
+
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """Latency of the whole model of every tenant for one row of the first declared shape."""
 

@@ -64,6 +64,10 @@ class TablePredictor:
         latency_ns = self.latency_ns
         return [max([latency_ns(*member) for member in group]) for group in groups]
 
+    def near(self, group: Group) -> int:
+        """See GroupPredictor."""
+        return -1
+
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """See GroupPredictor."""
         made = self._singles.get(cores)

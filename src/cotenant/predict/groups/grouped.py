@@ -12,7 +12,8 @@ from cotenant.profile.latency_table import LatencyTable
 
 
 class FittedGroups(Protocol):
-    """A fitted predictor of groups; see `predict.groups.overlap`."""
+    """A fitted predictor of groups; see `predict.groups.overlap`. One that does not say what it was fitted to inherits
+    what is said here."""
 
     @property
     def key(self) -> str:
@@ -24,6 +25,10 @@ class FittedGroups(Protocol):
 
     def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
         """See GroupPredictor."""
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor."""
+        return -1
 
 
 class GroupedPredictor(TablePredictor):
@@ -44,6 +49,7 @@ class GroupedPredictor(TablePredictor):
         self.factor = factor
         self._answers: dict[Group, int] = {}
         """What `fitted` said, before `factor`."""
+        self._near: dict[Group, int] = {}
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor; answers are memorised."""
@@ -54,6 +60,17 @@ class GroupedPredictor(TablePredictor):
             answers = self._ask(self.fitted, groups, found) if None in found else cast(list[int], found)
         factor = self.factor
         return answers if factor == 1.0 else [max(1, round(answer * factor)) for answer in answers]
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor; answers are memorised."""
+        if self.fitted is None:
+            return -1
+        found = self._near.get(group)
+        if found is None:
+            if len(self._near) > _MEMORY:
+                self._near.clear()
+            found = self._near[group] = self.fitted.near(group)
+        return found
 
     def foresee(self, groups: Iterable[Group]) -> Iterator[int]:
         """Predict these groups, the first FORESEEN of them, so that to ask for them later takes no time.
@@ -78,7 +95,7 @@ class GroupedPredictor(TablePredictor):
         What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
         """
         made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin).with_beside(self.beside)
-        made._answers = self._answers
+        made._answers, made._near = self._answers, self._near
         return made
 
     def _ask(self, fitted: FittedGroups, groups: Sequence[Group], found: Sequence[int | None]) -> list[int]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import Margins
+from cotenant.predict.groups.measured import MeasuredGroups, MemberKey
 from cotenant.predict.groups.overlap_features import MemberFeatures, TenantFacts
 from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, Monotone, Net, Weights, member_vectors
 from cotenant.predict.table import TablePredictor
@@ -38,7 +39,8 @@ fit to few groups can go astray by many orders for a member that is much shorter
 class OverlapModel:
     """Everything that was fitted. `tenants` are those in the samples, whose weights are rows 1, 2, ... in this order.
 
-    `fingerprint` names the device, `digests` the models of the tenants, as the profile does.
+    `measured` are the groups of the samples, those for the margins among them. `fingerprint` names the device,
+    `digests` the models of the tenants, as the profile does.
     """
 
     weights: Weights
@@ -47,6 +49,7 @@ class OverlapModel:
     tenants: tuple[str, ...]
     facts: tuple[TenantFacts, ...]
     margins: Margins
+    measured: MeasuredGroups
     fingerprint: str = ""
     created: str = ""
     command: str = ""
@@ -58,6 +61,7 @@ class OverlapModel:
         content = sha256(repr((self.monotone, self.scale_ns, self.tenants, self.facts, self.margins)).encode())
         for name, weights in sorted(self.weights.items()):
             content.update(name.encode() + np.ascontiguousarray(weights).tobytes())
+        content.update(self.measured.lengths.tobytes() + self.measured.members.tobytes())
         return content.hexdigest()[:16]
 
 
@@ -175,11 +179,26 @@ class OverlapPredictor:
         names = {each.name for each in facts}
         kept = tuple(each for each in self.model.facts if each.name not in names)
         tenants = tuple("" if name in names else name for name in self.model.tenants)
-        return OverlapPredictor(replace(self.model, facts=(*kept, *facts), tenants=tenants), self.quantile, self.factor)
+        measured = self.model.measured.without([number for number, name in enumerate(tenants, 1) if not name])
+        model = replace(self.model, facts=(*kept, *facts), tenants=tenants, measured=measured)
+        return OverlapPredictor(model, self.quantile, self.factor)
 
     def is_seen(self, tenant: str) -> bool:
         """Whether a tenant was in the samples."""
         return tenant in self._number
+
+    def near(self, group: Group) -> int:
+        """How many of the measured groups are near this one: see MeasuredGroups.near.
+
+        Raises as `group_ns` does.
+        """
+        number, solo_ns = self._number, self._features.solo_ns
+        keys = [
+            MemberKey(number.get(work.tenant, UNKNOWN), size, work.start, work.end, solo_ns(member))
+            for member in group
+            for work, size in (member,)
+        ]
+        return self.model.measured.near(keys)
 
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""
