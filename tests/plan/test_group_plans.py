@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from io import StringIO
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from cotenant.plan.assess import assess
 from cotenant.plan.check import GROUP, ROUND, SLO, check_plan
@@ -16,6 +19,7 @@ from cotenant.plan.search.opt_exact import has_solver
 from cotenant.plan.search.optimal import Optimal
 from cotenant.plan.table_costs import TableCosts, WithoutGroups
 from cotenant.plan.types import NS_PER_S, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, Slot
+from cotenant.report.plan_text import plan_picture
 from cotenant.work import Work
 from group_costs import MS, grouped_costs
 from plan_samples import Line
@@ -210,3 +214,17 @@ def test_slots_run_in_turn_where_a_group_gains_nothing() -> None:
     assert isinstance(plan, Plan)
     assert [slot.group for slot in plan.devices[0].partitions[0].slots] == [0, 0]
     assert plan.devices[0].partitions[0].duty_ns * 50 <= 2 * NS_PER_S
+
+
+def test_a_group_is_drawn_with_its_letters_in_turn() -> None:
+    plan = one(28, Slot("c", 1, 30.0), *TOGETHER)
+    view = assess(plan, loads_of(100, plan), [WHOLE], COSTS)
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(plan_picture(view))
+    text = console.export_text()
+    (bar,) = [line for line in text.splitlines() if line.startswith("│")]
+    assert re.fullmatch(r"│a+(bc)+b?·+│", bar), "tenants have letters in the order of the loads: c, a, b"
+    assert bar.count("a") == pytest.approx(78 * 5 / 28, abs=1)
+    assert "runs 18.7 ms with c (28 in turn)" in text
+    assert "runs 18.7 ms with b (28 in turn)" in text
+    assert "runs 5 ms  " in text
