@@ -124,7 +124,9 @@ class TableCosts(Costs):
         if found is None:
             return None
         overhead = sum(self._overhead_ns.get(model, {}).get(batch, 0) for model, batch, _ in members)
-        return math.ceil(found * self._latency_ratio) + overhead
+        tables = [(self._known.get((device, model, own)), batch) for model, batch, own in members]
+        alone = [table[batch - 1] for table, batch in tables if table is not None]
+        return max(math.ceil(found * self._latency_ratio) + overhead, *alone, 1)
 
     def _missing(self, model: str, size: int, device: str) -> str:
         devices = list(dict.fromkeys(known for known, _, _ in self._known))
