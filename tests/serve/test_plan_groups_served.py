@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from client import Client, Watch
+from commands import runner
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
 from cotenant.core.actions import Launch
 from cotenant.core.events import PolicyChanged, PredictorChanged
@@ -18,9 +20,11 @@ from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.repository import STATE_FOLDER
 from cotenant.serve.brain.plan_lanes import Cores, open_plan
 from cotenant.serve.brain.replan import Replanner
 from cotenant.serve.server import Server
+from cotenant.trace import read
 from cotenant.types import Outcome
 from group_campaign import CORES, SLOTS, measure, profiled
 from repositories import config, scaled, write_model
@@ -135,3 +139,31 @@ def test_a_server_that_starts_with_a_group_believes_what_was_measured(measured: 
         server.stop()
     counts = Counter(launch.group for launch in watch.actions(Launch))
     assert max(counts.values()) == 2
+
+
+def test_the_same_plan_is_simulated_explained_and_replayed(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, trace, plan = runner(monkeypatch, capfd), measured / STATE_FOLDER / "simulated.jsonl", tmp_path / "plan.toml"
+    write_plan(plan, GROUP)
+    rates = "".join(f'[[tenant]]\nmodel = "{name}"\nrate = 4000.0\n' for name in "ab")
+    (tmp_path / "load.toml").write_text(f"duration_s = 0.2\n{rates}")
+    asked = ("simulate", tmp_path / "load.toml", measured, "--plan", plan, "--policy", "duty_cycle")
+    asked = (*asked, "--cores", ",".join(map(str, CORES[:2])))
+    done, out, err = run(*asked, "--trace", trace, "--json")
+    assert done == 0, err
+    told = json.loads(out)
+    assert told["world"] == "groups"
+    assert min(each["answered"] for each in told["runs"][0]["tenants"].values()) > 0
+    records = list(read(trace)[1])
+    launches = [action for record in records for kind, action in record.actions if kind == "Launch"]
+    groups = Counter(launch.get("group", 0) for launch in launches)
+    together = next(launch for launch in launches if groups[launch.get("group", 0)] == 2)
+    assert together["near"] >= 0
+    done, out, err = run("replay", trace)
+    assert (done, err) == (0, "")
+    assert "every action is the same" in out
+    done, out, err = run("explain", together["queries"][0], trace)
+    assert (done, err) == (0, "")
+    assert f"predicted {together['predicted_ns'] / 1e6:.1f} ms" in out
+    assert json.loads(run(*asked, "--world", "table", "--json")[1])["world"] == "table"
