@@ -26,7 +26,7 @@ from cotenant.policies.registry import GROUP, POLICIES, make_policy, options_of,
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.types import ANSWERS, Query, Tenant, priority_rank
-from cotenant.work import Share
+from cotenant.work import Round, Share, Slot
 from cotenant.world.simulated import TableWorld
 from machines import MODELS, TENANTS, Watched
 from scenario import ONE_LANE, TWO_LANES, play
@@ -106,11 +106,17 @@ PLANS = (
     JointPlan((JointMember("wide", 1, 3), JointMember("quick", 1, 1)), ((3, 0),)),
 )
 """For policies that take some."""
+GROUPED = (Slot("wide", 4, 2.0, 1, 1), Slot("quick", 2, 5.0, 1, 1))
+ROUNDS = {
+    ONE_LANE: (Round(100, (*GROUPED, Slot("wide", 2, 1.0))),),
+    TWO_LANES: (Round(100, GROUPED[:1]), Round(50, (Slot("long", 1, 1.0), Slot("wide", 3, 1.0)))),
+}
+"""For policies that run them: with a group, and without one of several members."""
 
 
 def made_of(name: str, options: dict[str, Any], lanes: tuple[Share, ...]) -> Policy:
     try:
-        return make_policy(name, options, lanes, joint_plans=PLANS)
+        return make_policy(name, options, lanes, rounds=ROUNDS[lanes], joint_plans=PLANS)
     except ConfigError:  # switches that exclude each other
         reject()
 
@@ -121,6 +127,7 @@ def hold(policy: Policy, queries: list[Query]) -> list[tuple[int, Event, list[Ac
     Launches take longer or shorter than predicted, and some fail. Queries are served to their ends.
     """
     assert set(policy.lanes) <= set(policy.shares)
+    assert policy.asks_groups or not policy.grouped
     log: list[tuple[int, Event, list[Action]]] = []
     world = TableWorld(PREDICTOR, noise=0.3, failure_rate=0.05, seed=1)
     made = play(Held(policy), TENANTS.values(), PREDICTOR, queries, world, log=lambda *told: log.append(told))

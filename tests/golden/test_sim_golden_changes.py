@@ -47,7 +47,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.plan_lanes import Cores, lay_out
 from cotenant.sim.applications import SimulatedApplication
 from cotenant.types import Outcome, Query, Tenant, priority_rank
-from cotenant.work import Machine, Share
+from cotenant.work import Machine, Round, Share, Slot
 from golden_files import GOLDEN, agree
 from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
 from golden_workload import ROUNDS, RUNS, TABLES, TENANTS, workload
@@ -168,6 +168,8 @@ MARGIN = SafetyMargin({"detect": Spread(2.0, 5 * MS), "embed": Spread(1.5, 8 * M
 WIDER = SafetyMargin({**MARGIN.spreads, "tag": Spread(3.0, 12 * MS)}, 5 * MS)
 SURE = BELIEVED.with_margin(MARGIN)
 FITTED = GroupedPredictor(TABLES, None, CROWDED)
+PAIRED = Round(90 * MS, (Slot("embed", 4, 60.0, 1, 1), Slot("tag", 2, 30.0, 1, 1), Slot("detect", 1, 5.0)))
+"""Of a plan in which two tenants overlap, one has a turn alone, and one has no slot."""
 SLOWER = {"detect": 1.25, "tag": 1.5}
 
 
@@ -291,6 +293,16 @@ CHANGES: dict[str, Change] = {
         cores=range(3),
     ),
     "duty-cycle-crowded": Change(DutyCycle(TWO_LANES, preempt=True, stretch=0.3, rounds=ROUNDS), queries=workload(2.0)),
+    "duty-cycle-groups": Change(
+        DutyCycle(ONE_LANE, DropRule.EXPIRED, rounds=(PAIRED,)),
+        [
+            *at(120, PredictorChanged(FITTED.with_beliefs(TABLES, SLOWER, 1.125))),
+            *at(300, PolicyChanged(DutyCycle(TWO_LANES, rounds=ROUNDS))),
+            *at(340, PolicyChanged(DutyCycle(ONE_LANE, rounds=(PAIRED,), lend=False))),
+        ],
+        FITTED,
+        workload(1.6),
+    ),
     "plan": Change(
         DutyCycle(FIRST_LANES.lanes, rounds=FIRST_LANES.rounds, preempt=True),
         at(

@@ -41,7 +41,10 @@ ROUNDS = (
     Round(60, (Slot("quick", 3, 10.0), Slot("wide", 2, 5.0))),
     Round(200, (Slot("quick", 1, 2.0),)),
 )
+GROUPED = Round(90, (Slot("quick", 2, 10.0, 1, 1), Slot("wide", 2, 5.0, 1, 1), Slot("quick", 1, 2.0)))
 CHOICES: tuple[Policy, ...] = (
+    DutyCycle(ONE_LANE, rounds=(GROUPED,)),
+    DutyCycle(ONE_LANE, DropRule.EXPIRED, rounds=(GROUPED,), lend=False),
     DutyCycle(TWO_LANES, rounds=ROUNDS),
     DutyCycle(TWO_LANES, DropRule.EXPIRED, rounds=ROUNDS[::-1], preempt=True),
     DutyCycle(ONE_LANE, DropRule.NONE, rounds=ROUNDS[:1], lend=False),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from cotenant.core.actions import Launch
 from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
+from cotenant.core.predictor import Group, Member
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query
@@ -62,3 +66,37 @@ def test_pressure_from_outside_stays_whatever_else_changes(grouped: bool) -> Non
     assert model.predictor.beside == 0.4
     assert model.pressed(0.45) is None
     assert isinstance(model.pressed(0.0), PredictorChanged)
+
+
+class Pairs(FittedGroups):
+    """Every group takes 12 ms."""
+
+    key, quantile = "pairs", 0.95
+
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        return [12 * MS for _ in groups]
+
+
+def member(number: int, tenant: str, group: int, predicted_ns: int) -> Launch:
+    work = Work(tenant, 0, 1, 0, 1)
+    return Launch(number, number, (number,), work, True, Share((number % 4,)), predicted_ns, 0, group)
+
+
+def test_groups_in_partitions_are_followed_each_by_itself_and_who_is_alone_as_ever() -> None:
+    """Two groups and one alone start at one event: the groups take twice as long as believed, the one alone as long."""
+    model = OnlineModel(4)
+    for name in "abc":
+        model.add(name, TABLE)
+    model.believe_groups(Pairs())
+    for turn in range(60):
+        number, now = 5 * turn, 100 * turn * MS
+        believed = model.predictor.group_ns([(Member(Work("a", 0, 1, 0, 1), 1), Member(Work("b", 0, 1, 0, 1), 1))])[0]
+        pairs = [member(number + at, "ab"[at % 2], 3 * turn + at // 2, believed) for at in range(4)]
+        alone = member(number + 4, "c", 3 * turn + 2, model.predictor.latency_ns(Work("c", 0, 1, 0, 1), 1))
+        model(now, QueryArrived(Query(turn, "a", 0, MS)), [*pairs, alone])
+        model(now + 10 * MS, LaunchEnded(number + 4), [])
+        for at in range(4):
+            model(now + (24 if at % 2 else 5) * MS, LaunchEnded(number + at), [])
+    assert isinstance(model.predictor, GroupedPredictor)
+    assert model.predictor.factor == pytest.approx(2.0, rel=0.1)
+    assert all(scale == pytest.approx(1.0, rel=0.05) for scale in model.predictor.scales.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 from cotenant.config import PolicySection
 from cotenant.core.actions import Action, Launch
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged
+from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.predict.groups.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, queries, run_scenario, scenario_of
 from cotenant.types import Outcome, priority_rank
-from cotenant.work import Machine
+from cotenant.work import Machine, Round, Slot
 from cotenant.workload import TenantLoad, Trace, Workload, parse_workload
 from cotenant.world.contention import Contention, Traffic
 from onnx_samples import residual_cnn
@@ -255,3 +258,44 @@ def test_a_model_without_a_profile_is_named(tmp_path: Path, scenario: Scenario) 
             ONE_LANE,
             "p50",
         )
+
+
+class Crowding(FittedGroups):
+    """Every group takes so many times as long as its longest member alone."""
+
+    key, quantile = "crowding", 0.95
+
+    def __init__(self, scenario: Scenario, times: float) -> None:
+        self._alone, self._times = TablePredictor(scenario.tables), times
+
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        return [round(self._times * max([self._alone.latency_ns(*member) for member in group])) for group in groups]
+
+
+@pytest.mark.parametrize("times", [1.0, 1.5])
+def test_groups_of_a_plan_are_believed_and_played_as_they_were_measured(scenario: Scenario, times: float) -> None:
+    pair = (Slot("add_sub", 4, 40.0, 1, 1), Slot("eye", 1, 8.0, 1, 1))
+    made = replace(
+        scenario, lanes=ONE_LANE, rounds=(Round(100 * MS, pair),), groups=Crowding(scenario, times), plays_groups=True
+    )
+    launches: dict[int, list[Launch]] = {}
+    took: dict[int, int] = {}
+    began: dict[int, int] = {}
+
+    def log(now: int, event: Event, actions: list[Action]) -> None:
+        if isinstance(event, LaunchEnded):
+            took[event.launch] = now - began[event.launch]
+        for each in actions:
+            if isinstance(each, Launch):
+                launches.setdefault(each.group, []).append(each)
+                began[each.id] = now
+
+    run_scenario(made, PolicySection("duty_cycle", {"drop": DropRule.NONE}), Assumptions(), 1, log)
+    groups = [group for group in launches.values() if len(group) > 1]
+    assert groups
+    longest = TablePredictor(made.tables)
+    for group in groups:
+        expected = round(times * max([longest.latency_ns(each.work, 1) for each in group]))
+        assert {each.predicted_ns for each in group} == {expected}
+        assert {took[each.id] for each in group} == {expected}
+        assert {each.share for each in group} == set(TWO_LANES)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec.structs import replace
 
 from cotenant.plan.application import Application, Stage, stage_loads
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import DevicePlan, Load, PartitionPlan, Plan, PlanError
+from cotenant.plan.types import CoRunner, DevicePlan, Load, PartitionPlan, Plan, PlanError
 from cotenant.sim.planned import simulate_plan
 from cotenant.work import Slot
 from plan_samples import GIB, GPU, MS, costs, load
@@ -115,3 +117,40 @@ def test_slots_and_loads_must_belong_together() -> None:
     app = Application("app", 100 * MS, 20.0, (Stage("a", "m"),))
     with pytest.raises(PlanError, match=r"stage .app\.a. of an application has no load"):
         simulate_plan(plan, [one], FLAT, duration_s=1, applications=[app])
+
+
+class Crowded(TableCosts):
+    """Groups of two take `together_ms`, whatever they are; of others nothing is known."""
+
+    together_ms = 15
+
+    def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
+        assert all(batch in self.batches(model) for model, batch, _ in members)
+        return self.together_ms * MS if len(members) == 2 else None
+
+
+@pytest.mark.parametrize("together_ms", [12, 40])
+def test_a_group_takes_what_the_costs_say_of_it(together_ms: int) -> None:
+    """Two tenants that send at the same times: in turn 20 ms, together 12 or 40, which is in time or is not."""
+    crowd = Crowded({"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 2)}}}, {"m": GIB})
+    crowd.together_ms = together_ms
+    slots = (Slot("a", 1, 40.0, 1, 1), Slot("b", 1, 40.0, 1, 1))
+    plan = Plan((DevicePlan("cpu", (PartitionPlan(2, 25 * MS, slots),)),))
+    loads = [Load(name, "m", 40.0, 200 * MS) for name in "ab"]
+    done = simulate_plan(plan, loads, crowd, duration_s=20)
+    times = {line.p99_ns or 0 for line in done.tenants}
+    if together_ms == 12:
+        assert (done.total.attainment or 0.0) > 0.99
+        assert max(times) < 100 * MS
+        assert all((line.p50_ns or 0) >= 10 * MS for line in done.tenants)
+    else:
+        assert max(times) > 100 * MS  # 25 queries of each a second, and 40 come
+
+
+def test_of_a_group_that_the_costs_do_not_know_the_members_run_as_long_as_in_turn() -> None:
+    trio = tuple(Slot(name, 1, 45.0, 1, 1) for name in "abc")
+    sizes = {"cpu": {"m": {size: {1: 10 * MS, 8: 10 * MS} for size in (1, 3)}}}
+    plan = Plan((DevicePlan("cpu", (PartitionPlan(3, 100 * MS, trio),)),))
+    loads = [Load(name, "m", 45.0, 400 * MS) for name in "abc"]
+    done = simulate_plan(plan, loads, Crowded(sizes, {"m": GIB}), duration_s=10)
+    assert (done.total.attainment or 0.0) < 0.9  # 33 times all three a second in turn; 100 if they did not touch

@@ -13,12 +13,13 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Driven, Log, simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
+from cotenant.world.groups import GroupWorld as PartitionGroups
 from cotenant.world.simulated import TableWorld, World
 from golden_workload import TABLES, TENANTS
 from scenario import CORES
@@ -44,6 +45,9 @@ class Change:
 
     def world(self) -> World:
         """Latencies as believed at the start, with noise."""
+        if isinstance(self.predictor, GroupedPredictor) and not self.policy.grouped:
+            grouped = GroupedPredictor(self.predictor.tables, None, CROWDED)
+            return PartitionGroups(grouped, noise=_NOISE, failure_rate=self.failure_rate, seed=7)
         if isinstance(self.predictor, GroupedPredictor):
             return GroupWorld(lambda group: CROWDED.group_ns([group])[0], noise=_NOISE, seed=7)
         return TableWorld(self.predictor.scaled({}), noise=_NOISE, failure_rate=self.failure_rate, seed=7)
@@ -82,13 +86,18 @@ class Interrupted:
         return actions
 
 
-class Crowded:
+class Crowded(FittedGroups):
     """Believes that a group takes what its longest member takes alone, and a share of what the others do: whole
     nanoseconds, where a fitted predictor adds up vectors as the machine likes it best."""
 
     def __init__(self, percent: int, quantile: float) -> None:
         self.percent = percent
-        self.quantile = quantile
+        self._quantile = quantile
+
+    @property
+    def quantile(self) -> float:
+        """See FittedGroups."""
+        return self._quantile
 
     @property
     def key(self) -> str:

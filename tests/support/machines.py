@@ -352,8 +352,10 @@ class EngineMachine(RuleBasedStateMachine):
         started = [action for action in actions if isinstance(action, Launch)]
         behind = [action.launch for action in actions if isinstance(action, Enqueue)]
         if decided := [*[launch for launch in started if launch.id not in self.enqueued], *behind]:
-            assert {launch.group for launch in decided} == {self.groups}, "started together, but no group"
-            self.groups += 1
+            groups = dict.fromkeys(launch.group for launch in decided)
+            assert list(groups) == [*range(self.groups, self.groups + len(groups))], "started together, but no group"
+            assert len(groups) == 1 or not self.policy.grouped, "two groups at once"
+            self.groups += len(groups)
         assert not (started and self.policy.grouped and self.running), "a group starts while another one runs"
         assert not (started and self.enqueued) or {launch.id for launch in started} == set(self.enqueued), "not all"
         assert not (behind and self.enqueued), "two groups wait"

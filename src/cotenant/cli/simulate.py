@@ -44,6 +44,7 @@ class WorldKind(StrEnum):
 
     TABLE = "table"
     CONTENTION = "contention"
+    GROUPS = "groups"
 
 
 def simulate(
@@ -63,8 +64,13 @@ def simulate(
     noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
     decision_us: Annotated[float, typer.Option(min=0, help="Decision time charged before each launch.")] = 50.0,
     world: Annotated[
-        WorldKind, typer.Option(help="'table': launches never slow each other down; 'contention': as calibrated.")
-    ] = WorldKind.TABLE,
+        WorldKind | None,
+        typer.Option(
+            help="'table': launches never slow each other down; 'contention': as calibrated; 'groups': launches that "
+            "start as a group take what measured groups say.",
+            show_default="groups for a plan that has some, else table",
+        ),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -110,8 +116,10 @@ def simulate(
     named = str(chosen.pop("name", settings.policy.name))
     names = policy or [named]
     derives = any(hasattr(policy_class(each, "command line"), "resolve") for each in names)
-    fitted = _fitted(repository, profile) if derives else None
-    scenario = replace(scenario, groups=fitted)
+    has_groups = any(len(step) > 1 for made in rounds for step in made.steps)
+    world = world or (WorldKind.GROUPS if has_groups else WorldKind.TABLE)
+    fitted = _fitted(repository, profile) if derives or has_groups or world is WorldKind.GROUPS else None
+    scenario = replace(scenario, groups=fitted, plays_groups=world is WorldKind.GROUPS)
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
     if world is WorldKind.CONTENTION:
@@ -170,7 +178,7 @@ def _beliefs(scenario: Scenario, policy: Policy) -> OnlineModel:
     made = OnlineModel(most_cores(policy), grouped=policy.grouped, cautious=goes_by_margin(policy))
     for tenant, table in scenario.tables.items():
         made.add(tenant, table)
-    if policy.grouped:
+    if policy.asks_groups:
         made.believe_groups(scenario.groups)
     return made
 

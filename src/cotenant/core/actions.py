@@ -15,12 +15,15 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
 
     A batch starts at unit 0 and keeps its intermediate tensors between launches until its last unit or a Release.
     `predicted_ns` is what the decision believed; `headroom_ns` is what was left of the most urgent query's time then.
-    Launches of one `group` are decided together. `ahead` says that it was chosen while the group before it was running.
+    Launches of one `group` are decided together, and where a policy says which start together in a partition they are
+    those. `ahead` says that it was chosen while the group before it was running.
     `part` says that it is one of several launches of its batch that are decided together, each of which runs a part of
     its rows or of its units; when all have ended it goes on with all its rows. `after` are launches that had to end
     before this one could start. At the units in `stops`, in between, it can take in slots of a Grow. `wanted` is the
     size of the share that it was to have where fewer slots were free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory that its time was predicted at, in per cent.
+    `pressure_pct` is the pressure on the memory that its time was predicted at, in per cent. `near` is the number of
+    measured groups that are near the group that was predicted, -1 where that was none or nothing was measured, and
+    `longest_ns` what that group takes at most where none of so many members was measured, else 0.
     """
 
     id: int
@@ -38,6 +41,8 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     stops: tuple[int, ...] = ()
     wanted: int = 0
     pressure_pct: int = 0
+    near: int = -1
+    longest_ns: int = 0
 
 
 class Enqueue(Struct, frozen=True, gc=False):

@@ -145,13 +145,15 @@ class Books:
             start.share,
             start.predicted_ns,
             batch.deadline_ns - now_ns - start.predicted_ns,
-            self._group_count - 1,
+            self._group_count + start.group,
             ahead,
             is_part,
             start.after,
             cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
             start.wanted,
             start.pressure_pct,
+            start.near,
+            start.longest_ns,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))
 

@@ -333,13 +333,13 @@ class Engine(Books):
         for drop in decision.drops:
             self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, drop.reason, actions)
         if decision.starts:
-            self._group_count += 1
             starts = decision.starts
             whose = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []
             begun: dict[tuple[Query, ...], Batch] = {}
             for start in starts:
                 is_part = bool(whose) and whose.count((start.batch, start.queries)) > 1
                 self._start(start, begun, decision.ahead, is_part, now_ns, actions)
+            self._group_count += 1 + starts[-1].group
         for growth in decision.grows:
             self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
             actions.append(Grow(growth.launch, growth.share))

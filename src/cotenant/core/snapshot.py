@@ -120,7 +120,10 @@ class Start(Struct, frozen=True, gc=False):
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
     It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
     is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent.
+    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent. Where it was predicted as one of
+    a group, `near` counts the measured groups that are near that, else it is -1; `longest_ns` is what such a group
+    takes at most where none of so many members was measured, else 0. Starts of one decision that have different numbers
+    in `group`, from 0 on in ascending order, are different groups.
     """
 
     work: Work
@@ -132,6 +135,9 @@ class Start(Struct, frozen=True, gc=False):
     grows: bool = False
     wanted: int = 0
     pressure_pct: int = 0
+    near: int = -1
+    longest_ns: int = 0
+    group: int = 0
 
 
 class Growth(Struct, frozen=True, gc=False):
@@ -156,9 +162,10 @@ class Drop:
 class Decision(Struct, frozen=True, gc=False):
     """What a policy wants now. Drops are carried out first, growths last. `memory` is handed to the next decision.
 
-    The starts of one decision begin together: they are a group. `ahead` says that they have been chosen while the
-    group before them was running, so that the decision takes no time when they begin. A policy of groups is
-    asked again at `again_ns`, a later time, if somebody waits then and no group does behind the one that runs.
+    The starts of one decision begin together: they are a group, or several where they say so. `ahead` says that they
+    have been chosen while the group before them was running, so that the decision takes no time when they begin. A
+    policy of groups is asked again at `again_ns`, a later time, if somebody waits then and no group does behind the one
+    that runs.
     """
 
     starts: tuple[Start, ...] = ()
@@ -209,6 +216,11 @@ class Policy(Protocol):
         Then it is asked no more until these launches run.
         """
 
+    @property
+    def asks_groups(self) -> bool:
+        """Whether it asks the predictor for groups, which is a GroupPredictor then: it launches groups one after the
+        other (`grouped`), or in partitions of their own."""
+
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         """Order of a query within its tenant's queue, smallest first; unique, as it ends with the query's id."""
 
@@ -218,7 +230,7 @@ class Policy(Protocol):
 
 
 class GroupPolicy(Policy, Protocol):
-    """A policy that is `grouped`."""
+    """A policy that asks for groups."""
 
     def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
         """The groups that decisions are likely to ask the predictor for, so that they can be predicted before."""

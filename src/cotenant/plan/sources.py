@@ -12,7 +12,8 @@ from pathlib import Path
 
 from cotenant.plan.application import Stage
 from cotenant.plan.file import KnownApplication, KnownTenant
-from cotenant.plan.table_costs import Latencies, TableCosts, latencies_of
+from cotenant.plan.profiled_groups import read_groups
+from cotenant.plan.table_costs import GroupTimes, Latencies, TableCosts, latencies_of
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference.factors import Interference
 from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
@@ -22,6 +23,7 @@ from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
     graphs_path,
+    overlap_path,
     placement_path,
     profile_path,
     readable_versions,
@@ -44,8 +46,8 @@ _MIB = 1 << 20
 class ProfileCosts:
     """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
-    `tails` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or models, with an SLO.
-    `tasks` were measured of units, by tenant and size of share; `placements` were kept for serving.
+    `tails` and `tail_groups` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or
+    models, with an SLO. `tasks` were measured of units, by tenant and size of share; `placements` kept for serving.
     """
 
     latencies: Latencies
@@ -58,6 +60,8 @@ class ProfileCosts:
     applications: Mapping[str, KnownApplication] = field(default_factory=dict)
     tasks: Mapping[str, Mapping[int, ModelTasks]] = field(default_factory=dict)
     placements: tuple[UnitPlacement, ...] = ()
+    groups: GroupTimes | None = None
+    tail_groups: GroupTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,8 @@ def basis_of(tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], 
     latencies: dict[str, Latencies] = {}
     tails: dict[str, Latencies] = {}
     interference: dict[str, Interference] = {}
+    groups: dict[str, GroupTimes] = {}
+    tail_groups: dict[str, GroupTimes] = {}
     memory: dict[str, int] = {}
     notes: dict[str, None] = {}
     for device in dict.fromkeys(devices):
@@ -138,12 +144,14 @@ def basis_of(tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], 
             tails[device.name] = _filled(table.tails, kind.sizes)
         if table.interference is not None:
             interference[device.name] = table.interference
+        if table.groups is not None and table.tail_groups is not None:
+            groups[device.name], tail_groups[device.name] = table.groups, table.tail_groups
         for model, needed in table.memory_bytes.items():
             memory[model] = max(needed, memory.get(model, 0))
-    tail = TableCosts(tails, memory, interference) if tails and len(tails) == len(latencies) else None
+    tail = TableCosts(tails, memory, interference, tail_groups) if tails and len(tails) == len(latencies) else None
     digest = sha256("".join(f"{name}={table.digest};" for name, table in tables.items()).encode()).hexdigest()[:16]
     used = tuple(kinds[device.name] for device in devices)
-    return CostBasis(used, TableCosts(latencies, memory, interference), tail, digest, tuple(notes))
+    return CostBasis(used, TableCosts(latencies, memory, interference, groups), tail, digest, tuple(notes))
 
 
 def repository_memory_bytes(version: ModelVersion) -> int:
@@ -164,7 +172,8 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     notes = [f"latencies: measured, {quantile} of {profile.device.processor}, {profile.created}"]
     memory = dict.fromkeys(profile.models, 0)
     known: dict[str, KnownTenant] = {}
-    interference = None
+    owners: dict[str, str] = {}
+    interference, groups, tail_groups = None, None, None
     content = path.read_bytes() + quantile.encode()
     if root is None:
         notes.append("memory: not considered, as the profile lies outside its repository")
@@ -178,6 +187,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
                     continue
                 latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
                 memory[name] = repository_memory_bytes(found)
+                owners[name] = found.tenant
                 known[name] = KnownTenant(name, round(found.config.tenant.slo_ms * NS_PER_MS))
         notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
         from cotenant.measure.corun_interference import corun_interference
@@ -185,15 +195,24 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
 
         interference = corun_interference(root)
         content += coruns_path(root).read_bytes() if interference else b""
+        owners = {name: name for name in profile.models} | owners
+        groups, tail_groups = (read_groups(root, profile, each, owners) for each in (quantile, TAIL))
+        content += overlap_path(root).read_bytes() if groups else b""
     notes.append(
         "interference: measured beside co-runners"
         if interference
         else "interference: not measured; partitions are believed not to touch each other"
     )
+    notes.append(
+        f"groups: {groups.count} measured; slots of a partition run in groups near those where that serves more"
+        if groups
+        else "groups: not measured; the slots of a partition run in turn"
+    )
     digest = sha256(content).hexdigest()
     tasks, placements = read_placements(root) if root is not None else ({}, ())
     return ProfileCosts(
-        *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)), tasks, placements
+        *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)),
+        *(tasks, placements, groups, tail_groups),
     )
 
 

@@ -14,11 +14,21 @@ from cotenant.work import Share
 
 
 class CheckedOptions:
-    """What refuses bad options of a policy."""
+    """What refuses bad options of a policy, which launches no groups unless it says so."""
 
     __slots__ = ()
 
     name: ClassVar[str]
+
+    @property
+    def grouped(self) -> bool:
+        """See Policy."""
+        return False
+
+    @property
+    def asks_groups(self) -> bool:
+        """See Policy."""
+        return self.grouped
 
     def check(self, option: str, is_good: bool, expected: str) -> None:
         """Raises InvalidValueError for an option that is not good."""
@@ -28,7 +38,7 @@ class CheckedOptions:
 
 @dataclass(frozen=True, slots=True)
 class BasePolicy(CheckedOptions):
-    """A policy without `name`, `grouped`, `cautious` and `decide`: `core.snapshot.Policy` says what they are.
+    """A policy without `name`, `cautious` and `decide`: `core.snapshot.Policy` says what they are.
 
     Raises InvalidValueError when there is no lane or `drop` is not a DropRule.
     """

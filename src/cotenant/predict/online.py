@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import exp, log
 
 from cotenant.core.actions import Action, Grow, Launch, Respond
@@ -211,8 +212,9 @@ class OnlineModel:
     """Holds the predictor in use and, as an observer of what happens, replaces it when it turns out to be off.
 
     `widest` is the size in cores of the largest partition. With `adapt` off the profile is believed as it is. With
-    `grouped` latencies of groups are believed, at `quantile`, by what was fitted to measured ones if there is any;
-    they are followed as a whole, and single launches only where a group has one member. With `cautious` predictors have
+    `grouped` latencies of groups are believed, those of one member too, at `quantile`, by what was fitted to measured
+    ones if there is any; they are followed as a whole, and single launches only where a group has one member. Else
+    those of several members are, once `believe_groups` was called. With `cautious` predictors have
     a safety margin at that quantile. Not thread-safe, but for `replied`, which may be called beside all else.
     """
 
@@ -226,6 +228,7 @@ class OnlineModel:
         cautious: bool = False,
     ) -> None:
         self.predictor = GroupedPredictor({}) if grouped else TablePredictor({})
+        self._grouped = grouped
         self.widest = widest
         self._adapt = adapt
         self._caution = Caution(quantile) if cautious else None
@@ -251,7 +254,7 @@ class OnlineModel:
             self.predictor = self.predictor.with_margin(self._caution.margin())
 
     def believe_groups(self, fitted: FittedGroups | None) -> None:
-        """Believe what was fitted to measured groups from now on. Only with `grouped`."""
+        """Believe what was fitted to measured groups from now on."""
         self.predictor = GroupedPredictor(self._tables, self._calibration.scales, fitted, self._promise.factor)
 
     def alone_ns(self, tenant: str, shape: int = 0, items: int = 1) -> int:
@@ -288,8 +291,8 @@ class OnlineModel:
             return None
         before = self.predictor
         started = [action for action in actions if isinstance(action, Launch)]
-        if started:
-            self._started(started, time_ns)
+        for _, group in groupby(started, lambda launch: launch.group):
+            self._started([*group], time_ns)
         for action in actions:
             if isinstance(action, Grow):  # what it takes now, nobody has predicted from its start on
                 self._launched.pop(action.launch, None)
@@ -302,7 +305,7 @@ class OnlineModel:
     def _started(self, started: Sequence[Launch], time_ns: int) -> None:
         """Keep what the predictor that decided says of these launches; of a group's launch only if it is alone."""
         predictor = self.predictor
-        if isinstance(predictor, GroupedPredictor):
+        if isinstance(predictor, GroupedPredictor) and (self._grouped or len(started) > 1):
             group = _Expected(started[-1].predicted_ns, time_ns, predictor.factor, left=len(started))
             self._groups.update((launch.id, group) for launch in started)
             if len(started) > 1:

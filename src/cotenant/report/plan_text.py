@@ -3,6 +3,7 @@
 It can be read without colour.
 
 Within a partition the bar is its duty cycle: each slot runs for as long as its letters are wide, dots are idle time.
+Where letters alternate, their slots run together as a group.
 Every tenant has one letter, and one of the colours of Okabe and Ito that the colour-blind can tell apart.
 """
 
@@ -275,14 +276,17 @@ def columns_of(sizes: Sequence[int], width: int) -> list[int]:
 
 
 def _duty(partition: PartitionView, keys: Mapping[str, tuple[str, str]], cells: int) -> Text:
-    """The duty cycle of a partition: a letter a column, each slot as wide as it runs, at least one."""
+    """The duty cycle of a partition: a letter a column, each slot as wide as it runs, at least one; the letters of a
+    group in turn."""
     text, at, used = Text(), 0.0, 0
-    for position, slot in enumerate(partition.slots):
-        at += cells * slot.execution_ns / partition.duty_ns
-        left = len(partition.slots) - position - 1
+    steps = [list(step) for _, step in groupby(enumerate(partition.slots), lambda each: each[1].group or -1 - each[0])]
+    for position, step in enumerate(steps):
+        at += cells * step[0][1].execution_ns / partition.duty_ns
+        left = len(steps) - position - 1
         end = min(max(round(at), used + 1), max(used, cells - left))
-        letter, colour = keys[slot.tenant]
-        text.append(letter * (end - used), style=f"{'white' if colour in LIGHT_INK else 'black'} on {colour}")
+        for column in range(end - used):
+            letter, colour = keys[step[column % len(step)][1].tenant]
+            text.append(letter, style=f"{'white' if colour in LIGHT_INK else 'black'} on {colour}")
         used = end
     text.append("·" * (cells - used), style="dim")
     return text
@@ -306,6 +310,10 @@ def _partition_lines(
     name_width = max(10, width - 70 - gauge)
     for slot in partition.slots:
         beside = f" (x{slot.factor:.2f})" if slot.factor > 1.005 else ""
+        if slot.group:
+            others = [other for other in partition.slots if other.group == slot.group and other is not slot]
+            names = "".join(keys[other.tenant][0] for other in others)
+            beside += f" with {names} ({_ms(slot.in_turn_ns)} in turn)"
         table.add_row(
             Text("  ").append_text(key_text(keys, slot.tenant)),
             Text(short(slot.tenant, name_width)),

@@ -42,7 +42,7 @@ from cotenant.serve.brain.clock import Clock, RealClock
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver, Observer
 from cotenant.serve.brain.flows import Flows
-from cotenant.serve.brain.groups import foresee, knowing
+from cotenant.serve.brain.groups import foresee, knowing, learn_groups
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
@@ -107,7 +107,7 @@ class Server:
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
         self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.beliefs, *extra))
         self._executor.on_event = self._driver.post
-        if self.policy.grouped:
+        if self.policy.asks_groups:
             self._groups = fitted_groups(self.root)
         names = model_names(self.root)
         if not names:
@@ -262,8 +262,10 @@ class Server:
     def change_policy(self, policy: Policy) -> None:
         """Let another policy decide, make before break: see `reorganise.change`. Raises ConfigError or ModelError."""
         with self._loading:
-            served = {id(each): each for versions in self._models.values() for each in versions.values()}
-            change(self.driver, self._executor, self.beliefs, list(served.values()), self.policy, policy)
+            served = {id(each): each for versions in self._models.values() for each in versions.values()}.values()
+            if policy.asks_groups and self._groups is None:
+                self._groups = learn_groups(self.driver, self.beliefs, self.root, served)
+            change(self.driver, self._executor, self.beliefs, list(served), self.policy, policy)
             self.policy, self.lanes = policy, policy.lanes
         self._settle()
 

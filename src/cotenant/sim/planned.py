@@ -1,17 +1,17 @@
 """What a plan does when queries arrive at random: the core under the rounds of the plan, in virtual time.
 
 Each device runs its partitions as lanes of the policy `duty_cycle`, which lends nothing: what is told is what the plan
-itself gives. Queries are handed to devices in turn, in proportion to the rates planned there, as a front end would
-without knowing how long their queues are. A launch takes the latency of its rows, times the factor of what runs in the
-other partitions of its device when it starts; the policy believes the latency alone. Left out is the time of decisions,
-of the network and of front ends.
+itself gives. Members of a group end together, when the last of them does. Queries are handed to devices in turn, in
+proportion to the rates planned there, as a front end would without knowing how long their queues are. A launch takes
+the latency of its rows, times the factor of what runs in the other partitions of its device when it starts; the policy
+believes the latency alone. Left out is the time of decisions, of the network and of front ends.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop
 
 from msgspec import structs
 
@@ -19,7 +19,7 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
-from cotenant.core.predictor import Predictor
+from cotenant.core.predictor import Group, Member, Predictor
 from cotenant.core.snapshot import Policy
 from cotenant.metrics import OutcomeLog, Summary, summarise
 from cotenant.plan.application import Application
@@ -32,6 +32,7 @@ from cotenant.work import CPU, Machine, Round, Share, Slot, Work
 from cotenant.workload import Poisson, TenantLoad, Workload, arrivals
 from cotenant.world.simulated import WorldEvent
 
+_FOR_EVER_NS = 1 << 60
 _UNBOUNDED = 1 << 30
 """The plan says what is served, not a queue's length."""
 
@@ -148,15 +149,15 @@ class _Fleet:
                     if load is None:
                         raise PlanError(f"tenant {slot.tenant!r} of the plan has no load")
                     name = _there(slot.tenant, number)
-                    slots.append(Slot(name, slot.batch, slot.rate_per_s))
-                    served.setdefault(name, _Served(self._costs, load.model, device.device)).sizes.append(
-                        partition.size
-                    )
+                    slots.append(structs.replace(slot, tenant=name))
+                    mine = served.setdefault(name, _Served(self._costs, load.model, device.device))
+                    mine.sizes += [partition.size, *([slot.size] if mine.knows(slot) else [])]
                     most = max(slot.batch, tenants[name].max_batch if name in tenants else 1)
                     tenants[name] = Tenant(name, load.slo_ns, max_batch=most, max_queue=_UNBOUNDED)
                 rounds.append(Round(partition.duty_ns, tuple(slots)))
         policy = DutyCycle(tuple(lanes), rounds=tuple(rounds), lend=False)
-        engine = _RoutedEngine(self._routes, list(tenants.values()), policy, _Believed(served), machine)
+        believed = _Believed(served)
+        engine = _RoutedEngine(self._routes, list(tenants.values()), policy, believed, machine)
         staged = {app.name: self._simulated(app) for app in self._applications} if group == self._groups[0] else {}
 
         def responded(respond: Respond, now_ns: int) -> None:
@@ -164,7 +165,7 @@ class _Fleet:
             log.add(name, query.arrival_ns, now_ns, respond.outcome)
 
         driven = StagedEngine(engine, staged) if staged else engine
-        simulate(driven, _PlanWorld(served), (query for _, query in offered), responded)
+        simulate(driven, _PlanWorld(served, believed), (query for _, query in offered), responded)
 
     def _simulated(self, app: Application) -> SimulatedApplication:
         order = app.order()
@@ -196,7 +197,7 @@ class _RoutedEngine(Engine):
 
 
 class _Served:
-    """The costs of one tenant on one device, in partitions of `sizes`."""
+    """The costs of one tenant on one device, in partitions, and parts of them, of `sizes`."""
 
     def __init__(self, costs: Costs, model: str, device: str) -> None:
         self.costs = costs
@@ -204,14 +205,26 @@ class _Served:
         self.device = device
         self.sizes: list[int] = []
 
+    def knows(self, slot: Slot) -> bool:
+        """Whether the costs know what a member of a group takes alone on its part."""
+        try:
+            return slot.size > 0 and self.costs.latency_ns(Work(self.model, 0, slot.batch), slot.size, self.device) > 0
+        except PlanError:
+            return False
+
+    def batch(self, rows: int) -> int:
+        """The smallest batch that the costs know with so many rows; the largest one where none has."""
+        known = self.costs.batches(self.model)
+        return next((batch for batch in known if batch >= rows), known[-1])
+
     def alone_ns(self, rows: int, cores: int) -> int:
-        """Without neighbours, in the largest of its partitions that has no more cores."""
-        size = max(size for size in self.sizes if size <= cores)
-        return self.costs.latency_ns(Work(self.model, 0, rows), size, self.device)
+        """Without neighbours, in the largest of its partitions that has no more cores; for ever where there is none."""
+        size = max([size for size in self.sizes if size <= cores], default=0)
+        return self.costs.latency_ns(Work(self.model, 0, rows), size, self.device) if size else _FOR_EVER_NS
 
 
 class _Believed:
-    """Latencies without neighbours. Implements Predictor."""
+    """Latencies without neighbours. Implements Predictor, and as much of GroupPredictor as rounds ask for."""
 
     def __init__(self, served: Mapping[str, _Served]) -> None:
         self._served = served
@@ -224,24 +237,55 @@ class _Believed:
         """See Predictor."""
         return latency_ns
 
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        """See GroupPredictor. Where the costs do not know a group, such as what is left of a planned one when some have
+        nothing waiting, its members are believed to take as long as in turn."""
+        return [self._together_ns(group) for group in groups]
+
+    longest_ns = group_ns
+
+    def unmeasured(self, most: int) -> frozenset[int]:
+        """See GroupPredictor: what costs do not know is believed to be in turn anyhow."""
+        return frozenset()
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor."""
+        return -1
+
+    def _together_ns(self, group: Group) -> int:
+        served = [self._served[work.tenant] for work, _ in group]
+        if len(group) == 1:
+            return self.latency_ns(*group[0])
+        taken = sum([size for _, size in group])
+        whole = min(size for size in served[0].sizes if size >= taken)
+        members = [(each.model, each.batch(work.items), size) for each, (work, size) in zip(served, group, strict=True)]
+        known = served[0].costs.group_ns(members, whole, served[0].device)
+        return sum([self.latency_ns(work, whole) for work, _ in group]) if known is None else known
+
 
 class _PlanWorld:
     """Launches take what the costs say beside those that run on their device when they start. Implements World."""
 
-    def __init__(self, served: Mapping[str, _Served]) -> None:
+    def __init__(self, served: Mapping[str, _Served], alone: _Believed) -> None:
         self._served = served
+        self._alone = alone
         self._ends: list[tuple[int, int]] = []
-        self._running: dict[int, tuple[str, CoRunner]] = {}
+        self._running: dict[int, tuple[Launch, float, CoRunner]] = {}
 
     def start(self, launch: Launch, now_ns: int) -> None:
         """See World."""
-        served, lane = self._served[launch.work.tenant], launch.share
-        others = [runner for device, runner in self._running.values() if device == lane.device]
-        rows = launch.work.items
+        served, lane, rows = self._served[launch.work.tenant], launch.share, launch.work.items
+        there = [each for each in self._running.values() if each[0].share.device == lane.device]
+        others = [runner for other, _, runner in there if other.group != launch.group]
         factor = served.costs.factor(served.model, rows, lane.size, others, served.device) if others else 1.0
-        took_ns = math.ceil(served.alone_ns(rows, lane.size) * factor)
-        self._running[launch.id] = lane.device, (served.model, rows, lane.size)
-        heappush(self._ends, (now_ns + took_ns, launch.id))
+        self._running[launch.id] = launch, factor, (served.model, rows, lane.size)
+        mates = {number: each for number, each in self._running.items() if each[0].group == launch.group}
+        group = tuple([Member(mate.work, mate.share.size) for mate, *_ in mates.values()])
+        factor = max([factor for _, factor, _ in mates.values()])
+        end_ns = now_ns + math.ceil(self._alone.group_ns([group])[0] * factor)
+        self._ends = [(at, number) for at, number in self._ends if number not in mates]
+        self._ends += [(end_ns, number) for number in mates]
+        heapify(self._ends)
 
     def grow(self, launch: int, share: Share, now_ns: int) -> None:
         """See World: here launches keep the share that they began with."""

@@ -40,6 +40,7 @@ from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Round, Share
 from cotenant.workload import Workload, arrivals
 from cotenant.world.contention import Contention, ContentionWorld
+from cotenant.world.groups import GroupWorld
 from cotenant.world.many_core import ManyCore, ManyCoreWorld
 from cotenant.world.simulated import TableWorld, World
 
@@ -55,6 +56,8 @@ class Scenario:
     lanes: tuple[Share, ...]
     groups: FittedGroups | None = None
     """What policies that launch groups believe about them; None believes launches not to slow each other down."""
+    plays_groups: bool = False
+    """Whether the launches of a group take what `groups` says in the world, too, where nothing else is said of it."""
     rounds: tuple[Round, ...] = ()
     """What a plan gives each lane to do, for the policy duty_cycle."""
     plans: tuple[JointPlan, ...] = ()
@@ -84,7 +87,7 @@ class Scenario:
 
     def predictor(self, policy: Policy) -> TablePredictor:
         """What a policy believes at the start."""
-        if policy.grouped and self.groups is not None:
+        if policy.asks_groups and self.groups is not None:
             return GroupedPredictor(self.tables, None, self.groups)
         return TablePredictor(self.tables)
 
@@ -224,7 +227,8 @@ def run_scenario(
 ) -> OutcomeLog:
     """Simulate one policy with one seed of arrivals and noise, or one of each; give how the queries of each load ended.
 
-    With `contention` launches slow each other down, else each takes what the table says. `follower` is the server's
+    With `contention` launches slow each other down, else each takes what the table says, or where the scenario plays
+    groups, its group. `follower` is the server's
     belief about latencies, where that should follow what is observed; by default the profile is believed. A query
     counts as late when the client has its answer after the SLO of its load, as in the load generator.
     """
@@ -262,13 +266,18 @@ def run_scenario(
             outcome = Outcome.ANSWERED if ended_ns - sent_ns <= slo_ns[name] else Outcome.LATE
         outcomes.add(name, sent_ns, ended_ns, outcome)
 
-    world = make_world(scenario, assumptions, noise_seed, contention)
+    world = make_world(scenario, assumptions, noise_seed, contention, made.asks_groups)
     simulate(driven, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
     return outcomes
 
 
-def make_world(scenario: Scenario, assumptions: Assumptions, seed: int, contention: Contention | None) -> World:
+def make_world(
+    scenario: Scenario, assumptions: Assumptions, seed: int, contention: Contention | None, has_groups: bool = False
+) -> World:
     """The world that assumptions describe. A share for front-ends needs the contention world, memory or not.
+
+    With `has_groups`, launches of one group start together; without, a group says no more than who was decided on at
+    once.
 
     Where all models have measured versions and the memory's bandwidth is known, and nothing else is assumed, it is the
     world of many cores.
@@ -277,12 +286,16 @@ def make_world(scenario: Scenario, assumptions: Assumptions, seed: int, contenti
         name: each.versions for name, each in scenario.tables.items() if isinstance(each.versions, VersionTable)
     }
     is_plain = contention is None and not (assumptions.front_end_share or assumptions.noise or assumptions.inflation)
+    is_plain = is_plain and not scenario.plays_groups
     if is_plain and versions and len(versions) == len(scenario.tables):
         bandwidth = min([each.bandwidth_bytes_per_s for each in versions.values()])
         if bandwidth:
             return ManyCoreWorld(versions, ManyCore(bandwidth, seed=seed))
     table = TablePredictor(scenario.tables, assumptions.inflation)
     if contention is None and assumptions.front_end_share == 0:
+        if has_groups and scenario.plays_groups:
+            grouped = GroupedPredictor(scenario.tables, assumptions.inflation, scenario.groups)
+            return GroupWorld(grouped, noise=assumptions.noise, seed=seed)
         return TableWorld(table, noise=assumptions.noise, seed=seed)
     return ContentionWorld(
         table,

@@ -76,7 +76,12 @@ class TableWorld:
         error = None
         if self._failure_rate and self._random.random() < self._failure_rate:
             error = "injected fault"
-        end = (now_ns + self._takes_ns(launch.work, launch.share, factor), launch.id, error)
+        self._begin(
+            launch, now_ns, factor, (now_ns + self._takes_ns(launch.work, launch.share, factor), launch.id, error)
+        )
+
+    def _begin(self, launch: Launch, now_ns: int, factor: float, end: tuple[int, int, str | None]) -> None:
+        """A launch runs to that end."""
         heappush(self._ends, end)
         if launch.stops:
             self._flights[launch.id] = _Flight(now_ns, launch.work, launch.share, launch.stops, factor, end)

@@ -48,7 +48,6 @@ class BlockPolicy(CheckedOptions):
 
     preempt: ClassVar[bool] = True
     cautious: ClassVar[bool] = False
-    grouped: ClassVar[bool] = False
     adapts: ClassVar[bool] = False
     plans: ClassVar[bool] = False
 

@@ -45,7 +45,6 @@ class ListPolicy(BasePolicy):
     cautious: bool = False
 
     name: ClassVar[str] = "list"
-    grouped: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)

@@ -1,5 +1,8 @@
 """Rounds of planned batches in every partition: the run-time side of a plan (GPU-let, ATC'22, section 4).
 
+A turn is that of a slot, or of the members of a group, which start together on their parts of the partition
+(deterministic overlap as in Abacus, SC'21, inside a partition).
+
 The planner promises that a row waits at most one duty cycle for its turn. That is kept here without a clock: a lane
 gives its slots turns in order, passes over empty ones and begins the next turn as soon as the last has ended, so that
 one way round never takes longer than all batches of the round together. Nobody waits for a batch to fill.
@@ -7,20 +10,23 @@ one way round never takes longer than all batches of the round together. Nobody 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, cast
 
+from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
-from cotenant.policies.desk import NEVER_NS, Desk, Key, Place, Stretch
+from cotenant.policies.desk import NEVER_NS, Key, Place, Stretch
+from cotenant.policies.rounds.group_turn import Seat, form_group, likely_groups, parts_of, started, steps_of
+from cotenant.policies.rounds.turn_desk import TurnDesk
 from cotenant.types import Query, Tenant
-from cotenant.work import Round, Work
+from cotenant.work import Round, Share
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What the policy remembers. `following` has, by lane, the position of the slot whose turn is next; `launched` the
+    """What the policy remembers. `following` has, by lane, the number of the step whose turn is next; `launched` the
     rows launched by lane and slot, of tenants that have several slots."""
 
     following: tuple[int, ...]
@@ -34,7 +40,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class DutyCycle(BasePolicy):
-    """Give the slots of each lane their turns; let others have what a round leaves free.
+    """Give the slots of each lane, and the groups of slots, their turns; let others have what a round leaves free.
 
     `lanes`: the partitions; `rounds`: what each of them runs, in the same order; none for a policy without a plan.
     `drop`: when waiting queries are given up. Under `hopeless` the head of a queue is given up, too, when it would be
@@ -49,8 +55,11 @@ class DutyCycle(BasePolicy):
     always run whole.
 
     A query is hopeless when no lane that may serve it is quick enough; one that is too slow for it leaves it to others.
-    A query of more rows than the planned batch has a turn of its own. A tenant with slots in several lanes is served by
-    whichever is free; where several are, by the one that is most behind its share of the rates.
+    A query of more rows than the planned batch has a turn of its own. Who has nothing waiting when his group's turn
+    comes leaves his part of the lane; who is alone then gets the whole lane, where that is believed to be quicker. What
+    fits into a group `form_group` says. A batch that a member has at a cut goes on alone. A tenant with slots in
+    several lanes is served by whichever is free; where several are, by the one that is most behind its share of the
+    rates.
 
     Raises InvalidValueError for a value out of its range.
     """
@@ -62,10 +71,15 @@ class DutyCycle(BasePolicy):
     """Lane and position of each tenant's slots."""
     complete: tuple[Round, ...] = field(init=False, repr=False, compare=False)
     """A round for every lane."""
+    steps: tuple[tuple[tuple[int, ...], ...], ...] = field(init=False, repr=False, compare=False)
+    """Of every lane the positions of the slots that have a turn together: one, or the members of a group."""
+    parts: tuple[tuple[Share, ...], ...] = field(init=False, repr=False, compare=False)
+    """Of every lane the share of each slot: the lane, or the part that it has in its group."""
+    sizes_of: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    """Sizes of the shares that each tenant with slots may get: its own, and those of all lanes if it may be a guest."""
 
     cautious: ClassVar[bool] = False
     name: ClassVar[str] = "duty_cycle"
-    grouped: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
@@ -77,8 +91,33 @@ class DutyCycle(BasePolicy):
         for number, made in enumerate(complete):
             for at, slot in enumerate(made.slots):
                 slots_of[slot.tenant] = (*slots_of.get(slot.tenant, ()), (number, at))
+        parts = tuple([each for each in map(parts_of, self.lanes, complete) if each is not None])
+        self.check("rounds", len(parts) == len(complete), "members of groups that fit into their lane, at least 1 each")
+        sizes_of: dict[str, tuple[int, ...]] = {}
+        for name, slots in slots_of.items():
+            own = [each.size for lane, at in slots for each in (self.lanes[lane], parts[lane][at])]
+            sizes_of[name] = tuple(dict.fromkeys((*(self.sizes if self.lend else ()), *own)))
         object.__setattr__(self, "complete", complete)
         object.__setattr__(self, "slots_of", slots_of)
+        object.__setattr__(self, "steps", tuple(map(steps_of, complete)))
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "sizes_of", sizes_of)
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The lanes, and the parts of them that members of groups get."""
+        return tuple(dict.fromkeys((*self.lanes, *[part for parts in self.parts for part in parts])))
+
+    @property
+    def asks_groups(self) -> bool:
+        """See Policy."""
+        return any(len(step) > 1 for steps in self.steps for step in steps)
+
+    def likely_groups(self, tenants: Sequence[Tenant]) -> Iterator[Group]:
+        """The groups of the rounds, and what is left of them where some have nothing waiting; see `likely_groups`."""
+        for made, parts, steps in zip(self.complete, self.parts, self.steps, strict=True):
+            for step in steps:
+                yield from likely_groups(tenants, made.slots, parts, step)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Give every free lane its next turn, then its guests."""
@@ -90,10 +129,10 @@ class DutyCycle(BasePolicy):
         made.drop_strangers()
         while free and (chosen := made.next_guest(free)) is not None:
             free.remove(chosen)
-        return Decision(tuple(made.starts), tuple(made.drops), made.turns())
+        return Decision(tuple(made.starts), tuple(made.drops), made.memory())
 
 
-class _RoundDecision(Desk):
+class _RoundDecision(TurnDesk):
     """Local state of one call of `decide`: whose turn it is, beside the books."""
 
     def __init__(self, policy: DutyCycle, snapshot: Snapshot, turns: Turns) -> None:
@@ -104,80 +143,114 @@ class _RoundDecision(Desk):
         self._visits: dict[tuple[int, str, int, int], int] = {}
         self._too_slow: set[tuple[int, str]] = set()
         """Lanes and tenants for whose queries the lane is too slow."""
-        self._stopped = {batch.id: batch for batch in snapshot.paused}
 
-    def turns(self) -> Turns:
+    def memory(self) -> Turns:
         """What to remember."""
         return Turns(tuple(self._following), self._launched)
 
     # --- slots ----------------------------------------------------------------------------------------------------
 
     def next_turn(self, free: Sequence[int]) -> int | None:
-        """Start the turn of a slot in one of the free lanes, and give the lane; None when no slot waits."""
+        """Start the turn of a step in one of the free lanes, and give the lane; None when no slot waits."""
         while True:
-            best: tuple[float, int, int] | None = None
+            best: tuple[float, int, int, list[int]] | None = None
             for lane in free:
-                at = self._waiting_slot(lane)
-                if at is not None:
-                    ahead = self._launched[lane][at] / self._policy.complete[lane].slots[at].rate_per_s
+                found = self._waiting_step(lane)
+                if found is not None:
+                    slots, launched = self._policy.complete[lane].slots, self._launched[lane]
+                    ahead = min([launched[at] / slots[at].rate_per_s for at in found[1]])
                     if best is None or (ahead, lane) < best[:2]:
-                        best = ahead, lane, at
+                        best = ahead, lane, *found
             if best is None:
                 return None
-            _, lane, at = best
-            start = self._turn(lane, at)
-            if start is not None:
-                self.starts.append(start)
-                return lane
+            if self._turn(*best[1:]):
+                return best[1]
 
-    def _waiting_slot(self, lane: int) -> int | None:
-        """Position of the first slot, from the one whose turn it is, for which something waits."""
-        slots = self._policy.complete[lane].slots
+    def _waiting_step(self, lane: int) -> tuple[int, list[int]] | None:
+        """The first step, from the one whose turn it is, with slots for which something waits, and these."""
+        slots, steps = self._policy.complete[lane].slots, self._policy.steps[lane]
         first = self._following[lane]
-        order: list[int] = [*range(first, len(slots)), *range(first)]
-        for at in order:
-            tenant = slots[at].tenant
-            queue = self.snapshot.queues.get(tenant)
-            if queue is None or (lane, tenant) in self._too_slow:
-                continue
-            if self.head_at(queue) < len(queue.queries) or self._paused_of(tenant) is not None:
-                return at
+        order: list[int] = [*range(first, len(steps)), *range(first)]
+        for number in order:
+            waiting = [at for at in steps[number] if self._is_waiting(slots[at].tenant, lane)]
+            if waiting:
+                return number, waiting
         return None
 
-    def _turn(self, lane: int, at: int) -> Start | None:
-        """One turn of a slot: its paused batch if it has one, else a new one; None when there is nothing for it."""
-        slots = self._policy.complete[lane].slots
-        slot = slots[at]
-        batch = self._paused_of(slot.tenant)
-        if batch is not None:
-            start = self._resume(batch, lane, NEVER_NS)
-        else:
-            queue = self.snapshot.queues[slot.tenant]
-            start = self._planned(queue, lane, min(slot.batch, queue.tenant.max_batch))
-        if start is not None:
-            self._following[lane] = (at + 1) % len(slots)
-            if len(self._policy.slots_of[slot.tenant]) > 1:
-                rows = batch.items if batch is not None else sum([query.items for query in start.queries])
-                counts = list(self._launched[lane])
-                counts[at] += rows
-                self._launched = (*self._launched[:lane], tuple(counts), *self._launched[lane + 1 :])
-        return start
+    def _is_waiting(self, tenant: str, lane: int) -> bool:
+        queue = self.snapshot.queues.get(tenant)
+        if queue is None or (lane, tenant) in self._too_slow:
+            return False
+        return self.head_at(queue) < len(queue.queries) or self.paused_of(tenant) is not None
 
-    def _planned(self, queue: QueueView, lane: int, most: int) -> Start | None:
-        """A batch of up to `most` rows for a slot. What is hopeless is dropped on the way."""
-        tenant = queue.tenant
+    def _turn(self, lane: int, number: int, waiting: Sequence[int]) -> bool:
+        """One turn of the slots of a step for which something waits, a paused batch first; whether one has begun."""
+        slots = self._policy.complete[lane].slots
+        paused = [(at, batch) for at in waiting if (batch := self.paused_of(slots[at].tenant)) is not None]
+        following = (number + 1) % len(self._policy.steps[lane])
+        begun: list[tuple[int, Start]] = []
+        if paused:
+            at, batch = paused[0]
+            start = self._resumed(batch, lane, NEVER_NS)
+            begun = [] if start is None else [(at, start)]
+            following = number if len(waiting) > 1 else following  # those beside it have not had their turn
+        elif len(waiting) > 1:
+            begun = self._together(lane, waiting)
+        else:
+            start = self._planned(waiting[0], lane)
+            begun = [] if start is None else [(waiting[0], start)]
+        if not begun:
+            return False
+        self._following[lane] = following
+        for at, start in begun:
+            if len(self._policy.slots_of[slots[at].tenant]) > 1:
+                counts = list(self._launched[lane])
+                counts[at] += start.work.items
+                self._launched = (*self._launched[:lane], tuple(counts), *self._launched[lane + 1 :])
+        self.begin(*[start for _, start in begun])
+        return True
+
+    def _together(self, lane: int, waiting: Sequence[int]) -> list[tuple[int, Start]]:
+        """The launches of a group, by slot. What is hopeless is dropped on the way; one that is left is alone."""
+        seats = [self._seat(lane, at) for at in waiting]
+        batches = form_group(self, seats)
+        if len(batches) == 1:
+            at = batches[0].seat.at
+            start = self._planned(at, lane)
+            return [] if start is None else [(at, start)]
+        if not batches:
+            self._too_slow.update([(lane, seat.queue.tenant.name) for seat in seats])
+            return []
+        self.taken.update([query.id for batch in batches for query in batch.queries])
+        starts = started(cast(GroupPredictor, self.snapshot.predictor), batches, self.turns)
+        return [(batch.seat.at, start) for batch, start in zip(batches, starts, strict=True)]
+
+    def _seat(self, lane: int, at: int) -> Seat:
+        policy, slot = self._policy, self._policy.complete[lane].slots[at]
+        queue, part = self.snapshot.queues[slot.tenant], policy.parts[lane][at]
+        whole = policy.lanes[lane].size
+        alone = (whole,) if part.size == whole else (whole, part.size)
+        return Seat(at, queue, min(slot.batch, queue.tenant.max_batch), part, alone, self._sizes_of(slot.tenant))
+
+    def _planned(self, slot: int, lane: int) -> Start | None:
+        """A batch of the planned rows for a slot alone. What is hopeless is dropped on the way."""
+        seat = self._seat(lane, slot)
+        queue, most, tenant = seat.queue, seat.most, seat.queue.tenant
         for at, head in self.waiting(queue):
             left = head.deadline_ns - self.now_ns
             work = tenant.work(head.shape, head.items)
-            if self.drops_hopeless and self._needed(work, lane) > left:
-                self.drop_hopeless((head,), work, self._sizes_of(tenant), left)
+            share = self._policy.lanes[lane]
+            if len(seat.alone) > 1 and self.latency_ns(work, seat.share.size) < self.latency_ns(work, share.size):
+                share = seat.share
+            if self.drops_hopeless and self.needed(work, share) > left:
+                self.drop_hopeless((head,), work, seat.sizes, left)
                 continue
-            whole = self._whole_rows(queue, at, most) if self.drops_hopeless else 0
-            if whole and (takes := self._needed(tenant.work(head.shape, whole), lane)) > left:
+            whole = self.whole_rows(queue, at, most) if self.drops_hopeless else 0
+            if whole and (takes := self.needed(tenant.work(head.shape, whole), share)) > left:
                 text = f"the batch of {whole} rows takes {takes / 1e6:.1f} ms, and more wait"
                 self.drop((head,), f"hopeless: {left / 1e6:.1f} ms to the deadline, {text}")
                 continue
-            return self._start(queue, at, most, lane, NEVER_NS)
+            return self.start_batch(queue, at, most, share, NEVER_NS, NEVER_NS)
         self._too_slow.add((lane, tenant.name))
         return None
 
@@ -192,14 +265,27 @@ class _RoundDecision(Desk):
             spare = self._spare_ns(lane)
             while (best := self._best_guest(lane, spare)) is not None:
                 start = (
-                    self._resume(best, lane, spare)
-                    if not isinstance(best, tuple)
-                    else (self._start(*best, self._most_rows(best[0].tenant), lane, spare))
+                    self._resumed(best, lane, spare) if not isinstance(best, tuple) else self._guest(*best, lane, spare)
                 )
                 if start is not None:
-                    self.starts.append(start)
+                    self.begin(start)
                     return lane
         return None
+
+    def _guest(self, queue: QueueView, at: int, lane: int, spare: int) -> Start:
+        most, allowed = self._most_rows(queue.tenant), self._allowed_ns(queue.tenant, spare)
+        return self.start_batch(queue, at, most, self._policy.lanes[lane], spare, allowed)
+
+    def _resumed(self, batch: BatchView, lane: int, spare: int) -> Start | None:
+        sizes, allowed = self._sizes_of(batch.tenant.name), self._allowed_ns(batch.tenant, spare)
+        return self.resume(batch, self._policy.lanes[lane], sizes, allowed)
+
+    def _allowed_ns(self, tenant: Tenant, spare: int) -> int:
+        """How long a launch of the tenant may be at most, if it can be cut."""
+        return spare if self._is_cut(tenant) else NEVER_NS
+
+    def _sizes_of(self, tenant: str) -> tuple[int, ...]:
+        return self._policy.sizes_of.get(tenant, self._policy.sizes)
 
     def _best_guest(self, lane: int, spare: int) -> BatchView | Place | None:
         best: BatchView | Place | None = None
@@ -211,7 +297,7 @@ class _RoundDecision(Desk):
             at = self._visitor(queue, lane, spare)
             if at is not None and (best_key is None or queue.keys[at] < best_key):
                 best, best_key = (queue, at), queue.keys[at]
-            batch = self._paused_of(name)
+            batch = self.paused_of(name)
             if batch is not None and not slots:  # what has begun goes on: it holds memory
                 key = min([(query.rank, query.deadline_ns, query.id) for query in batch.queries])
                 if best_key is None or key <= best_key:
@@ -229,15 +315,17 @@ class _RoundDecision(Desk):
             needed = self._visits.get(kind)
             if needed is None:
                 fits = self._fits(tenant, query, lane, spare)
-                needed = self._visits[kind] = self._needed(tenant.work(*kind[2:]), lane) if fits else NEVER_NS
+                share = self._policy.lanes[lane]
+                needed = self._visits[kind] = self.needed(tenant.work(*kind[2:]), share) if fits else NEVER_NS
             if needed != NEVER_NS and not (self.drops_hopeless and now + needed > query.deadline_ns):
                 return at
         return None
 
     def _fits(self, tenant: Tenant, query: Query, lane: int, spare: int) -> bool:
-        needed = self._needed(tenant.work(query.shape, query.items), lane)
+        work, share = tenant.work(query.shape, query.items), self._policy.lanes[lane]
+        needed = self.needed(work, share)
         if needed > spare and self._is_cut(tenant):
-            needed = self._needed(tenant.work(query.shape, query.items).until(tenant.cuts[1]), lane)
+            needed = self.needed(work.until(tenant.cuts[1]), share)
         return needed <= spare
 
     def _is_cut(self, tenant: Tenant) -> bool:
@@ -252,12 +340,16 @@ class _RoundDecision(Desk):
 
     def _spare_ns(self, lane: int) -> int:
         """How long a guest may hold a lane: what the tightest SLO leaves beside one whole round."""
-        busy, tightest = 0, NEVER_NS
-        for slot in self._policy.complete[lane].slots:
-            queue = self.snapshot.queues.get(slot.tenant)
-            if queue is not None:
-                busy += self._needed(queue.tenant.work(0, min(slot.batch, queue.tenant.max_batch)), lane)
-                tightest = min(tightest, queue.tenant.slo_ns)
+        busy, tightest, slots = 0, NEVER_NS, self._policy.complete[lane].slots
+        for step in self._policy.steps[lane]:
+            seats = [self._seat(lane, at) for at in step if slots[at].tenant in self.snapshot.queues]
+            works = [seat.queue.tenant.work(0, seat.most) for seat in seats]
+            tightest = min([tightest, *[seat.queue.tenant.slo_ns for seat in seats]])
+            if len(seats) > 1:
+                group = tuple([Member(work, seat.share.size) for work, seat in zip(works, seats, strict=True)])
+                busy += cast(GroupPredictor, self.snapshot.predictor).longest_ns([group])[0]
+            elif seats:
+                busy += min([self.latency_ns(works[0], size) for size in seats[0].alone])
         return NEVER_NS if tightest == NEVER_NS else int(max(0, tightest - busy) * self._policy.stretch)
 
     def drop_strangers(self) -> None:
@@ -275,71 +367,3 @@ class _RoundDecision(Desk):
                     break
                 text = f"rounds leave {max(spares) / 1e6:.1f} ms to others, too short for it"
                 self.drop((head,), f"tenant {name!r} is not in the plan, whose {text}")
-
-    # --- both -----------------------------------------------------------------------------------------------------
-
-    def _whole_rows(self, queue: QueueView, at: int, most: int) -> int:
-        """The rows of the whole batch that begins with the head, where more wait than that; 0 where all fit into it."""
-        rows = queue.queries[at].items
-        for query in self.behind(queue, at):
-            if rows + query.items > most:
-                return rows
-            rows += query.items
-        return 0
-
-    def _start(self, queue: QueueView, at: int, most: int, lane: int, spare: int) -> Start:
-        """Launch the query at a position, and those that may share a launch with it and do not make it late."""
-        tenant, head, now = queue.tenant, queue.queries[at], self.now_ns
-        chosen, rows, limit = [head], head.items, NEVER_NS
-        needed = self._needed(tenant.work(head.shape, rows), lane)
-        for query in self.behind(queue, at) if rows < most else ():
-            if rows + query.items > most:
-                break
-            grown = self._needed(tenant.work(head.shape, rows + query.items), lane)
-            if self.drops_hopeless and now + grown > query.deadline_ns:
-                continue  # a head of its own later, or hopeless
-            if now + grown > limit or grown > spare:
-                break
-            chosen.append(query)
-            rows, needed = rows + query.items, grown
-            limit = min(limit, query.deadline_ns) if self.drops_hopeless else limit
-        while len(chosen) > 1 and self.drops_hopeless and now + needed > head.deadline_ns:
-            rows -= chosen.pop().items
-            needed = self._needed(tenant.work(head.shape, rows), lane)
-        self.taken.update([query.id for query in chosen])
-        work, share = tenant.work(head.shape, rows), self._policy.lanes[lane]
-        work, needed = self.extent(tenant, work, share.size, needed, spare if self._is_cut(tenant) else NEVER_NS)
-        return Start(work, tuple(chosen), share, needed)
-
-    def _paused_of(self, tenant: str) -> BatchView | None:
-        if not self._stopped:
-            return None
-        return next((batch for batch in self._stopped.values() if batch.tenant.name == tenant), None)
-
-    def _resume(self, batch: BatchView, lane: int, spare: int) -> Start | None:
-        """Let a batch go on; None when it was hopeless and is dropped."""
-        del self._stopped[batch.id]
-        tenant = batch.tenant
-        work = tenant.work(batch.shape, batch.items, batch.next_unit)
-        needed = self._needed(work, lane)
-        left = max([query.deadline_ns for query in batch.queries]) - self.now_ns
-        if (
-            self.drops_hopeless
-            and needed > left
-            and self.drop_hopeless(batch.queries, work, self._sizes_of(tenant), left)
-        ):
-            return None
-        share = self._policy.lanes[lane]
-        work, needed = self.extent(tenant, work, share.size, needed, spare if self._is_cut(tenant) else NEVER_NS)
-        return Start(work, (), share, needed, batch.id)
-
-    def _needed(self, work: Work, lane: int) -> int:
-        """Predicted latency in a lane."""
-        return self.latency_ns(work, self._policy.lanes[lane].size)
-
-    def _sizes_of(self, tenant: Tenant) -> Sequence[int]:
-        """Sizes of the lanes that may serve a tenant: those of its slots, and all of them if it may be a guest."""
-        slots = self._policy.slots_of.get(tenant.name)
-        if not slots or self._policy.lend:
-            return self._policy.sizes
-        return list(dict.fromkeys([self._policy.lanes[lane].size for lane, _ in slots]))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
+from cotenant.core.engine import Engine
+from cotenant.core.events import PredictorChanged
 from cotenant.core.snapshot import GroupPolicy, Policy
+from cotenant.measure.layout_facts import fitted_groups
 from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.groups.overlap_features import TenantFacts
 from cotenant.predict.groups.overlap_file import keep_overlap
+from cotenant.predict.online import OnlineModel
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.brain.driver import Driver
+from cotenant.serve.opener.served_models import ServedModel
 
 _log = logging.getLogger("cotenant.groups")
 
@@ -25,13 +31,32 @@ def foresee(driver: Driver, policy: Policy) -> None:
     Step by step, each between two events, since models may be served meanwhile.
     """
     predictor = driver.read(lambda engine: engine.predictor)
-    if not policy.grouped or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
+    if not policy.asks_groups or not isinstance(predictor, GroupedPredictor) or predictor.fitted is None:
         return
     began_s, count = time.perf_counter(), 0
     steps = predictor.foresee(cast(GroupPolicy, policy).likely_groups(driver.read(lambda engine: engine.tenants)))
     while done := driver.read(lambda _: next(steps, 0)):
         count += done
     _log.info("%d likely groups predicted ahead of time in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))
+
+
+def learn_groups(
+    driver: Driver, beliefs: OnlineModel, root: Path, models: Iterable[ServedModel]
+) -> OverlapPredictor | None:
+    """Have the measured groups of a repository believed by a server that has not asked for groups until now; None, with
+    a warning, where there are none."""
+    fitted = fitted_groups(root)
+    if fitted is None:
+        return None
+    for served in models:
+        fitted = knowing(fitted, root, served.tenant.name, served.profile.table("p50"))
+
+    def believe(_: Engine) -> PredictorChanged:
+        beliefs.believe_groups(fitted)
+        return PredictorChanged(beliefs.predictor)
+
+    driver.follow(believe)
+    return fitted
 
 
 def knowing(fitted: OverlapPredictor, root: Path, tenant: str, table: LatencyTable) -> OverlapPredictor:

@@ -1,0 +1,82 @@
+"""The books of one decision about rounds: launches of one batch, alone in their share."""
+
+from __future__ import annotations
+
+from cotenant.core.snapshot import BatchView, DropRule, QueueView, Snapshot, Start
+from cotenant.policies.desk import NEVER_NS, Desk
+from cotenant.types import Tenant
+from cotenant.work import Share, Work
+
+
+class TurnDesk(Desk):
+    """See Desk. Launches that begin together, a group or one alone, are one turn."""
+
+    def __init__(self, snapshot: Snapshot, drop: DropRule) -> None:
+        super().__init__(snapshot, drop)
+        self.turns = 0
+        """Those that have begun."""
+        self._stopped = {batch.id: batch for batch in snapshot.paused}
+
+    def begin(self, *starts: Start) -> None:
+        """A turn of these launches begins."""
+        self.starts += starts
+        self.turns += 1
+
+    def needed(self, work: Work, share: Share) -> int:
+        """Predicted latency alone."""
+        return self.latency_ns(work, share.size)
+
+    def whole_rows(self, queue: QueueView, at: int, most: int) -> int:
+        """The rows of the whole batch that begins with the head, where more wait than that; 0 where all fit into it."""
+        rows = queue.queries[at].items
+        for query in self.behind(queue, at):
+            if rows + query.items > most:
+                return rows
+            rows += query.items
+        return 0
+
+    def start_batch(self, queue: QueueView, at: int, most: int, share: Share, spare: int, allowed: int) -> Start:
+        """Launch the query at a position, and those that may share a launch with it and do not make it late.
+
+        What joins the head leaves the batch within the `spare` time; the launch ends at a cut where it is longer than
+        what is `allowed`.
+        """
+        tenant, head, now = queue.tenant, queue.queries[at], self.now_ns
+        chosen, rows, limit = [head], head.items, NEVER_NS
+        needed = self.needed(tenant.work(head.shape, rows), share)
+        for query in self.behind(queue, at) if rows < most else ():
+            if rows + query.items > most:
+                break
+            grown = self.needed(tenant.work(head.shape, rows + query.items), share)
+            if self.drops_hopeless and now + grown > query.deadline_ns:
+                continue  # a head of its own later, or hopeless
+            if now + grown > limit or grown > spare:
+                break
+            chosen.append(query)
+            rows, needed = rows + query.items, grown
+            limit = min(limit, query.deadline_ns) if self.drops_hopeless else limit
+        while len(chosen) > 1 and self.drops_hopeless and now + needed > head.deadline_ns:
+            rows -= chosen.pop().items
+            needed = self.needed(tenant.work(head.shape, rows), share)
+        self.taken.update([query.id for query in chosen])
+        work, needed = self.extent(tenant, tenant.work(head.shape, rows), share.size, needed, allowed)
+        return Start(work, tuple(chosen), share, needed, group=self.turns)
+
+    def paused_of(self, tenant: str) -> BatchView | None:
+        """A paused batch of a tenant that has not been resumed."""
+        if not self._stopped:
+            return None
+        return next((batch for batch in self._stopped.values() if batch.tenant.name == tenant), None)
+
+    def resume(self, batch: BatchView, share: Share, sizes: tuple[int, ...], allowed: int) -> Start | None:
+        """Let a batch go on, to a cut where it is longer than what is `allowed`; None when it was hopeless in shares of
+        all these sizes and is dropped."""
+        del self._stopped[batch.id]
+        tenant: Tenant = batch.tenant
+        work = tenant.work(batch.shape, batch.items, batch.next_unit)
+        needed = self.needed(work, share)
+        left = max([query.deadline_ns for query in batch.queries]) - self.now_ns
+        if self.drops_hopeless and needed > left and self.drop_hopeless(batch.queries, work, sizes, left):
+            return None
+        work, needed = self.extent(tenant, work, share.size, needed, allowed)
+        return Start(work, (), share, needed, batch.id, group=self.turns)
