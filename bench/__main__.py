@@ -65,9 +65,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of the papers' tables (default: the variable COTENANT_DATA, else bench/data)",
     )
-    parser.add_argument(
-        "--predictor-file", type=Path, metavar="FILE", help="abacus-pairs: other weights of the same form as the world"
-    )
+    about = "abacus-*: weights as the world, for groups of K models (2 where K is left out); may be given several times"
+    parser.add_argument("--predictor-file", action="append", metavar="K=FILE", help=about)
     parser.add_argument("--models", type=int, metavar="N", help="abacus-pairs: the first N models of the data")
     about = "veltair-qps, veltair-granularity, gacer-*: the number of drawn worlds"
     parser.add_argument("--worlds", type=int, metavar="N", help=about)

@@ -42,7 +42,8 @@ class Network:
     sha256: str
 
 
-PAIRS = "predictor_a100_2in7.npz"
+PAIRS, TRIPLES = "predictor_a100_2in7.npz", "predictor_a100_3in4.npz"
+MIG2G, MIG4G = "predictor_a100_mig2g_2in4.npz", "predictor_a100_mig4g_4in4.npz"
 NETWORKS = (
     Network(
         PAIRS,
@@ -50,17 +51,17 @@ NETWORKS = (
         "696b970c9dd24bcc8da9225ea5e604abd30fe46b35e4d4f1d4904cd61a936002",
     ),
     Network(
-        "predictor_a100_3in4.npz",
+        TRIPLES,
         "model/A100/3in4/all.ckpt",
         "3ec30bfad71976728ef4c45b02e32726a2c8f45a5d89a165e30cf170242d0a76",
     ),
     Network(
-        "predictor_a100_mig2g_2in4.npz",
+        MIG2G,
         "model/mig/2in4/all.ckpt",
         "bc9fef810dc7b27991cea6415009d8a18f46a8ac90ec2a65b639da678d26d74a",
     ),
     Network(
-        "predictor_a100_mig4g_4in4.npz",
+        MIG4G,
         "model/mig/4in4/all.ckpt",
         "dd1210b27ea5e8cf1d055c9f7568cab08bf99dfe1e0a4906f615a5f5128b6430",
     ),
@@ -75,6 +76,11 @@ def find_weights(data: Path, file: str = PAIRS) -> Path:
         looked = " nor ".join(str(path) for path in places)
         raise BenchError(f"the released weights are neither {looked}: get them with '{COMMAND}'")
     return found
+
+
+def released_as(sha256: str) -> str | None:
+    """The file of the released network with that digest; None for other weights."""
+    return next((network.file for network in NETWORKS if network.sha256 == sha256), None)
 
 
 def fetch(source: Path | None = None) -> None:

@@ -14,7 +14,7 @@ from bench import _weights
 from bench.__main__ import main
 from bench._registry import BenchError
 from bench._weights import Arrays, Network, digest_of, find_weights
-from bench.papers.abacus._a100 import A100
+from bench.papers.abacus._a100 import A100, FOUR
 from cotenant.core.predictor import Member
 from cotenant.work import Work
 
@@ -201,12 +201,22 @@ def test_weights_are_looked_for_in_the_data_and_then_in_the_cache(
         assert find_weights(tmp_path / "data").parent == folder
 
 
-def test_the_released_network_gives_the_latencies_that_are_known(papers_data: Path) -> None:
-    try:
-        world = A100(papers_data)
-    except BenchError:
-        pytest.skip(f"needs the released weights: run '{_weights.COMMAND}'")
-    pair = (Member(Work("resnet50", 0, 8, 0, 18), 1), Member(Work("bert", 2, 8, 0, 12), 1))
-    assert world.latencies_ms([pair])[0] == pytest.approx(10.94, abs=0.01)
-    stored = np.load(find_weights(papers_data))
-    assert digest_of({name: stored[name] for name in stored.files}) == _weights.NETWORKS[0].sha256
+def test_the_released_networks_give_the_latencies_that_are_known(papers_data: Path) -> None:
+    known = {  # by device: groups of models, batch, ms
+        "a100": ((("resnet50", "bert"), 8, 10.94), (("resnet101", "resnet152", "vgg19"), 16, 36.7)),
+        "mig2g": ((("resnet101", "resnet152"), 32, 114.4),),
+        "mig4g": (((*FOUR,), 8, 28.7),),
+    }
+    for network in _weights.NETWORKS:
+        try:
+            stored = np.load(find_weights(papers_data, network.file))
+        except BenchError:
+            pytest.skip(f"needs the released weights: run '{_weights.COMMAND}'")
+        assert digest_of({name: stored[name] for name in stored.files}) == network.sha256
+    for device, groups in known.items():
+        world = A100(papers_data, device=device)
+        for models, batch, ms in groups:
+            group = tuple(
+                Member(Work(name, 2 if name == "bert" else 0, batch, 0, world.operators(name)), 1) for name in models
+            )
+            assert world.latencies_ms([group])[0] == pytest.approx(ms, abs=0.05)

@@ -85,10 +85,11 @@ class Setting:
 
     def run(self, contender: Contender, rate: float, count: int, seed: int) -> Result:
         """Simulate `count` queries at `rate` a second; the seed is that of arrivals and of the noise."""
-        policy = contender.make(self.world.slots)
+        slots = self.world.most(self.models)
+        policy = contender.make(slots)
         cuts = policy.grouped
         tenants = [self._tenant(name, contender.merges, cuts) for name in self.models]
-        engine = Engine(tenants, policy, self.predictor, Machine.cpu(range(self.world.slots)))
+        engine = Engine(tenants, policy, self.predictor, Machine.cpu(range(slots)))
         world = GroupWorld(self.world.latency_ns, noise=self.noise, seed=seed)
         sent: dict[int, int] = {}
         latencies: list[int] = []

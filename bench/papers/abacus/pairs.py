@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench._data import Headline, paper_figure
 from bench.papers.abacus import predictor as fits
-from bench.papers.abacus._a100 import A100, targets_ms
+from bench.papers.abacus._a100 import A100, files_of, targets_ms
 from bench.papers.abacus._bound import merging_gain, most_in_time, prices_ms
 from bench.papers.abacus._experiment import DECISION_NS, Contender, Setting
 from cotenant.core.snapshot import DropRule
@@ -98,11 +98,11 @@ def contenders() -> dict[str, Contender]:
 
 
 def run(
-    quick: bool, data_dir: Path, predictor_file: Path | None = None, models: int | None = None
+    quick: bool, data_dir: Path, predictor_file: list[str] | None = None, models: int | None = None
 ) -> dict[str, object]:
     """Simulate, print the tables, return figures. `predictor_file` and `models` name another world of the same form."""
     console = Console(width=170)
-    world = A100(data_dir, predictor_file, models)
+    world = A100(data_dir, files_of(predictor_file), models)
     seeds = QUICK_SEEDS if quick else SEEDS
     console.print("fitting the predictor to samples of the world ...")
     predictor = fitted(world, quick)
