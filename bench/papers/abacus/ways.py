@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from bench._data import Headline, paper_figure
+from bench._data import paper_figure
 from bench.papers.abacus._a100 import A100, targets_ms
 from bench.papers.abacus._bound import prices_ms
 from bench.papers.abacus._experiment import Contender, Setting
@@ -61,15 +61,6 @@ _CALLS = 2000
 PAPER = paper_figure("Abacus", "7.7", "4-way search", "overall prediction latency")
 PAPER_ONE = paper_figure("Abacus", "Fig 23", "1 way", "search latency")
 PAPER_MORE = paper_figure("Abacus", "Fig 23", "2 ways and more", "search latency")
-HEADLINES = (
-    Headline(
-        "rate of the groups chosen, of the best ones of all",
-        "quality_of_exhaustive",
-        "",
-        "simulated A100, pairs; ours with four ways and nothing remembered",
-    ),
-    Headline("time of that search, median", "ours_p50_us", "us", "measured on this processor", PAPER),
-)
 Search = Callable[..., Choice]
 _shared: dict[str, Any] = {}
 
