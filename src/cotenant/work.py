@@ -192,8 +192,12 @@ class Machine:
         )
 
 
-class Slot(Struct, frozen=True, forbid_unknown_fields=True):
+class Slot(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A tenant's turn in a round: one batch of up to `batch` rows, for `rate_per_s` rows a second of its rate.
+
+    Slots of a round with the same `group`, from 1 on, are the members of a group, whose launches start together; 0 is
+    a turn alone. `size` is what a member has of the partition meanwhile, in the units of the partition's size; a turn
+    alone has all of it, and says 0.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -201,6 +205,8 @@ class Slot(Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str
     batch: int
     rate_per_s: float
+    group: int = 0
+    size: int = 0
 
     def __post_init__(self) -> None:
         where = f"slot of tenant {self.tenant!r}"
@@ -208,13 +214,18 @@ class Slot(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError(where, "batch", self.batch, "at least 1 row")
         if not 0 < self.rate_per_s < float("inf"):
             raise InvalidValueError(where, "rate_per_s", self.rate_per_s, "a positive finite number")
+        if self.group < 0:
+            raise InvalidValueError(where, "group", self.group, "the number of its group from 1, or 0 for none")
+        if self.size < 0 or bool(self.size) != bool(self.group):
+            raise InvalidValueError(where, "size", self.size, "at least 1 of a member of a group, and none without one")
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """The round of one partition: its slots in order, all of them once every `duty_ns`. Without slots it is free.
 
-    Raises InvalidValueError for slots without a duty cycle.
+    Raises InvalidValueError for slots without a duty cycle, and groups whose members do not stand next to each other or
+    are slots of one tenant.
     """
 
     duty_ns: int = 0
@@ -223,3 +234,25 @@ class Round:
     def __post_init__(self) -> None:
         if self.slots and self.duty_ns < 1:
             raise InvalidValueError("round", "duty_ns", self.duty_ns, "a positive duty cycle")
+        seen: set[int] = set()
+        for step in self.steps:
+            number, tenants = step[0].group, [slot.tenant for slot in step]
+            if not number:
+                continue
+            where = f"group {number} of a round"
+            if number in seen:
+                raise InvalidValueError(where, "slots", tenants, "members next to each other, no slot in between")
+            if len(set(tenants)) < len(tenants):
+                raise InvalidValueError(where, "slots", tenants, "slots of different tenants")
+            seen.add(number)
+
+    @property
+    def steps(self) -> tuple[tuple[Slot, ...], ...]:
+        """The slots by when they run: one that runs alone, or the members of a group."""
+        steps: list[tuple[Slot, ...]] = []
+        for slot in self.slots:
+            if slot.group and steps and steps[-1][0].group == slot.group:
+                steps[-1] = (*steps[-1], slot)
+            else:
+                steps.append((slot,))
+        return tuple(steps)

@@ -24,6 +24,7 @@ from cotenant.plan.table_costs import TableCosts, WithoutInterference
 from cotenant.plan.types import (
     NS_PER_S,
     CoRunner,
+    Costs,
     DevicePlan,
     DeviceType,
     Infeasible,
@@ -42,7 +43,7 @@ ALONE = WithoutInterference(COSTS)
 ONE = DeviceType("one", ((2,), (1, 1)), GIB)
 
 
-class Flat:
+class Flat(Costs):
     """Every batch of every model takes as long; beside others twice as long."""
 
     def __init__(self, ns: Mapping[str, int], slowdown: float = 1.0) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.types import Tenant
-from cotenant.work import CPU, Machine, Share, Work
+from cotenant.work import CPU, Machine, Round, Share, Slot, Work
 
 DEVICES = st.dictionaries(
     st.sampled_from(["cpu", "cuda:0", "cuda:1", "npu"]), st.sets(st.integers(0, 140), min_size=1), min_size=1
@@ -119,3 +119,33 @@ def test_a_share_by_its_mask_is_the_one_by_its_cores(slots: set[int], others: se
     both = Share((*other.cores, *share.cores), "cuda:0", first)
     assert (made := other.joined(share)) == both
     assert (made.mask, made.size) == (both.mask, both.size)
+
+
+def test_a_round_runs_the_members_of_a_group_in_one_step() -> None:
+    a, b, c, d = Slot("a", 2, 5.0, 2, 1), Slot("b", 1, 5.0, 2, 1), Slot("c", 1, 5.0), Slot("d", 1, 5.0)
+    assert Round(100, (c, a, b, d)).steps == ((c,), (a, b), (d,))
+    assert Round(100, (c, d)).steps == ((c,), (d,))
+    assert Round().steps == ()
+    pair = Slot("c", 1, 5.0, 1, 2), Slot("a", 1, 5.0, 1, 1)
+    assert Round(100, (a, b, *pair)).steps == ((a, b), pair)
+    assert msgspec.json.decode(msgspec.json.encode(Round(100, (c, a, b))), type=Round) == Round(100, (c, a, b))
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [
+        ((("a", 1, 1), ("b", 0, 0), ("c", 1, 1)), "group 1 of a round: slots .*next to each other"),
+        ((("a", 1, 1), ("a", 1, 1)), "group 1 of a round: slots .*different tenants"),
+    ],
+)
+def test_a_group_that_cannot_run_is_named(slots: tuple[tuple[str, int, int], ...], text: str) -> None:
+    with pytest.raises(InvalidValueError, match=text):
+        Round(100, tuple(Slot(tenant, 1, 5.0, group, size) for tenant, group, size in slots))
+
+
+@pytest.mark.parametrize(
+    ("group", "size", "text"), [(-1, 0, "group is -1"), (1, 0, "size is 0"), (1, -1, "size is -1"), (0, 1, "size is 1")]
+)
+def test_a_slot_with_an_impossible_place_in_a_group_is_named(group: int, size: int, text: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"slot of tenant 'a': {text}"):
+        Slot("a", 1, 5.0, group, size)

@@ -167,7 +167,7 @@ MANY = DeviceType("many", ((16,), (1,) * 16), GIB)
 TIMES = {"quick": 4 * MS, "light": 1 * MS, "heavy": 20 * MS, "helper": 3 * MS}
 
 
-class Added:
+class Added(Costs):
     """Batches of one row, slower by what each co-runner adds, as far as that is more than half in all."""
 
     more = {"quick": 0.05, "light": 0.0, "heavy": 0.3, "helper": -0.4}  # noqa: RUF012

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.application import Application, Stage
@@ -159,6 +162,19 @@ def test_a_plan_file_is_readable(tmp_path: Path) -> None:
     assert read_plan(path) == GOOD
 
 
+def test_a_plan_file_says_which_slots_are_a_group() -> None:
+    slots = Slot("mail", 2, 33.0, 1, 1), Slot("news", 1, 5.0, 1, 2), Slot("chat", 1, 5.0)
+    file = replace(GOOD, plan=Plan((DevicePlan("cpu", (PartitionPlan(3, 12 * MS, slots),)),)))
+    text = plan_text(file)
+    assert '    { tenant = "mail", batch = 2, group = 1, size = 1, rate = 33 },' in text
+    assert '    { tenant = "chat", batch = 1, rate = 5 },' in text
+    assert parse_plan(text, "plan.toml") == file
+    with pytest.raises(
+        PlanError, match=r"plan\[0\].partition\[0\]: .*size 3: sizes is \[3, 2\], expected .* of 3 in all"
+    ):
+        parse_plan(text.replace("size = 1,", "size = 3,"), "plan.toml")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -196,6 +212,11 @@ def device_types(draw: st.DrawFn) -> list[DeviceType]:
     return draw(st.lists(st.sampled_from(made), min_size=1, max_size=6))
 
 
+def grouped(alone: Sequence[Slot], group: Sequence[Slot], size: int) -> tuple[Slot, ...]:
+    """Some slots alone, and then a group, each member of it with that size of the partition."""
+    return (*alone, *[structs.replace(slot, group=1, size=size) for slot in group])
+
+
 @st.composite
 def plan_files(draw: st.DrawFn) -> PlanFile:
     tenants = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
@@ -209,7 +230,11 @@ def plan_files(draw: st.DrawFn) -> PlanFile:
             stages.append(Stage(stage, draw(NAMES), tuple(after)))
         applications.append(Application(name, draw(NS.filter(lambda ns: ns >= 3)), draw(RATES), tuple(stages)))
     slots = st.builds(Slot, NAMES, st.integers(1, 2**40), RATES)
-    partitions = st.builds(PartitionPlan, st.integers(1, 10**6), NS, st.lists(slots, min_size=1, max_size=3).map(tuple))
+    alone = st.lists(slots, min_size=1, max_size=3).map(tuple)
+    group = st.lists(slots, min_size=2, max_size=3, unique_by=lambda slot: slot.tenant)
+    sized = st.integers(1, 5)
+    rounds = st.one_of(alone, st.builds(grouped, alone, group, sized))
+    partitions = st.builds(PartitionPlan, st.integers(15, 10**6), NS, rounds)
     placed = st.builds(DevicePlan, NAMES, st.lists(partitions, min_size=1, max_size=3).map(tuple))
     plan = Plan(tuple(draw(st.lists(placed, max_size=3))), draw(st.text(max_size=8)))
     headroom = draw(st.floats(0, 10))

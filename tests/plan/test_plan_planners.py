@@ -115,7 +115,7 @@ def test_a_plan_that_ignores_memory_would_be_refuted() -> None:
 # --- rounds ----------------------------------------------------------------------------------------------------
 
 
-class UnitCosts:
+class UnitCosts(Costs):
     """Latencies of a few nanoseconds, so that every duty cycle can be tried."""
 
     def __init__(self, latencies: dict[str, tuple[int, ...]]) -> None:

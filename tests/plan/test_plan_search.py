@@ -205,7 +205,7 @@ def test_places_of_what_is_lost_or_shared_come_first_every_other_time() -> None:
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 60)), min_size=1, max_size=6), st.data())
 def test_what_serves_most_is_kept(devices: list[tuple[str, int]], data: st.DataObject) -> None:
     names = [name for name, _ in devices]
-    configs = [DeviceConfiguration((), (), (), (float(rate), 1.0)) for _, rate in devices]
+    configs = [DeviceConfiguration((), (), (), (float(rate), 1.0), ()) for _, rate in devices]
     kinds = data.draw(st.lists(st.sampled_from("ab"), max_size=6))
     start = kept(kinds, names, configs, np.array([50.0, 1.0]), np.array([0.1, 0.5]))
     assert len(start) == len(kinds)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 
 from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import NS_PER_S, CoRunner, DeviceType, Load
+from cotenant.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load
 from cotenant.work import Work
 
 
-class Few:
+class Few(Costs):
     """Costs of two batches only, so that everything can be enumerated."""
 
     def __init__(self, inner: TableCosts, batches: tuple[int, ...]) -> None:

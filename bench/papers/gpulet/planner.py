@@ -62,7 +62,7 @@ _SCALES = (0.5, 2.0)
 _MARK = "#"
 
 
-class Scaled:
+class Scaled(Costs):
     """Costs of models `name#n`: those of `name`, with latencies times a factor of its own."""
 
     def __init__(self, costs: Costs, scales: dict[str, float]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.plan.application import Application
-from cotenant.plan.check import check_plan, worst_factor
+from cotenant.plan.check import beside_of, check_plan, step_ns
 from cotenant.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, PartitionPlan, Plan, checked, padded
 from cotenant.work import Work
 
@@ -20,7 +20,8 @@ class SlotView:
     """A slot: its execution beside the worst neighbours, and what is left to the SLO in the worst case.
 
     `factor` is the slowdown in `execution_ns`. `tail_slack_ns` is the slack when executions take their tail quantile;
-    None where no tail was measured.
+    None where no tail was measured. The execution of a member of a group is that of the group; `in_turn_ns` is what
+    its members would take one after the other in the whole partition, 0 for a slot that is in none.
     """
 
     tenant: str
@@ -32,6 +33,9 @@ class SlotView:
     slo_ns: int
     slack_ns: int
     tail_slack_ns: int | None
+    group: int = 0
+    member_size: int = 0
+    in_turn_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,32 +158,35 @@ def _partition(
     costs: Costs,
     tail: Costs | None,
 ) -> PartitionView:
-    beside = [[(loads[slot.tenant].model, slot.batch, other.size) for slot in other.slots] for other in others]
-    slots = []
-    for slot in partition.slots:
-        load = loads[slot.tenant]
-        factor = worst_factor(load.model, slot.batch, partition.size, beside, device, costs)
-
-        def takes(believed: Costs, model: str = load.model, batch: int = slot.batch, factor: float = factor) -> int:
-            return math.ceil(believed.latency_ns(Work(model, 0, batch), partition.size, device) * factor)
-
-        execution = takes(costs)
-        left = load.slo_ns - partition.duty_ns
-        tail_slack = None if tail is None else left - takes(tail)
-        slots.append(
-            SlotView(
-                slot.tenant,
-                load.model,
-                slot.batch,
-                slot.rate_per_s,
-                execution,
-                factor,
-                load.slo_ns,
-                left - execution,
-                tail_slack,
+    beside = beside_of(others, loads)
+    slots: list[SlotView] = []
+    busy = 0
+    for step in partition.round.steps:
+        works = [Work(loads[slot.tenant].model, 0, slot.batch) for slot in step]
+        in_turn = sum(costs.latency_ns(work, partition.size, device) for work in works)
+        alone, factor = step_ns(partition, step, beside, device, loads, costs)
+        execution = math.ceil((in_turn if alone is None else alone) * factor)
+        busy += execution
+        late = None if tail is None else step_ns(partition, step, beside, device, loads, tail)[0]
+        for slot in step:
+            load = loads[slot.tenant]
+            left = load.slo_ns - partition.duty_ns
+            slots.append(
+                SlotView(
+                    slot.tenant,
+                    load.model,
+                    slot.batch,
+                    slot.rate_per_s,
+                    execution,
+                    factor,
+                    load.slo_ns,
+                    left - execution,
+                    None if late is None else left - math.ceil(late * factor),
+                    slot.group,
+                    slot.size,
+                    in_turn if slot.group else 0,
+                )
             )
-        )
-    busy = sum(slot.execution_ns for slot in slots)
     return PartitionView(partition.size, partition.duty_ns, busy / partition.duty_ns, tuple(slots))
 
 

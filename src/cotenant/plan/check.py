@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -18,6 +18,7 @@ from cotenant.plan.types import (
     PartitionPlan,
     Plan,
     PlanError,
+    Slot,
     checked,
     worst_beside,
 )
@@ -42,6 +43,8 @@ SLO = "slo"
 """A duty cycle and the execution together exceed the SLO."""
 BATCH = "batch"
 """The rate of a slot is more than its batch each duty cycle."""
+GROUP = "group"
+"""Nothing near a group was measured in such a partition."""
 RATE = "rate"
 """The slots of a tenant serve less than its rate."""
 
@@ -63,7 +66,8 @@ def check_plan(
     """Everything that is wrong with a plan; nothing when it holds.
 
     Batches run `latency_ns` times the largest `factor` that the other partitions of the device can cause, each of
-    them idle or with one of its slots.
+    them idle or with one of its slots. The members of a group all take as long as the group does, times the largest of
+    their factors; to other partitions its members are so many partitions, each idle or with a slot.
     `served_share` is the part of each rate that must be served. Raises PlanError as `checked` says, and what the
     costs raise for a model, size or device that they do not know.
     """
@@ -129,24 +133,63 @@ def _partition(
     loads: dict[str, Load],
     costs: Costs,
 ) -> Iterator[Violation]:
-    beside = [[(loads[slot.tenant].model, slot.batch, other.size) for slot in other.slots] for other in others]
+    beside = beside_of(others, loads)
     busy = 0
-    for slot in partition.slots:
-        load = loads[slot.tenant]
-        alone = costs.latency_ns(Work(load.model, 0, slot.batch), partition.size, device)
-        execution = math.ceil(alone * worst_factor(load.model, slot.batch, partition.size, beside, device, costs))
+    for step in partition.round.steps:
+        alone, factor = step_ns(partition, step, beside, device, loads, costs)
+        if alone is None:
+            names = ", ".join(f"{slot.tenant} {slot.batch} on {slot.size}" for slot in step)
+            detail = f"no group was measured near that of {names}"
+            yield Violation(GROUP, step[0].tenant, number, index, detail)
+            continue
+        execution = math.ceil(alone * factor)
         busy += execution
-        if partition.duty_ns + execution > load.slo_ns:
-            detail = f"duty cycle {partition.duty_ns} ns and execution {execution} ns exceed the SLO {load.slo_ns} ns"
-            yield Violation(SLO, slot.tenant, number, index, detail)
-        if slot.rate_per_s * partition.duty_ns > slot.batch * NS_PER_S * (1 + _TOLERANCE):
-            built = slot.batch * NS_PER_S / partition.duty_ns
-            yield Violation(
-                BATCH, slot.tenant, number, index, f"{slot.rate_per_s:g} rows/s, its batches take {built:g}"
-            )
+        for slot in step:
+            slo_ns = loads[slot.tenant].slo_ns
+            if partition.duty_ns + execution > slo_ns:
+                detail = f"duty cycle {partition.duty_ns} ns and execution {execution} ns exceed the SLO {slo_ns} ns"
+                yield Violation(SLO, slot.tenant, number, index, detail)
+            if slot.rate_per_s * partition.duty_ns > slot.batch * NS_PER_S * (1 + _TOLERANCE):
+                built = slot.batch * NS_PER_S / partition.duty_ns
+                detail = f"{slot.rate_per_s:g} rows/s, its batches take {built:g}"
+                yield Violation(BATCH, slot.tenant, number, index, detail)
     if busy > partition.duty_ns:
         detail = f"executions of {busy} ns in a duty cycle of {partition.duty_ns} ns"
         yield Violation(ROUND, partition.slots[-1].tenant, number, index, detail)
+
+
+def beside_of(others: Sequence[PartitionPlan], loads: Mapping[str, Load]) -> list[list[CoRunner]]:
+    """What other partitions may run at a time: one, or none, of each list. Groups count as so many partitions as they
+    have members."""
+    found: list[list[CoRunner]] = []
+    for other in others:
+        lanes: list[list[CoRunner]] = []
+        for step in other.round.steps:
+            for lane, slot in enumerate(step):
+                lanes += [[]] if lane == len(lanes) else []
+                lanes[lane].append((loads[slot.tenant].model, slot.batch, slot.size or other.size))
+        found += lanes
+    return found
+
+
+def step_ns(
+    partition: PartitionPlan,
+    step: Sequence[Slot],
+    beside: Sequence[Sequence[CoRunner]],
+    device: str,
+    loads: Mapping[str, Load],
+    costs: Costs,
+) -> tuple[int | None, float]:
+    """What a slot alone, or a group, takes with nothing beside its partition, and the worst slowdown beside others.
+
+    The time is None for a group of which the costs know nothing.
+    """
+    members = [(loads[slot.tenant].model, slot.batch, slot.size or partition.size) for slot in step]
+    factor = max(worst_factor(*member, beside, device, costs) for member in members)
+    if len(step) > 1:
+        return costs.group_ns(members, partition.size, device), factor
+    ((model, batch, size),) = members
+    return costs.latency_ns(Work(model, 0, batch), size, device), factor
 
 
 def worst_factor(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.rounds import round_cache_of
+from cotenant.plan.search.group_steps import most_members
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner, checked, padded
 
 
@@ -95,8 +96,9 @@ def _grown(
 
 def _bound(loads: Sequence[Load], inventory: Sequence[DeviceType], costs: Costs) -> int:
     """So many devices at least, whatever the planner."""
-    kinds = checked(loads, inventory).values()
+    kinds = list(checked(loads, inventory).values())
     cache = round_cache_of(costs)
     shares = [min((cache.least_share(load, kind) for kind in kinds), default=math.inf) for load in loads]
-    needed = sum(shares)
+    most = max(most_members(costs, kind, size, len(loads)) for kind in kinds for size in kind.sizes)
+    needed = sum(shares) / most  # a group ends no earlier than its longest member alone
     return max(1, len(inventory) if needed == math.inf else math.ceil(needed * (1 - 1e-9)))

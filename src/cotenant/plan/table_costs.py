@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from cotenant.errors import InvalidValueError
 from cotenant.plan.types import CoRunner, Costs, PlanError
@@ -16,13 +17,26 @@ Latencies = Mapping[str, Mapping[int, Mapping[int, int]]]
 """Nanoseconds by model, size and batch."""
 
 
-class TableCosts:
+class GroupTimes(Protocol):
+    """What is known of groups on one type of device; see Costs."""
+
+    def divisions(self, size: int, members: int) -> Sequence[tuple[int, ...]]:
+        """See Costs."""
+        ...
+
+    def group_ns(self, members: Sequence[CoRunner], size: int) -> int | None:
+        """See Costs."""
+        ...
+
+
+class TableCosts(Costs):
     """See Costs. Pure; everything is worked out when it is made.
 
     `latencies` holds one table per device type. Between measured batches the latency is interpolated linearly; below
     the smallest it is that of the smallest; there are no larger batches than every table of the model has. Each
     latency is multiplied by `latency_ratio` and grows by `overhead_ns` of the model and batch, for the assembly of the
-    batch. Without an interference model for a device type, its partitions are believed not to touch each other.
+    batch. Without an interference model for a device type, its partitions are believed not to touch each other;
+    without `groups` of it their slots run in turn.
 
     Raises InvalidValueError for tables without points, latencies and ratios that are not positive, and models without
     memory.
@@ -33,6 +47,7 @@ class TableCosts:
         latencies: Mapping[str, Latencies],
         memory_bytes: Mapping[str, int],
         interference: Mapping[str, Interference] | None = None,
+        groups: Mapping[str, GroupTimes] | None = None,
         *,
         latency_ratio: float = 1.0,
         overhead_ns: Mapping[str, Mapping[int, int]] | None = None,
@@ -41,13 +56,16 @@ class TableCosts:
             raise InvalidValueError("costs", "latency_ratio", latency_ratio, "a positive finite number")
         self._memory = dict(memory_bytes)
         self._interference = dict(interference or {})
+        self._groups = dict(groups or {})
+        self._latency_ratio = latency_ratio
+        self._overhead_ns = overhead_ns or {}
         self._batches = _batches(latencies)
         self._known: dict[tuple[str, str, int], tuple[int, ...]] = {}
         for device, models in latencies.items():
             for model, sizes in models.items():
                 if model not in self._memory:
                     raise InvalidValueError("costs", "memory_bytes", sorted(self._memory), f"memory of model {model!r}")
-                overhead = (overhead_ns or {}).get(model, {})
+                overhead = self._overhead_ns.get(model, {})
                 for size, points in sizes.items():
                     measured = interpolate(points, self._batches[model])
                     self._known[device, model, size] = tuple(
@@ -94,6 +112,20 @@ class TableCosts:
         known = self._interference.get(device)
         return 0.0 if known is None else known.adds(model, batch, size, other, device)
 
+    def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
+        """See Costs."""
+        known = self._groups.get(device)
+        return () if known is None else known.divisions(size, members)
+
+    def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
+        """See Costs."""
+        known = self._groups.get(device)
+        found = None if known is None else known.group_ns(members, size)
+        if found is None:
+            return None
+        overhead = sum(self._overhead_ns.get(model, {}).get(batch, 0) for model, batch, _ in members)
+        return math.ceil(found * self._latency_ratio) + overhead
+
     def _missing(self, model: str, size: int, device: str) -> str:
         devices = list(dict.fromkeys(known for known, _, _ in self._known))
         if device not in devices:
@@ -112,6 +144,8 @@ class WithoutInterference:
         self.latency_ns = costs.latency_ns
         self.batches = costs.batches
         self.memory_bytes = costs.memory_bytes
+        self.divisions = costs.divisions
+        self.group_ns = costs.group_ns
 
     def factor(self, model: str, batch: int, size: int, others: Sequence[CoRunner], device: str) -> float:
         """See Costs."""
@@ -120,6 +154,25 @@ class WithoutInterference:
     def adds(self, model: str, batch: int, size: int, other: CoRunner, device: str) -> float:
         """See Costs."""
         return 0.0
+
+
+class WithoutGroups:
+    """Costs by which slots run in turn alone: what a planner that knows of no groups believes."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.latency_ns = costs.latency_ns
+        self.batches = costs.batches
+        self.memory_bytes = costs.memory_bytes
+        self.factor = costs.factor
+        self.adds = costs.adds
+
+    def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
+        """See Costs."""
+        return ()
+
+    def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
+        """See Costs."""
+        return None
 
 
 def latencies_of(table: LatencyTable) -> dict[int, dict[int, int]]:

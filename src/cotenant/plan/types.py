@@ -23,7 +23,7 @@ from cotenant.work import Slot as Slot  # a noun of planning
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 CoRunner = tuple[str, int, int]
-"""Model, batch and size of what runs in another partition of the same device."""
+"""Model, batch and size of what runs in another partition of the same device, or in another part of the same one."""
 
 Name = Annotated[str, Meta(min_length=1)]
 Rate = Annotated[float, Meta(le=1e12)]
@@ -105,9 +105,10 @@ class DeviceType:
 
 
 class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there.
+    """A partition and its round: every `duty_ns` each slot's batch runs once, in order, with nothing beside it there
+    but the other members of its group, if it has one.
 
-    A row waits at most one duty cycle for its batch to be built, and is answered when the batch has run.
+    A row waits at most one duty cycle for its batch to be built, and is answered when the batch, or its group, has run.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -124,6 +125,9 @@ class PartitionPlan(Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidValueError(where, "duty_ns", self.duty_ns, "a positive duty cycle")
         if not self.slots:
             raise InvalidValueError(where, "slots", self.slots, "at least one slot; leave an unused partition out")
+        for sizes in ([slot.size for slot in step] for step in self.round.steps):
+            if sum(sizes) > self.size:
+                raise InvalidValueError(where, "sizes", sizes, f"sizes of the members of a group of {self.size} in all")
 
     @property
     def round(self) -> Round:
@@ -208,6 +212,21 @@ class Costs(Protocol):
         many without trying all.
         """
         ...
+
+    def divisions(self, size: int, members: int, device: str) -> Sequence[tuple[int, ...]]:
+        """Ways to divide a partition among so many members of a group, as their sizes, of which groups are known.
+
+        None where slots run in turn alone.
+        """
+        return ()
+
+    def group_ns(self, members: Sequence[CoRunner], size: int, device: str) -> int | None:
+        """Time to the end of the last of batches that start together in a partition of `size`, nothing beside it.
+
+        Each member is a model, its batch, and what it has of the partition. Never less than any part of them takes.
+        None where too little was measured to tell.
+        """
+        return None
 
 
 class Planner(Protocol):

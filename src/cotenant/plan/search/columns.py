@@ -1,9 +1,9 @@
 """What a partition can hold, as columns: batches of some loads that share a round, and the rates that they serve.
 
-A column runs its batches without a pause: that is the shortest duty cycle, and with the batches given it serves the
-most of every load at once. A configuration is one device with a column in each partition in use; it knows what the
-columns cost each other. Columns are the squishy tasks of Nexus (SOSP 2019), section 6.1; their search over batch,
-partition and time sharing together is that of GPU-let (ATC 2022), section 4.
+A column runs its batches without a pause, one after the other or in groups (`group_steps`): that is the shortest duty
+cycle, and with the batches given it serves the most of every load at once. A configuration is one device with a column
+in each partition in use; it knows what the columns cost each other. Columns are the squishy tasks of Nexus (SOSP 2019),
+section 6.1; their search over batch, partition and time sharing together is that of GPU-let (ATC 2022), section 4.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.plan.rounds import RoundCache
-from cotenant.plan.types import NS_PER_S, DevicePlan, DeviceType, Load, PartitionPlan, Slot
+from cotenant.plan.search.group_steps import GroupSteps, Steps
+from cotenant.plan.types import NS_PER_S, CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Slot
 
 Floats = NDArray[np.float64]
 _DUTIES = 20
@@ -35,12 +36,16 @@ class Column(NamedTuple):
 
 
 class DeviceConfiguration(NamedTuple):
-    """A device's columns, their duty cycles and executions, and the rate of each load that they serve, in rows/s."""
+    """A device's columns, their duty cycles and executions, and the rate of each load that they serve, in rows/s.
+
+    `steps` are the positions of each column's slots by when they run; an execution is that of the step.
+    """
 
     columns: tuple[Column, ...]
     duty_ns: tuple[int, ...]
     execution_ns: tuple[tuple[int, ...], ...]
     served: tuple[float, ...]
+    steps: tuple[Steps, ...]
 
 
 class SplitTree(NamedTuple):
@@ -96,6 +101,9 @@ class ColumnGenerator:
         self._counts = np.array([[split.count(size) for size in kind.sizes] for split in kind.splits], dtype=np.float64)
         self._needs = self.memory + kind.partition_bytes
         self.typical = {size: self._typical(size) for size in kind.sizes}
+        self.groups = GroupSteps(cache.costs, self.loads, kind, self.rows, self.alone)
+        self.gain = self.groups.gain() if self.groups else 1.0
+        """No round serves more than this times what it could without groups."""
         self.tree = _tree(kind.splits)
         self.grids = {size: self._grid(size) for size in kind.sizes}
         self._able: dict[tuple[int, int], tuple[Floats, Floats]] = {}
@@ -107,7 +115,7 @@ class ColumnGenerator:
         bounds as any price does. Columns of one load are enough for it: several share a round at a weighted mean of
         what each is worth a unit of time.
         """
-        worth = self._best * prices  # by size and load
+        worth = self._best * prices * self.gain  # by size and load
         free = (worth.max(axis=1) * self._counts).sum(axis=1).max()
         price = free * _MEMORY_SHARES / self.kind.memory_bytes
         net = worth - price[:, None, None] * self._needs
@@ -155,28 +163,84 @@ class ColumnGenerator:
         taken = sum(self.cache.costs.memory_bytes(model) for own in models for model in own)
         if taken + self.kind.partition_bytes * len(columns) > self.kind.memory_bytes:
             return None
+        made = self._arranged(columns, in_turn=False) if self.groups else None
+        return made or self._arranged(columns, in_turn=True)
+
+    def _arranged(self, columns: tuple[Column, ...], *, in_turn: bool) -> DeviceConfiguration | None:
+        """The columns with groups as they would be best without neighbours, or with none."""
         served = [0.0] * len(self.loads)
-        duties, executions = [], []
+        duties, executions, steps = [], [], []
+        for size, slots in columns:
+            turns: Steps = tuple((at,) for at in range(len(slots)))
+            best = None if in_turn else self.groups.arranged(size, slots, [1.0] * len(slots))
+            steps.append(best.steps if best else turns)
         for index, (size, slots) in enumerate(columns):
-            beside = [other for position, other in enumerate(columns) if position != index]
-            took = tuple(self.execution_ns(number, batch, size, beside) for number, batch in slots)
-            duty = sum(took)
+            beside = [(other, steps[at]) for at, other in enumerate(columns) if at != index]
+            took = [0] * len(slots)
+            for step in steps[index]:
+                ns = self._step_ns(sorted(slots[at] for at in step), size, beside)
+                for at in step:
+                    took[at] = ns
+            duty = sum(took[step[0]] for step in steps[index])
             for (number, batch), ns in zip(slots, took, strict=True):
                 if duty + ns > self.loads[number].slo_ns:
                     return None
                 served[number] += batch * NS_PER_S / duty
             duties.append(duty)
-            executions.append(took)
-        return DeviceConfiguration(columns, tuple(duties), tuple(executions), tuple(served))
+            executions.append(tuple(took))
+        return DeviceConfiguration(columns, tuple(duties), tuple(executions), tuple(served), tuple(steps))
 
-    def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column]) -> int:
-        """Time of one batch beside these columns, the worst that at most one slot of each can make of it."""
-        model = self.loads[number].model
-        alone = self.cache.alone_ns(model, batch, size, self.kind.name)
+    def _step_ns(self, step: Sequence[tuple[int, int]], size: int, beside: Sequence[tuple[Column, Steps]]) -> int:
+        """Time of a slot or a group beside these columns with their steps, the worst that these can make of it."""
+        if len(step) == 1:
+            number, batch = step[0]
+            sizes: tuple[int, ...] = (size,)
+            alone = self.cache.alone_ns(self.loads[number].model, batch, size, self.kind.name)
+        else:
+            found = self.groups.division(size, step)
+            assert found is not None
+            alone, sizes = found
         if not self.interference or not beside:
             return alone
-        others = [[(self.loads[at].model, rows, column.size) for at, rows in column.slots] for column in beside]
-        return math.ceil(alone * self.cache.worst_factor(model, batch, size, others, self.kind.name))
+        others = [lane for column, steps in beside for lane in self._lanes(column, steps)]
+        factors = [
+            self.cache.worst_factor(self.loads[number].model, batch, part, others, self.kind.name)
+            for (number, batch), part in zip(step, sizes, strict=True)
+        ]
+        return math.ceil(alone * max(factors))
+
+    def _lanes(self, column: Column, steps: Steps) -> list[list[CoRunner]]:
+        """What a column runs at a time: one of each list, as many of which there are as a step has members."""
+        if len(steps) == len(column.slots):
+            return [[(self.loads[number].model, batch, column.size) for number, batch in column.slots]]
+        lanes: list[list[CoRunner]] = [[] for _ in range(max(map(len, steps)))]
+        for step in steps:
+            slots = sorted(column.slots[at] for at in step)
+            found = self.groups.division(column.size, slots) if len(step) > 1 else None
+            sizes = found[1] if found else (column.size,)
+            for lane, (number, batch), size in zip(lanes, slots, sizes, strict=False):
+                lane.append((self.loads[number].model, batch, size))
+        return lanes
+
+    def execution_ns(self, number: int, batch: int, size: int, beside: Sequence[Column]) -> int:
+        """Time of one batch beside these columns, their slots in turn, the worst that one of each can make of it."""
+        others = [(column, tuple((at,) for at in range(len(column.slots)))) for column in beside]
+        return self._step_ns([(number, batch)], size, others)
+
+    def typical_ns(self, column: Column) -> float:
+        """The duty cycle of a column beside typical neighbours."""
+        time = self.grids[column.size].time
+        return self.duty_ns(column, [float(time[n, self.position(n, batch)]) for n, batch in column.slots])
+
+    def duty_ns(self, column: Column, took: Sequence[float]) -> float:
+        """The shortest duty cycle of a column whose slots would take so long in turn; groups are slowed down alike."""
+        if self.groups:
+            alone = [self.alone[column.size][n, self.position(n, batch)] for n, batch in column.slots]
+            factors = [float(ns / own) for ns, own in zip(took, alone, strict=True)]
+            found = self.groups.arranged(column.size, column.slots, factors)
+            if found is not None:
+                return found.duty
+        return sum(took)
 
     def propose(self, size: int, wanted: Floats, prices: Floats, free_bytes: float, most: int) -> Column | None:
         """A column of up to `most` slots that serves much of what is wanted, by typical slowdowns; None for nothing.
@@ -279,17 +343,24 @@ def device_plan(generator: ColumnGenerator, config: DeviceConfiguration, shares:
     """A configuration with a share of what it serves of each load. Spare time goes where slowdowns are borne best.
 
     With the batches as they are, the duty cycle is stretched until SLOs bear as much as the round does, or until a
-    batch holds no more rows.
+    batch holds no more rows. The slots stand in the order of their steps.
     """
     made = []
-    for column, duty, took in zip(config.columns, config.duty_ns, config.execution_ns, strict=True):
-        slots = []
+    for column, duty, took, steps in zip(
+        config.columns, config.duty_ns, config.execution_ns, config.steps, strict=True
+    ):
+        slots: list[Slot] = []
         longest = math.inf
-        for (number, batch), ns in zip(column.slots, took, strict=True):
-            load = generator.loads[number]
-            rate = batch * NS_PER_S / duty * shares[number]
-            slots.append(Slot(load.tenant, batch, rate))
-            longest = min(longest, batch * NS_PER_S / rate, load.slo_ns * duty // (ns + duty))
+        numbered = 0
+        for step in steps:
+            members = sorted(column.slots[at] for at in step)
+            found = generator.groups.division(column.size, members) if len(step) > 1 else None
+            numbered += found is not None
+            for (number, batch), size in zip(members, found[1] if found else (0,), strict=True):
+                load, ns = generator.loads[number], took[step[0]]
+                rate = batch * NS_PER_S / duty * shares[number]
+                slots.append(Slot(load.tenant, batch, rate, numbered if found else 0, size))
+                longest = min(longest, batch * NS_PER_S / rate, load.slo_ns * duty // (ns + duty))
         made.append(PartitionPlan(column.size, max(duty, int(longest)), tuple(slots)))
     return DevicePlan(generator.kind.name, tuple(made))
 

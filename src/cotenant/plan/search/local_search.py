@@ -176,10 +176,9 @@ class Search:
             if column is None:
                 continue
             made[device][index] = column
-            time = generator.grids[size].time
-            took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
+            duty = generator.typical_ns(column)
             for number, batch in column.slots:
-                wanted[number] = max(0.0, wanted[number] - batch * NS_PER_S / sum(took))
+                wanted[number] = max(0.0, wanted[number] - batch * NS_PER_S / duty)
         for device in made:
             then[device] = None
         for device, columns in made.items():
@@ -277,10 +276,9 @@ class Search:
             if column is None:
                 continue
             left, gained, last = wanted.copy(), value, self._last(wanted, prices)
-            time = generator.grids[node.size].time
-            took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
+            duty = generator.typical_ns(column)
             for number, batch in column.slots:
-                part = min(left[number], batch * 1e9 / sum(took))
+                part = min(left[number], batch * NS_PER_S / duty)
                 left[number] -= part
                 gained += part * prices[number]
                 if left[number] <= 0:
@@ -308,8 +306,12 @@ class Search:
         if net[line] == -np.inf:
             return None
         column = pool.column(size, line)
-        if len(column.slots) < self.most_slots:
-            return pool.extended(column, wanted, prices, free - float(lines.memory[line]), price, last)
+        free -= float(lines.memory[line])
+        while len(column.slots) < self.most_slots:
+            grown = pool.extended(column, wanted, prices, free, price, last)
+            if grown is column or not generator.groups:  # a third slot is enough where slots run in turn
+                return grown
+            column, free = grown, free - float(generator.memory[grown.slots[-1][0]])
         return column
 
     def _held(
@@ -342,18 +344,19 @@ class Search:
     ) -> list[Column]:
         """The same loads in the same partitions, each column with the best batches for what the others leave.
 
-        `took` are the executions where they are known; with `only` one column alone is changed.
+        `took` are the executions where they are known, of slots in turn; with `only` one column alone is changed.
         """
         made = list(columns)
-        if took is None:
+        if took is None or generator.groups:
             took = [
                 [generator.execution_ns(*slot, column.size, made[:at] + made[at + 1 :]) for slot in column.slots]
                 for at, column in enumerate(made)
             ]
         left = wanted.copy()
-        for column, own in zip(made, took, strict=True):
+        duties = [generator.duty_ns(column, own) for column, own in zip(made, took, strict=True)]
+        for column, duty in zip(made, duties, strict=True):
             for number, batch in column.slots:
-                left[number] -= batch * NS_PER_S / sum(own)
+                left[number] -= batch * NS_PER_S / duty
         for index, column in enumerate(made):
             if only not in (-1, index):
                 continue
@@ -361,7 +364,7 @@ class Search:
             for (number, batch), ns in zip(column.slots, took[index], strict=True):
                 alone = generator.alone[column.size][number, generator.position(number, batch)]
                 factors.append(float(ns / alone) * (1 + _MARGIN))
-                left[number] += batch * NS_PER_S / sum(took[index])
+                left[number] += batch * NS_PER_S / duties[index]
             rest = np.maximum(left, 0.0)
             found = rebatched(generator, column, factors, rest, prices, self._last(rest, prices))
             if found is None:
@@ -373,8 +376,9 @@ class Search:
                 generator.alone[column.size][number, generator.position(number, batch)] * factor
                 for (number, batch), factor in zip(made[index].slots, factors, strict=True)
             ]
+            duty = generator.duty_ns(made[index], own_ns)
             for number, batch in made[index].slots:
-                left[number] -= batch * NS_PER_S / sum(own_ns)
+                left[number] -= batch * NS_PER_S / duty
         return made
 
 

@@ -43,7 +43,7 @@ class Pool:
             if not alone and size != generator.kind.whole:
                 time = time * generator.typical[size][:, None]
             self.time[size] = time
-            self.lines[size] = _lines(generator, time, rates)
+            self.lines[size] = _lines(generator, size, time, rates)
 
     def values(self, size: int, wanted: Floats, prices: Floats, last: Floats | None = None) -> Floats:
         """What each line of a size serves of what is wanted, at these prices of a row/s.
@@ -73,10 +73,14 @@ class Pool:
         time = self.time[size]
         numbers = [number for number, _ in column.slots]
         took = [time[number, generator.position(number, batch)] for number, batch in column.slots]
-        busy = sum(took)
-        slack = min(generator.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
-        duty = busy + time
-        holds = (duty <= slack) & (duty + time <= generator.slo[:, None])
+        busy = generator.duty_ns(column, took)
+        if generator.groups:
+            duty = self._grown(column)
+            holds = np.isfinite(duty)
+        else:
+            slack = min(generator.slo[number] - ns for number, ns in zip(numbers, took, strict=True))
+            duty = busy + time
+            holds = (duty <= slack) & (duty + time <= generator.slo[:, None])
         holds &= ((wanted > 0) & (generator.memory <= free_bytes))[:, None]
         holds[numbers] = False
         if not holds.any():
@@ -99,7 +103,8 @@ class Pool:
     def served(self, column: Column) -> dict[int, float]:
         """The rates of a column's loads, in rows/s."""
         time = self.time[column.size]
-        duty = sum(float(time[number, self.generator.position(number, batch)]) for number, batch in column.slots)
+        took = [float(time[number, self.generator.position(number, batch)]) for number, batch in column.slots]
+        duty = self.generator.duty_ns(column, took)
         return {number: batch * NS_PER_S / duty for number, batch in column.slots}
 
     def memory_bytes(self, column: Column) -> int:
@@ -114,6 +119,17 @@ class Pool:
         factors = [float(time[number, 0] / alone[number, 0]) for number in numbers]
         found = rebatched(self.generator, column, factors, wanted, prices)
         return None if found is None else found[1]
+
+    def _grown(self, column: Column) -> Floats:
+        """Duty cycles of the column with a slot more, by load and batch; infinite where none holds."""
+        generator, numbers = self.generator, [number for number, _ in column.slots]
+        slowed = self.time[column.size][:, 0] / generator.alone[column.size][:, 0]
+        duty = np.full(generator.rows.shape, np.inf)
+        for number in range(len(generator.loads)):
+            if number not in numbers:
+                factors = slowed[[*numbers, number]].tolist()
+                duty[number] = generator.groups.grown(column.size, column.slots, number, factors)
+        return duty
 
     def column(self, size: int, line: int) -> Column:
         """A line as a column."""
@@ -150,27 +166,35 @@ def rebatched(
 ) -> tuple[float, Column] | None:
     """The batches of the same loads that serve the most, slowed down by `factors`; None where no batches hold.
 
-    `last` is added for each load of which all that is wanted is served. All combinations are tried, up to three loads;
-    with more there is no answer.
+    `last` is added for each load of which all that is wanted is served. All combinations are tried, up to three loads
+    (where groups are known, as many as there are not too many of); with more there is no answer.
     """
     numbers = [number for number, _ in column.slots]
     count = len(numbers)
-    if not 1 <= count <= _MOST_SLOTS:
+    if generator.groups:
+        found = generator.groups.choices(column.size, numbers, factors)
+        if found is None:
+            return None
+        batches, duty = found
+        is_late = np.isinf(duty)
+    elif not 1 <= count <= _MOST_SLOTS:
         return None
-    batches, times = [], []
-    for axis, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
-        time, rows = generator.able(column.size, number)
-        shape = _SHAPES[count - 1][axis]
-        times.append((time * factor).reshape(shape))
-        batches.append(rows.reshape(shape))
-    duty = sum(times[1:], times[0])
+    else:
+        batches, times = [], []
+        for axis, (number, factor) in enumerate(zip(numbers, factors, strict=True)):
+            time, rows = generator.able(column.size, number)
+            shape = _SHAPES[count - 1][axis]
+            times.append((time * factor).reshape(shape))
+            batches.append(rows.reshape(shape))
+        duty = sum(times[1:], times[0])
+        is_late = np.zeros(duty.shape, dtype=np.bool_)
+        for number, time in zip(numbers, times, strict=True):
+            is_late |= duty > generator.slo[number] - time
     if not duty.size:
         return None
     rounds = NS_PER_S / duty
     value = np.zeros(duty.shape)
-    is_late = np.zeros(duty.shape, dtype=np.bool_)
-    for number, batch, time in zip(numbers, batches, times, strict=True):
-        is_late |= duty > generator.slo[number] - time
+    for number, batch in zip(numbers, batches, strict=True):
         value += _worth(batch * rounds, wanted[number], prices[number], 0.0 if last is None else last[number])
     value[is_late] = -1.0
     at = int(value.argmax())
@@ -186,7 +210,7 @@ def _worth(rate: Any, wanted: Any, price: Any, last: Any) -> Any:
     return np.minimum(wanted, rate) * price + last * (rate >= wanted)
 
 
-def _lines(generator: ColumnGenerator, time: Floats, rates: Floats) -> Lines:
+def _lines(generator: ColumnGenerator, size: int, time: Floats, rates: Floats) -> Lines:
     rows, slo = generator.rows, generator.slo
     able = 2 * time <= slo[:, None]
     numbers = np.flatnonzero(able.any(axis=1))
@@ -204,6 +228,8 @@ def _lines(generator: ColumnGenerator, time: Floats, rates: Floats) -> Lines:
         theirs = time[partners][:, None, :]
         duty = mine + theirs
         holds = (duty + mine <= slo[first]) & (duty + theirs <= slo[partners][:, None, None])
+        if generator.groups:
+            _grouped(generator, size, time, first, partners, batches, duty, holds)
         partner, one, other = np.nonzero(holds)
         if not len(partner):
             continue
@@ -231,6 +257,30 @@ def _lines(generator: ColumnGenerator, time: Floats, rates: Floats) -> Lines:
     is_one = models[loads[0]] == models[loads[1]]  # a partition holds a model once
     memory = generator.memory[loads[0]] + np.where(is_one, 0.0, generator.memory[loads[1]])
     return Lines(loads, made, np.stack([rate, other_rate])[:, at], memory + generator.kind.partition_bytes)
+
+
+def _grouped(
+    generator: ColumnGenerator,
+    size: int,
+    time: Floats,
+    first: int,
+    partners: Ints,
+    batches: Ints,
+    duty: Floats,
+    holds: NDArray[np.bool_],
+) -> None:
+    """Put the groups of a load with its partners in, where they hold and run in turn takes longer or does not hold."""
+    slowed = time[:, 0] / generator.alone[size][:, 0]
+    for place, second in enumerate(partners.tolist()):
+        known = generator.groups.times(size, (first, second))
+        if known is None:
+            continue
+        took = known[batches] * max(slowed[first], slowed[second])
+        width = took.shape[1]
+        own, is_held = duty[place, :, :width], holds[place, :, :width]
+        is_better = (2 * took <= min(generator.slo[first], generator.slo[second])) & ((took < own) | ~is_held)
+        own[is_better] = took[is_better]
+        is_held[is_better] = True
 
 
 def _undominated(pair: Floats, share: Floats, other: Floats) -> Ints:

@@ -196,7 +196,8 @@ class _Solving:
         """Whether a tighter bound takes less work than the savings that it may spare."""
         work = sum(generator.rows.size * len(generator.kind.sizes) for generator in self.generators.values())
         is_small = work * _PROOF_CONFIGURATIONS <= self.how.saving_s * CONFIGURATIONS_PER_S
-        return self.how.solver and has_solver() and self.priced is not None and is_small
+        has_groups = any(generator.groups for generator in self.generators.values())  # the tighter bound has none
+        return self.how.solver and has_solver() and self.priced is not None and is_small and not has_groups
 
     def price(self, kinds: Sequence[str]) -> float:
         """What these devices cost."""
