@@ -89,7 +89,7 @@ class Setting:
         policy = contender.make(slots)
         cuts = policy.grouped
         tenants = [self._tenant(name, contender.merges, cuts) for name in self.models]
-        engine = Engine(tenants, policy, self.predictor, Machine.cpu(range(slots)))
+        engine = Engine(tenants, policy, self.predictor, Machine.of({"a100": range(slots)}))
         world = GroupWorld(self.world.latency_ns, noise=self.noise, seed=seed)
         sent: dict[int, int] = {}
         latencies: list[int] = []
