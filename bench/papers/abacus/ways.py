@@ -32,9 +32,9 @@ from rich.table import Table
 from bench._data import paper_figure
 from bench.papers.abacus._a100 import A100, targets_ms
 from bench.papers.abacus._bound import prices_ms
+from bench.papers.abacus._comparison import fitted
 from bench.papers.abacus._experiment import Contender, Setting
 from bench.papers.abacus._ways import Asked, Published, exhaustive, search_all, value_of
-from bench.papers.abacus.pairs import fitted
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.overlap.control import Overlap
