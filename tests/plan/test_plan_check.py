@@ -35,11 +35,13 @@ from cotenant.plan.types import (
     checked,
 )
 from cotenant.work import Work
+from group_costs import grouped_costs
 from plan_samples import CPU, GIB, GPU, MS, costs, load, some_devices, some_loads
 from plan_truth import branches, reached, truth
 
 COSTS = WithoutInterference(costs())
 LOADS = (load("small", 100, 60), load("middle", 50, 60))
+GROUPED = grouped_costs("gpu", 100, {name: {1: 9.0} for name in "abc"}, {frozenset("ab"): 1.5})
 SMALL = PartitionPlan(20, 20 * MS, (Slot("small", 2, 100),))
 MIDDLE = PartitionPlan(80, 20 * MS, (Slot("middle", 1, 50),))
 GOOD = Plan((DevicePlan("gpu", (SMALL, MIDDLE)),))
@@ -256,6 +258,11 @@ def test_every_branch_of_the_checker_is_reached() -> None:
         for (plan, loads), _ in MANY_CASES:
             check_plan(plan, loads, [MANY], Added())
         check_plan(GOOD, LOADS, [replace(GPU, memory_bytes=1)], COSTS)
+        for names in ("ab", "ac"):
+            group = tuple(Slot(name, 1, 10.0, 1, 50) for name in names)
+            plan = one(PartitionPlan(100, 40 * MS, group))
+            own = [Load(name, name, 10.0, 99 * MS) for name in names]
+            assert len(check_plan(plan, own, [GPU], GROUPED)) == (names == "ac"), "the group of a and c is not known"
         with pytest.raises(PlanError, match="served_share is 2"):
             check_plan(GOOD, LOADS, [GPU], COSTS, served_share=2)
     assert len(branches(path)) > 30

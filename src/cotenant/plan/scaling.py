@@ -99,6 +99,7 @@ def _bound(loads: Sequence[Load], inventory: Sequence[DeviceType], costs: Costs)
     kinds = list(checked(loads, inventory).values())
     cache = round_cache_of(costs)
     shares = [min((cache.least_share(load, kind) for kind in kinds), default=math.inf) for load in loads]
-    most = max(most_members(costs, kind, size, len(loads)) for kind in kinds for size in kind.sizes)
+    sizes = [(kind, size) for kind in kinds for size in kind.sizes]
+    most = max((most_members(costs, kind, size, len(loads)) for kind, size in sizes), default=1)
     needed = sum(shares) / most  # a group ends no earlier than its longest member alone
     return max(1, len(inventory) if needed == math.inf else math.ceil(needed * (1 - 1e-9)))

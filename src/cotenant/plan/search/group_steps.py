@@ -25,20 +25,17 @@ Steps = tuple[tuple[int, ...], ...]
 MOST_MEMBERS = 4
 _MOST_CELLS = 20_000
 """Groups that are looked at one by one for the largest gain of any, at most."""
+_KEPT = 1 << 17
 _MOST_CHOICES = 1 << 17
 """Combinations of batches that are tried at once."""
 
 
 class Arrangement(NamedTuple):
-    """The steps of a round, and of each slot the time of its step in ns."""
+    """The steps of a round, of each slot the time of its step in ns, and the time of all steps."""
 
     steps: Steps
     took: tuple[float, ...]
-
-    @property
-    def duty(self) -> float:
-        """Time of all steps, in ns."""
-        return sum(self.took[step[0]] for step in self.steps)
+    duty: float
 
 
 def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
@@ -64,6 +61,9 @@ class GroupSteps:
         self._alone = alone
         self._slo = np.array([load.slo_ns for load in loads], dtype=np.float64)
         self._times: dict[tuple[int, tuple[int, ...]], Floats | None] = {}
+        self._place = [{int(batch): at for at, batch in enumerate(each) if batch} for each in rows.tolist()]
+        self._arranged: dict[tuple[int, tuple[tuple[int, int], ...], tuple[float, ...]], Arrangement | None] = {}
+        self._divided: dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, tuple[int, ...]] | None] = {}
         self._ways: dict[tuple[int, tuple[int, ...]], list[Steps]] = {}
         self.most = {size: most_members(costs, kind, size, len(loads)) for size in kind.sizes}
 
@@ -104,30 +104,54 @@ class GroupSteps:
 
     def division(self, size: int, slots: Sequence[tuple[int, int]]) -> tuple[int, tuple[int, ...]] | None:
         """What a group of slots (number of the load, batch) takes in ns, divided in the quickest way, and the sizes."""
+        key = size, tuple(slots)
+        if key in self._divided:
+            return self._divided[key]
         best: tuple[int, tuple[int, ...]] | None = None
         for sizes in self._costs.divisions(size, len(slots), self._device):
             members = [(self._loads[n].model, batch, part) for (n, batch), part in zip(slots, sizes, strict=True)]
             ns = self._costs.group_ns(members, size, self._device)
             if ns is not None and (best is None or ns < best[0]):
                 best = ns, tuple(sizes)
+        self._divided[key] = best
         return best
 
     def arranged(self, size: int, slots: Sequence[tuple[int, int]], factors: Sequence[float]) -> Arrangement | None:
         """The shortest round that holds, its steps slowed down by `factors`; None where none does."""
-        picked = [self._positions(*slot) for slot in slots]
+        key = size, tuple(slots), tuple(factors)
+        if key not in self._arranged:
+            if len(self._arranged) >= _KEPT:
+                self._arranged.clear()
+            self._arranged[key] = self._shortest(size, slots, factors)
+        return self._arranged[key]
+
+    def _shortest(self, size: int, slots: Sequence[tuple[int, int]], factors: Sequence[float]) -> Arrangement | None:
+        numbers = tuple(number for number, _ in slots)
+        places = [self._place[number][batch] for number, batch in slots]
         best: Arrangement | None = None
-        for steps, took in self._timed(size, slots, picked, factors):
-            found = Arrangement(steps, tuple(float(ns.flat[0]) for ns in took))
-            duty = found.duty
-            holds = all(duty + ns <= self._slo[number] for (number, _), ns in zip(slots, found.took, strict=True))
-            if holds and (best is None or duty < best.duty):
-                best = found
+        for steps in self._partings(size, numbers):
+            took, duty = [0.0] * len(slots), 0.0
+            for step in steps:
+                if len(step) == 1:
+                    ns = float(self._alone[size][numbers[step[0]], places[step[0]]]) * factors[step[0]]
+                else:
+                    ordered = sorted(step, key=lambda at: numbers[at])
+                    times = self.times(size, tuple(numbers[at] for at in ordered))
+                    assert times is not None
+                    ns = float(times[tuple(places[at] for at in ordered)]) * max(factors[at] for at in step)
+                duty += ns
+                for at in step:
+                    took[at] = ns
+            if best is not None and duty >= best.duty:
+                continue
+            if all(duty + ns <= self._slo[number] for number, ns in zip(numbers, took, strict=True)):
+                best = Arrangement(steps, tuple(took), duty)
         return best
 
     def grown(self, size: int, slots: Sequence[tuple[int, int]], number: int, factors: Sequence[float]) -> Floats:
         """Duty cycles of a column with a slot more, by batch; infinite where no round holds. `factors` has its, too."""
         numbers = [*slots, (number, 0)]
-        picked = [*(self._positions(*slot) for slot in slots), np.arange(self._count(number))]
+        picked = [*(np.array([self._place[n][batch]]) for n, batch in slots), np.arange(self._count(number))]
         best = np.full(self._rows.shape[1], np.inf)
         for steps, took in self._timed(size, numbers, picked, factors):
             duty, late = self._round(numbers, steps, took)
@@ -208,11 +232,8 @@ class GroupSteps:
             ]
         return self._ways[key]
 
-    def _positions(self, number: int, batch: int) -> NDArray[np.int64]:
-        return np.flatnonzero(self._rows[number] == batch)[:1]
-
     def _count(self, number: int) -> int:
-        return int((self._rows[number] > 0).sum())
+        return len(self._place[number])
 
 
 def _partings(positions: tuple[int, ...], most: int) -> Iterator[Steps]:
