@@ -31,6 +31,7 @@ from bench.papers.abacus._comparison import (
     TERMS,
     Comparison,
     Rows,
+    fit,
     fitted,
     gains,
     max_rate_gains,
@@ -41,7 +42,6 @@ from bench.papers.abacus._comparison import (
 )
 from bench.papers.abacus._experiment import DECISION_NS
 from cotenant.predict.groups.overlap_features import paper_features
-from cotenant.predict.groups.overlap_fit import fit_overlap
 
 NAME = "abacus-many"
 GOALS = {
@@ -149,7 +149,7 @@ def _errors(world: A100, alone: A100, size: int, quick: bool) -> dict[str, Any]:
     order, lengths = [model.name for model in world.models], {model.name: model.lengths for model in world.models}
     taught = paper_features([sample.members for sample in samples], order, lengths, size)
     mlp = fits.in_scikit_learn("mlp").fit(taught, np.array([sample.median_ns for sample in samples]))
-    ours = fit_overlap(samples, facts, seed=fits.SEED, settings=fits.QUICK if quick else fits.BEST)
+    ours = fit(samples, facts, quick)
     upper = ours.at(0.99).group_ns(groups)
     return {
         "size": size,
