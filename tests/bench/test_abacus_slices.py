@@ -199,7 +199,8 @@ def test_the_choice_is_held_against_every_division() -> None:
 def test_rows_of_a_world_have_what_the_tables_show(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment, "QUICK_COUNT", 24)
     monkeypatch.setattr(experiment, "QUICK_STEP", 40.0)
-    rows = experiment.rows_of(world_of(data), "more vgg19", TARGETS, True)
+    asked = world_of(data), "more vgg19", TARGETS, True
+    rows = [*experiment.rows_as_in_the_paper(*asked), *experiment.rows_by_plan(*asked)]
     judged = experiment.verdicts(rows)[0.5, 0.5, "more vgg19"]
     assert all(judged.planned[size] > 0 < judged.believed[size] for size in SIZES)
     assert judged.ours > 0 < judged.isolated

@@ -81,32 +81,36 @@ def size_of(division: str) -> int:
     return next(size for size, name in NAMES.items() if name in division)
 
 
-def rows_of(world: World, mix: str, targets: Mapping[int, float], quick: bool) -> list[dict[str, Any]]:
-    """All runs of one world and mix: a row for each division and policy, and one for each division as planned."""
-    weights = MIXES[mix]
-    seeds, count, step = (QUICK_SEEDS, QUICK_COUNT, QUICK_STEP) if quick else (SEEDS, COUNT, STEP)
-    about = {"alone_at": world.alone_at, "few_at": world.few_at, "mix": mix}
+def rows_as_in_the_paper(world: World, mix: str, targets: Mapping[int, float], quick: bool) -> list[dict[str, Any]]:
+    """A row for each division as in the paper and policy, of one world and mix."""
+    seeds, count, step = _runs(quick)
     rows = []
-    for name, divided in divisions(world, weights, targets, quick).items():
+    for name, divided in divisions(world, MIXES[mix], targets, quick).items():
         for policy, contender in contenders().items():
             is_strong = contender.drop is DropRule.HOPELESS
             if mix != "even" and not (policy == "overlap" or (is_strong and name == NAMES[1])):
                 continue
-            row: dict[str, Any] = {**about, "division": name, "contender": policy}
+            row: dict[str, Any] = {**_about(world, mix), "division": name, "contender": policy}
             if mix == "even":
-                row |= _as_in_the_paper(divided, contender, count, seeds, targets[size_of(name)])
+                row |= _at_two_loads(divided, contender, count, seeds, targets[size_of(name)])
             if is_strong and (not quick or policy in _QUICK_RATED):
                 row["max_rate"] = divided.max_rate(contender, count, seeds, step)
                 row["capacity_per_s"] = divided.capacity()
             rows.append(row)
+    return rows
+
+
+def rows_by_plan(world: World, mix: str, targets: Mapping[int, float], quick: bool) -> list[dict[str, Any]]:
+    """A row for each division by our planner, served by overlap, of one world and mix."""
+    (seeds, count, step), ours = _runs(quick), contenders()["overlap"]
+    rows = []
     for size in SIZES:
-        rate, plan = planned(world, size, weights, targets[size], step)
-        row = {**about, "division": f"planned {NAMES[size]}", "contender": "overlap", "planned_rate": rate}
+        rate, plan = planned(world, size, MIXES[mix], targets[size], step)
+        row = {**_about(world, mix), "division": f"planned {NAMES[size]}", "contender": "overlap", "planned_rate": rate}
         if plan is not None:
             made = as_planned(world, size, plan, targets)
-            ours = contenders()["overlap"]
-            row["max_rate"] = made.max_rate(ours, count, seeds, step)
             tried = as_planned(world, size, plan, targets, is_believed=True)
+            row["max_rate"] = made.max_rate(ours, count, seeds, step)
             row["believed_rate"] = tried.max_rate(ours, count, [_BELIEVED_SEED + seed for seed in seeds], step)
             row["tenants"] = " | ".join("+".join(setting.models) for setting, _ in made.parts)
             row["groups"] = _groups(plan)
@@ -114,7 +118,16 @@ def rows_of(world: World, mix: str, targets: Mapping[int, float], quick: bool) -
     return rows
 
 
-def _as_in_the_paper(
+def _runs(quick: bool) -> tuple[tuple[int, ...], int, float]:
+    """Seeds, queries of a run, and the factor to which largest rates are found."""
+    return (QUICK_SEEDS, QUICK_COUNT, QUICK_STEP) if quick else (SEEDS, COUNT, STEP)
+
+
+def _about(world: World, mix: str) -> dict[str, Any]:
+    return {"alone_at": world.alone_at, "few_at": world.few_at, "mix": mix}
+
+
+def _at_two_loads(
     divided: Divided, contender: Contender, count: int, seeds: Sequence[int], target_ms: float
 ) -> dict[str, float]:
     calm = [divided.run(contender, RATE, count, seed) for seed in seeds]
@@ -200,7 +213,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     _shared.update(slices=slices, targets=targets, quick=quick)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         _shared["believed"] = dict(zip(slices, pool.map(_believed, slices), strict=True))
-    tasks = [(place, mix) for mix in mixes for place in places]
+    tasks = [(place, mix, by_plan) for mix in mixes for place in places for by_plan in (False, True)]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         for found in track(pool.map(_rows_of, tasks), "worlds and mixes", len(tasks), console=console):
             rows += found
@@ -213,11 +226,12 @@ def _believed(which: tuple[int, float]) -> GroupPredictor:
     return fitted(_shared["slices"][which], _shared["quick"], FOUR, which[0])
 
 
-def _rows_of(task: tuple[tuple[float, float], str]) -> list[dict[str, Any]]:
-    (alone_at, few_at), mix = task
+def _rows_of(task: tuple[tuple[float, float], str, bool]) -> list[dict[str, Any]]:
+    (alone_at, few_at), mix, by_plan = task
     keys = {1: (1, alone_at), 2: (2, 0.5), 4: (4, few_at)}
     slices, believed = ({size: _shared[of][key] for size, key in keys.items()} for of in ("slices", "believed"))
-    return rows_of(World(alone_at, few_at, slices, believed), mix, _shared["targets"], _shared["quick"])
+    make = rows_by_plan if by_plan else rows_as_in_the_paper
+    return make(World(alone_at, few_at, slices, believed), mix, _shared["targets"], _shared["quick"])
 
 
 def _median(rows: Sequence[Mapping[str, Any]], size: int, contender: str, key: str) -> float:
