@@ -8,9 +8,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from abacus_networks import folder, group, units
-from bench.papers.abacus import many
+from bench.papers.abacus import many, trace
 from bench.papers.abacus import predictor as fits
 from bench.papers.abacus._a100 import A100, FOUR
 from bench.papers.abacus._bound import kinds_of, merging_gain, prices_ms
@@ -149,3 +150,25 @@ def test_figures_are_those_of_the_rows() -> None:
     four = many._summary(rows, 4)
     assert not set(four) & set(found)
     assert set(many.GOALS) <= {*found, *four}
+
+
+def test_a_device_of_the_trace_has_all_four_models_in_groups_of_three_at_most(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(data, 0.8, 0.4)
+    serial = prices_ms(world, FOUR, overlap=False)[1]
+    told = Told(world, FOUR, 3)
+    shared = {"world": world, "predictor": told, "shape": (0.5, 1.5), "seconds": 2.0, "serial": {FOUR: serial}}
+    monkeypatch.setattr(trace, "_shared", shared)
+    monkeypatch.setattr(trace, "TARGET_MS", 400.0)
+    rows = trace._device((3, FOUR, 1.5))
+    assert {row["models"] for row in rows} == {"+".join(FOUR)}
+    assert len({row["offered"] for row in rows}) == 1  # everybody gets the same queries
+    assert rows[0]["offered"] == pytest.approx(1.5 * serial * 4, rel=0.25)
+    summary = trace._gains(Console(quiet=True), rows, (1.5,), "four_", "")
+    answered = {row["contender"]: row["answered"] for row in rows}
+    assert summary["answered_gain_four_1_5_pct"] == 100 * (answered["overlap"] / answered["clockwork"] - 1)
+    assert summary["answered_gain_four_1_5_pct"] > 10
+    assert summary["answered_gain_four_merging_1_5_pct"] == pytest.approx(
+        100 * (answered["overlap, merging"] / answered["clockwork, merging"] - 1)
+    )
