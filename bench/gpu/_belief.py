@@ -12,7 +12,7 @@ from bench.gpu._context import Context
 from bench.gpu._journal import Row
 from bench.gpu._latency import ensure_corun, ensure_latency, ensure_parts
 from cotenant.core.predictor import Group
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 
@@ -20,7 +20,7 @@ QUANTILE = "p95"
 _NS = 1e6
 
 
-class MeasuredGroups:
+class MeasuredGroups(FittedGroups):
     """A group takes as long as its slowest member, each slowed down as it was beside the other in disjoint shares."""
 
     quantile = 0.95
@@ -28,7 +28,11 @@ class MeasuredGroups:
     def __init__(self, table: TablePredictor, slowdowns: Mapping[tuple[str, str], float]) -> None:
         self._table = table
         self._slowdowns = dict(slowdowns)
-        self.key = f"measured-{len(self._slowdowns)}"
+
+    @property
+    def key(self) -> str:
+        """See FittedGroups."""
+        return f"measured-{len(self._slowdowns)}"
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor."""

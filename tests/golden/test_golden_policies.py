@@ -26,6 +26,7 @@ from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.opening import open_version
 from cotenant.policies import POLICIES
+from cotenant.predict.groups.grouped import FittedGroups
 from cotenant.predict.groups.overlap_file import OverlapFileError
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
@@ -105,7 +106,7 @@ CASES = {
 }
 
 
-class Slowed:
+class Slowed(FittedGroups):
     """A fitted predictor of groups: as much longer than the longest member as it was told."""
 
     key = "slowed"

@@ -19,7 +19,7 @@ from cotenant.policies.overlap import group_jobs
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.overlap.group_cuts import coarse, spread
 from cotenant.policies.overlap.group_jobs import jobs_of, next_of, waiting_at
-from cotenant.predict.groups.grouped import FORESEEN, GroupedPredictor
+from cotenant.predict.groups.grouped import FORESEEN, FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
@@ -123,7 +123,7 @@ def test_the_cuts_that_are_considered_are_few_and_even(cuts: tuple[int, ...]) ->
 
 
 @dataclass
-class Slower:
+class Slower(FittedGroups):
     """Pairs take their longest member and a fifth of the other; counts what it is asked."""
 
     alone: TablePredictor = field(default_factory=lambda: TablePredictor(TABLES))

@@ -15,7 +15,7 @@ from cotenant.core.events import LaunchEnded, PredictorChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import rebuild_policy
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.trace import TraceError
@@ -30,7 +30,7 @@ ALONE: Group = (Member(Work("a", 0, 1, 0, 2), 2),)
 
 
 @dataclass
-class Fitted:
+class Fitted(FittedGroups):
     """Pairs take 13 ms, single launches 6."""
 
     key: str = "abc"

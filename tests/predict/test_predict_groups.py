@@ -22,7 +22,7 @@ from cotenant.measure.groups import GroupEffort, facts_of, fit_groups, load_over
 from cotenant.measure.layout_facts import pair_latencies, resolved, resolved_by
 from cotenant.policies.facts import PairLatency
 from cotenant.policies.overlap.control import Overlap
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.groups.overlap_errors import held_out, held_out_errors
 from cotenant.predict.groups.overlap_features import TenantFacts
 from cotenant.predict.groups.overlap_file import OverlapFileError
@@ -256,7 +256,7 @@ def test_a_server_foresees_the_groups_that_its_decisions_will_ask_for(root: Path
         server.stop()
 
 
-class _Silent:
+class _Silent(FittedGroups):
     key, quantile = "silent", 0.95
 
     def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:

@@ -13,7 +13,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Driven, Log, simulate
@@ -82,13 +82,18 @@ class Interrupted:
         return actions
 
 
-class Crowded:
+class Crowded(FittedGroups):
     """Believes that a group takes what its longest member takes alone, and a share of what the others do: whole
     nanoseconds, where a fitted predictor adds up vectors as the machine likes it best."""
 
     def __init__(self, percent: int, quantile: float) -> None:
         self.percent = percent
-        self.quantile = quantile
+        self._quantile = quantile
+
+    @property
+    def quantile(self) -> float:
+        """See FittedGroups."""
+        return self._quantile
 
     @property
     def key(self) -> str:

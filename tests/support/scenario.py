@@ -67,9 +67,10 @@ def play(
     world: World | None = None,
     decision_ns: int = 0,
     log: Callable[[int, Event, list[Action]], None] | None = None,
+    cores: Iterable[int] = CORES,
 ) -> Recording:
     """Simulate queries (sorted by arrival) and record everything; checks that each gets exactly one outcome."""
-    engine = Engine(tenants, policy, predictor, Machine.cpu(CORES))
+    engine = Engine(tenants, policy, predictor, Machine.cpu(tuple(cores)))
     made = Recording()
 
     def on_respond(respond: Respond, now_ns: int) -> None:

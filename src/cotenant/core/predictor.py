@@ -38,6 +38,16 @@ class GroupPredictor(Predictor, Protocol):
         At least 1. A group of one member may be asked for as well. Many groups at once cost little more than one.
         """
 
+    def unmeasured(self, most: int) -> frozenset[int]:
+        """Numbers of members, from 2 to `most`, of which no group was measured, though groups of others were."""
+
+    def longest_ns(self, groups: Sequence[Group]) -> Sequence[int]:
+        """What groups take at most as far as anything was measured of them: for numbers of members of which no group
+        was measured their members in turn, or a slower part of them; else what `group_ns` says."""
+
+    def near(self, group: Group) -> int:
+        """How many measured groups are near this one, as its prediction goes by; -1 where none were measured at all."""
+
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """Latency of the whole model of every tenant for one row of the first declared shape."""
 

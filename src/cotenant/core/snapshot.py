@@ -120,7 +120,9 @@ class Start(Struct, frozen=True, gc=False):
     `after` are numbers of launches, under way, waiting or starts before this one, that have to end before it starts.
     It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
     is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent.
+    `pressure_pct` is the pressure on the memory at which it is predicted, in per cent. Where it was predicted as one of
+    a group, `near` counts the measured groups that are near that, else it is -1; `longest_ns` is what such a group
+    takes at most where none of so many members was measured, else 0.
     """
 
     work: Work
@@ -132,6 +134,8 @@ class Start(Struct, frozen=True, gc=False):
     grows: bool = False
     wanted: int = 0
     pressure_pct: int = 0
+    near: int = -1
+    longest_ns: int = 0
 
 
 class Growth(Struct, frozen=True, gc=False):

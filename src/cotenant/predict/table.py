@@ -64,6 +64,18 @@ class TablePredictor:
         latency_ns = self.latency_ns
         return [max([latency_ns(*member) for member in group]) for group in groups]
 
+    def unmeasured(self, most: int) -> frozenset[int]:
+        """See GroupPredictor."""
+        return frozenset()
+
+    def longest_ns(self, groups: Sequence[Group]) -> Sequence[int]:
+        """See GroupPredictor."""
+        return self.group_ns(groups)
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor."""
+        return -1
+
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """See GroupPredictor."""
         made = self._singles.get(cores)

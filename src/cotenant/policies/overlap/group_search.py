@@ -1,7 +1,8 @@
 """The search for a group: who runs beside the most urgent query, in which batch, up to which unit, on how many cores.
 
 Groups are judged by what they get done in their time: the time that the finished work would take query by query and
-alone, over the predicted latency of the group. Only groups that the predictor calls feasible are ever chosen.
+alone, over the predicted latency of the group. Only groups that the predictor calls feasible are ever chosen; one of so
+many members that no such group was measured only where everybody would be in time though they ran in turn.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
-from cotenant.core.snapshot import Snapshot, Start
 from cotenant.policies.desk import NEVER_NS
+from cotenant.policies.overlap.group_choice import Choice
 from cotenant.policies.overlap.group_cuts import coarse, spread
 from cotenant.policies.overlap.group_jobs import Candidate, Job, jobs_of, next_of
 from cotenant.policies.overlap.group_splits import Splits
@@ -40,38 +41,6 @@ class _Judged(NamedTuple):
 
     trial: _Trial
     latency_ns: int
-
-
-class Choice(NamedTuple):
-    """A group to start, and the last moment at which it can start with its prediction holding."""
-
-    jobs: tuple[Job, ...]
-    split: tuple[Share, ...]
-    latency_ns: int
-    latest_ns: int
-
-    def starts(self, after: tuple[int, ...] = ()) -> tuple[Start, ...]:
-        """What the engine is told of it, to start when the launches `after` have ended."""
-        made = []
-        for job, share in zip(self.jobs, self.split, strict=True):
-            work = job.tenant.work(job.shape, job.items, job.start).until(job.end)
-            made.append(Start(work, job.queries, share, self.latency_ns, job.batch, after))
-        return tuple(made)
-
-    def is_there(self, snapshot: Snapshot) -> bool:
-        """Whether all that it is made of still waits where it was found."""
-        for job in self.jobs:
-            if job.batch is not None:
-                if all(batch.id != job.batch or batch.next_unit != job.start for batch in snapshot.paused):
-                    return False
-                continue
-            queue = snapshot.queues.get(job.tenant.name)
-            if queue is None:
-                return False
-            waiting = {query.id for query in queue.queries}
-            if any(query.id not in waiting for query in job.queries):
-                return False
-        return True
 
 
 def find_group(
@@ -132,6 +101,7 @@ class _Search:
         self._begin_ns = begin_ns
         self._short_ns = short_ns
         self._repeat = repeat
+        self._unmeasured = predictor.unmeasured(len(self._splits))
         self._tried: dict[int, tuple[Candidate, tuple[Job, ...]]] = {}
         self._pressing = candidates
         if candidates[0].rank != candidates[-1].rank:  # else they stand in this order already
@@ -250,7 +220,7 @@ class _Search:
         It is the longest that the others wait for; the others are cut, too, where all of them together are too late.
         """
         group, jobs, _, _, latest_ns, _, _ = trial
-        in_time = self._begin_ns + latency_ns <= latest_ns
+        in_time = self._begin_ns + (self._longest_ns(group) or latency_ns) <= latest_ns
         found: list[_Trial] = []
         for at in (self._longest(group),) if in_time else range(len(jobs)):
             job = jobs[at]
@@ -317,6 +287,8 @@ class _Search:
         Those that spare the others go before. A short one is preferred where it does nearly as well: cuts are not free,
         but nor is what arrives meanwhile. Where none is feasible it is the one before, or else the first.
         """
+        if self._unmeasured:
+            trials, latencies = self._sure(trials, latencies)
         if before is not None:
             trials, latencies = [before.trial, *trials], [before.latency_ns, *latencies]
         begin, short_ns = self._begin_ns, self._short_ns
@@ -339,10 +311,36 @@ class _Search:
         is_good = short_spares is best_spares and 0.0 <= _NEARLY * highest <= highest_short
         return _new(_Judged, short if is_good else best)
 
+    def _longest_ns(self, group: Group) -> int:
+        """What it takes at most where no group of so many members was measured; 0 where one was."""
+        return self._predictor.longest_ns([group])[0] if len(group) in self._unmeasured else 0
+
+    def _sure(self, trials: Sequence[_Trial], latencies: Sequence[int]) -> tuple[Sequence[_Trial], Sequence[int]]:
+        """Those of measured numbers of members, and those that keep nobody from being in time even if they take as long
+        as they can: no deadline hangs on what is merely believed."""
+        groups = [trial[0] for trial in trials if len(trial[0]) in self._unmeasured]
+        if not groups:
+            return trials, latencies
+        longest = dict(zip(groups, self._predictor.longest_ns(groups), strict=True))
+        kept = [
+            at
+            for at, trial in enumerate(trials)
+            if trial[0] not in longest or self._begin_ns + longest[trial[0]] <= self._due_ns(trial)
+        ]
+        return [trials[at] for at in kept], [latencies[at] for at in kept]
+
+    def _due_ns(self, trial: _Trial) -> int:
+        """When a group has to end for everybody to be in time, whether inside, behind it or left out."""
+        _, _, _, _, latest_ns, next_start_ns, left_ns = trial
+        return min(latest_ns, next_start_ns, self._begin_ns + left_ns)
+
     def choice(self, chosen: _Judged) -> Choice:
         """The group with the last moment at which it can start."""
-        latency, (_, jobs, split, _, latest_ns, _, _) = chosen.latency_ns, chosen.trial
-        return _new(Choice, (jobs, split, latency, max(self._begin_ns, latest_ns - latency)))
+        latency, trial = chosen.latency_ns, chosen.trial
+        group, jobs, split, _, latest_ns, _, _ = trial
+        longest = self._longest_ns(group)
+        last = self._due_ns(trial) - longest if longest else latest_ns - latency
+        return _new(Choice, (group, jobs, split, latency, max(self._begin_ns, last), longest))
 
 
 def _resized(group: Group, split: tuple[Share, ...]) -> Group:

@@ -12,7 +12,8 @@ from cotenant.profile.latency_table import LatencyTable
 
 
 class FittedGroups(Protocol):
-    """A fitted predictor of groups; see `predict.groups.overlap`."""
+    """A fitted predictor of groups; see `predict.groups.overlap`. One that does not say what it was fitted to inherits
+    what is said here."""
 
     @property
     def key(self) -> str:
@@ -22,14 +23,28 @@ class FittedGroups(Protocol):
     def quantile(self) -> float:
         """What it promises."""
 
+    @property
+    def sizes(self) -> frozenset[int] | None:
+        """Numbers of members of the groups that it was fitted to; None for all that are asked for."""
+        return None
+
     def group_ns(self, groups: Sequence[Group]) -> Sequence[int]:
         """See GroupPredictor."""
+
+    def bounds_ns(self, groups: Sequence[Group]) -> Sequence[tuple[int, int]]:
+        """The least and the most that groups of other numbers of members take; `group_ns` lies between."""
+        return [(latency, latency) for latency in self.group_ns(groups)]
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor."""
+        return -1
 
 
 class GroupedPredictor(TablePredictor):
     """Predicts single launches from tables with their `scales`, groups from `fitted`, times `factor`.
 
-    Without `fitted`, before groups have been measured, launches on disjoint cores are believed not to touch each other.
+    Without `fitted`, before groups have been measured, launches on disjoint cores are believed not to touch each other;
+    that is an assumption, and no number of members is less sure than another one.
     """
 
     def __init__(
@@ -44,6 +59,10 @@ class GroupedPredictor(TablePredictor):
         self.factor = factor
         self._answers: dict[Group, int] = {}
         """What `fitted` said, before `factor`."""
+        self._longest: dict[Group, int] = {}
+        """What groups of numbers of members that were not measured take at most, before `factor`."""
+        self._near: dict[Group, int] = {}
+        self._unmeasured: dict[int, frozenset[int]] = {}
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
         """See GroupPredictor; answers are memorised."""
@@ -54,6 +73,39 @@ class GroupedPredictor(TablePredictor):
             answers = self._ask(self.fitted, groups, found) if None in found else cast(list[int], found)
         factor = self.factor
         return answers if factor == 1.0 else [max(1, round(answer * factor)) for answer in answers]
+
+    def unmeasured(self, most: int) -> frozenset[int]:
+        """See GroupPredictor."""
+        found = self._unmeasured.get(most)
+        if found is None:
+            sizes = None if self.fitted is None else self.fitted.sizes
+            found = frozenset(() if sizes is None else set(range(2, most + 1)) - sizes)
+            self._unmeasured[most] = found
+        return found
+
+    def longest_ns(self, groups: Sequence[Group]) -> list[int]:
+        """See GroupPredictor; answers are memorised."""
+        believed = self.group_ns(groups)
+        unmeasured = self.unmeasured(max(map(len, groups), default=1))
+        if self.fitted is None or not unmeasured:
+            return believed
+        known, factor = self._longest, self.factor
+        if len(known) > _MEMORY:
+            known.clear()
+        new = [group for group in groups if len(group) in unmeasured and group not in known]
+        known.update(zip(new, [most for _, most in self.fitted.bounds_ns(new)], strict=True))
+        return [max(ns, round(known.get(group, 0) * factor)) for ns, group in zip(believed, groups, strict=True)]
+
+    def near(self, group: Group) -> int:
+        """See GroupPredictor; answers are memorised."""
+        if self.fitted is None:
+            return -1
+        found = self._near.get(group)
+        if found is None:
+            if len(self._near) > _MEMORY:
+                self._near.clear()
+            found = self._near[group] = self.fitted.near(group)
+        return found
 
     def foresee(self, groups: Iterable[Group]) -> Iterator[int]:
         """Predict these groups, the first FORESEEN of them, so that to ask for them later takes no time.
@@ -78,7 +130,7 @@ class GroupedPredictor(TablePredictor):
         What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
         """
         made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin).with_beside(self.beside)
-        made._answers = self._answers
+        made._answers, made._near, made._longest = self._answers, self._near, self._longest
         return made
 
     def _ask(self, fitted: FittedGroups, groups: Sequence[Group], found: Sequence[int | None]) -> list[int]:

@@ -6,10 +6,10 @@ and looked up by the member afterwards, so that a group costs a sum, a maximum a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, combinations
 from math import exp
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import Margins
+from cotenant.predict.groups.measured import MeasuredGroups, MemberKey
 from cotenant.predict.groups.overlap_features import MemberFeatures, TenantFacts
 from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, Monotone, Net, Weights, member_vectors
 from cotenant.predict.table import TablePredictor
@@ -32,13 +33,16 @@ _MEDIAN = 0.5
 _FURTHEST = 3.0
 """Logarithm of how far a median may be above what the members take in turn, or below what the longest takes alone. A
 fit to few groups can go astray by many orders for a member that is much shorter than the others."""
+_LONGEST = 8
+"""Members of a group among which its parts are looked for: those that take longest alone. They have 254 parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapModel:
     """Everything that was fitted. `tenants` are those in the samples, whose weights are rows 1, 2, ... in this order.
 
-    `fingerprint` names the device, `digests` the models of the tenants, as the profile does.
+    `measured` are the groups of the samples, those for the margins among them. `fingerprint` names the device,
+    `digests` the models of the tenants, as the profile does.
     """
 
     weights: Weights
@@ -47,6 +51,7 @@ class OverlapModel:
     tenants: tuple[str, ...]
     facts: tuple[TenantFacts, ...]
     margins: Margins
+    measured: MeasuredGroups
     fingerprint: str = ""
     created: str = ""
     command: str = ""
@@ -58,6 +63,7 @@ class OverlapModel:
         content = sha256(repr((self.monotone, self.scale_ns, self.tenants, self.facts, self.margins)).encode())
         for name, weights in sorted(self.weights.items()):
             content.update(name.encode() + np.ascontiguousarray(weights).tobytes())
+        content.update(self.measured.lengths.tobytes() + self.measured.members.tobytes())
         return content.hexdigest()[:16]
 
 
@@ -66,7 +72,10 @@ class OverlapPredictor:
 
     The quantile covers single runs of groups like the measured ones: the fitted median plus the split conformal margin
     of held-out groups. Tenants that were in no sample are predicted from their profile, by weights fitted for members
-    whose tenant was hidden. Raises InvalidValueError for a quantile outside [0.5, 1) or a factor that is not positive.
+    whose tenant was hidden. A group of so many members that no such group was measured is believed to take as long as
+    its parts at least, and as long as its members in turn at most: see `bounds_ns`.
+
+    Raises InvalidValueError for a quantile outside [0.5, 1) or a factor that is not positive.
     """
 
     def __init__(self, model: OverlapModel, quantile: float = _MEDIAN, factor: float = 1.0) -> None:
@@ -85,6 +94,10 @@ class OverlapPredictor:
         self._features = MemberFeatures(model.facts, model.scale_ns)
         self._solo = TablePredictor({each.name: each.table for each in model.facts})
         self._number = {name: number for number, name in enumerate(model.tenants, 1)}
+        self.sizes = model.measured.sizes
+        """See FittedGroups."""
+        self._no_gap = next(size for size in range(1, len(self.sizes) + 2) if size not in self.sizes) - 1
+        """Groups of up to so many members were measured, of each number."""
         self._used = {name: value.astype(np.float64) for name, value in _effective(model).items()}
         self._width = self._used["b3"].size
         self._from_sum, self._from_largest, self._w4, self._w5 = _folded(self._used)
@@ -115,9 +128,55 @@ class OverlapPredictor:
         if not groups:
             return []
         sizes = list(map(len, groups))
-        most, count = max(sizes), len(sizes)
+        most = max(sizes)
         if not min(sizes):
             raise InvalidValueError("overlap predictor", "group", (), "at least one member")
+        answers = self._fitted_ns(groups, sizes, most)
+        if most > self._no_gap:
+            doubtful = [at for at, size in enumerate(sizes) if size not in self.sizes]
+            bounds = self.bounds_ns([groups[at] for at in doubtful])
+            for at, (least, longest) in zip(doubtful, bounds, strict=True):
+                answers[at] = min(max(answers[at], least), longest)
+        return answers
+
+    def bounds_ns(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
+        """Of each group the least and the most time that can be derived from what was measured, at the quantile.
+
+        The least is that of its slowest part of measured size, or of its slowest member alone; the most is that of its
+        members in turn, each on its share, or the least where that is more: where parts of it were slower together
+        than in turn. What a member takes alone is predicted as a group of one, where such were measured and its tenant
+        was in them, else it is that of the profile. Raises as `group_ns` does.
+        """
+        if not all(groups):
+            raise InvalidValueError("overlap predictor", "group", (), "at least one member")
+        members = list(dict.fromkeys(chain.from_iterable(groups)))
+        alone = {member: self.latency_ns(*member) for member in members}
+        if 1 in self.sizes:
+            ones = [(member,) for member in members if self.is_seen(member.work.tenant)]
+            alone.update({one[0]: ns for one, ns in self._all_fitted_ns(ones).items()})
+        parts = [self._parts(group, alone) for group in groups]
+        known = self._all_fitted_ns(chain.from_iterable(parts))
+        found = []
+        for group, its_parts in zip(groups, parts, strict=True):
+            in_turn = sum([alone[member] for member in group])
+            least = max([*(alone[member] for member in group), *(known[part] for part in its_parts)])
+            found.append((least, max(in_turn, least)))
+        return found
+
+    def _parts(self, group: Group, alone: Mapping[Member, int]) -> list[Group]:
+        """The smaller groups of two or more of the members that take longest, of the sizes that were measured."""
+        longest = sorted(group, key=lambda member: -alone[member])[:_LONGEST]
+        sizes = [size for size in range(2, len(group)) if size in self.sizes]
+        return [part for size in sizes for part in combinations(longest, size)]
+
+    def _all_fitted_ns(self, groups: Iterable[Group]) -> dict[Group, int]:
+        asked = list(dict.fromkeys(groups))
+        sizes = list(map(len, asked))
+        return dict(zip(asked, self._fitted_ns(asked, sizes, max(sizes)), strict=True)) if asked else {}
+
+    def _fitted_ns(self, groups: Sequence[Group], sizes: list[int], most: int) -> list[int]:
+        """What the network says, raised to the quantile; `most` is the largest of the sizes."""
+        count = len(sizes)
         try:
             rows = self._rows_of(groups, most)
         except KeyError:
@@ -175,11 +234,26 @@ class OverlapPredictor:
         names = {each.name for each in facts}
         kept = tuple(each for each in self.model.facts if each.name not in names)
         tenants = tuple("" if name in names else name for name in self.model.tenants)
-        return OverlapPredictor(replace(self.model, facts=(*kept, *facts), tenants=tenants), self.quantile, self.factor)
+        measured = self.model.measured.without([number for number, name in enumerate(tenants, 1) if not name])
+        model = replace(self.model, facts=(*kept, *facts), tenants=tenants, measured=measured)
+        return OverlapPredictor(model, self.quantile, self.factor)
 
     def is_seen(self, tenant: str) -> bool:
         """Whether a tenant was in the samples."""
         return tenant in self._number
+
+    def near(self, group: Group) -> int:
+        """How many of the measured groups are near this one: see MeasuredGroups.near.
+
+        Raises as `group_ns` does.
+        """
+        number, solo_ns = self._number, self._features.solo_ns
+        keys = [
+            MemberKey(number.get(work.tenant, UNKNOWN), size, work.start, work.end, solo_ns(member))
+            for member in group
+            for work, size in (member,)
+        ]
+        return self.model.measured.near(keys)
 
     def unit_count(self, tenant: str) -> int:
         """Number of units of a tenant's model."""

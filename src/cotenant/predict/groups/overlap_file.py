@@ -14,11 +14,12 @@ import numpy as np
 from cotenant.errors import CotenantError
 from cotenant.files import decode, write_whole
 from cotenant.predict.conformal import Margins
+from cotenant.predict.groups.measured import MeasuredGroups, MemberKey
 from cotenant.predict.groups.overlap import OverlapModel, OverlapPredictor
 from cotenant.predict.groups.overlap_features import WIDTH, TenantFacts
 from cotenant.predict.groups.overlap_net import NORMS, Monotone
 
-FORMAT = "cotenant-overlap/1"
+FORMAT = "cotenant-overlap/2"
 _META = "meta"
 
 
@@ -28,7 +29,7 @@ class OverlapFileError(CotenantError):
 
 @dataclass(frozen=True, slots=True)
 class _Meta:
-    """All of an OverlapModel but its weights."""
+    """All of an OverlapModel but its weights and what was measured."""
 
     monotone: Monotone
     scale_ns: float
@@ -59,6 +60,7 @@ def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
     model = predictor.model
     meta = msgspec.convert(model, _Meta, from_attributes=True)
     arrays: dict[str, Any] = {f"w_{name}": each for name, each in model.weights.items()}
+    arrays["lengths"], arrays["members"] = model.measured.lengths, model.measured.members
     arrays[_META] = np.frombuffer(msgspec.json.encode(meta), dtype=np.uint8)
     buffer = BytesIO()
     np.savez_compressed(buffer, **arrays)
@@ -71,6 +73,7 @@ def read_overlap(path: Path, quantile: float = 0.5) -> OverlapPredictor:
         with np.load(path, allow_pickle=False) as stored:
             meta = decode(stored[_META].tobytes(), _Meta, str(path), OverlapFileError, "fit it anew", FORMAT)
             weights = {name[2:]: stored[name] for name in stored.files if name.startswith("w_")}
+            lengths, members = stored["lengths"], stored["members"]
     except OSError as error:
         raise OverlapFileError(
             f"{path}: cannot be read ({error.strerror or error}); make it with 'cotenant profile --groups'"
@@ -96,9 +99,14 @@ def read_overlap(path: Path, quantile: float = 0.5) -> OverlapPredictor:
     found = {name: each.shape for name, each in weights.items()}
     if width < 2 or found != expected or not all(np.isfinite(each).all() for each in weights.values()):
         raise OverlapFileError(f"{path}: weights have the shapes {found}, expected {expected}, all finite")
+    rows = int(lengths.sum()) if lengths.ndim == 1 and lengths.dtype.kind == "i" else -1
+    if members.shape != (rows, len(MemberKey._fields)):
+        raise OverlapFileError(f"{path}: measured members have the shape {members.shape}, expected {rows} rows")
     arrays = {name: each.astype(np.float32) for name, each in weights.items()}
     model = OverlapModel(
-        arrays, **{each.name: getattr(meta, each.name) for each in fields(meta) if each.name != "format"}
+        arrays,
+        measured=MeasuredGroups(lengths.astype(np.intp), members.astype(np.float64)),
+        **{each.name: getattr(meta, each.name) for each in fields(meta) if each.name != "format"},
     )
     try:
         return OverlapPredictor(model, quantile)

@@ -11,6 +11,7 @@ import numpy as np
 from cotenant.core.predictor import Group
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import Margins, make_margins
+from cotenant.predict.groups.measured import MeasuredGroups
 from cotenant.predict.groups.overlap import OverlapModel, OverlapPredictor
 from cotenant.predict.groups.overlap_features import WIDTH, Floats, MemberFeatures, TenantFacts, scale_of
 from cotenant.predict.groups.overlap_net import NORMS, UNKNOWN, GroupArrays, Monotone, Net, Weights, place_thresholds
@@ -85,8 +86,10 @@ def fit_overlap(
     _start_unknown(net.weights)
     _descend(net, batch, target, settings, hidden, rng, _TENANT_WEIGHTS, True, lambda done: tell(steps + done))
     nothing = Margins(0.0, ((0.0,),), (1,))
+    measured = MeasuredGroups.of([sample.members for sample in samples], tenants, features)
     model = OverlapModel(
-        net.weights, net.monotone, scale_ns, tenants, tuple(facts), nothing, fingerprint, created, command, digests
+        *(net.weights, net.monotone, scale_ns, tenants, tuple(facts), nothing, measured),
+        *(fingerprint, created, command, digests),
     )
     return OverlapPredictor(calibrated(model, [samples[at] for at in order[:held].tolist()]), quantile)
 
