@@ -17,7 +17,7 @@ from cotenant.core.predictor import Group, Member
 from cotenant.policies.overlap.group_jobs import Candidate
 from cotenant.policies.overlap.group_search import find_group
 from cotenant.policies.overlap.group_splits import Splits
-from cotenant.predict.groups.grouped import GroupedPredictor
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
@@ -26,7 +26,7 @@ UNITS = {"a": 5, "b": 9, "c": 4}
 UNIT_NS = {"a": 30, "b": 20, "c": 50}
 
 
-class Made:
+class Made(FittedGroups):
     """What would be fitted: the longest member, and a share of the others by who is beside whom."""
 
     key, quantile = "made", 0.5

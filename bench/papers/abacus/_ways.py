@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.policies.desk import NEVER_NS
+from cotenant.policies.overlap.group_choice import Choice
 from cotenant.policies.overlap.group_cuts import coarse
 from cotenant.policies.overlap.group_jobs import Candidate, Job, jobs_of
-from cotenant.policies.overlap.group_search import Choice
 from cotenant.policies.overlap.group_splits import Splits
 from cotenant.work import Share
 
@@ -101,8 +101,8 @@ class Published:
             if end > follower.start:
                 cut = cut_at(asked, follower, end)
                 chosen.append(follower if cut is None else cut)
-        latency = asked.predictor.group_ns([group_of(chosen, split := split_of(asked, len(chosen)))])[0]
-        return Choice(tuple(chosen), split, latency, max(asked.begin_ns, latest - latency))
+        latency = asked.predictor.group_ns([group_of(chosen, split_of(asked, len(chosen)))])[0]
+        return _choice(asked, tuple(chosen), latency, latest)
 
     def _most(self, low: int, high: int, latencies: Callable[[Sequence[int]], Sequence[int]], room_ns: int) -> int:
         """The largest number up to `high` whose prediction fits, taking it that smaller ones fit then; `low` does."""
@@ -142,9 +142,7 @@ def exhaustive(asked: Asked, thinned: bool = False) -> tuple[Choice, Value]:
                 best = value, jobs, latency
     assert best is not None  # the leader alone is one of them
     value, jobs, latency = best
-    latest = min(job.latest_ns for job in jobs)
-    choice = Choice(jobs, split_of(asked, len(jobs)), latency, max(asked.begin_ns, latest - latency))
-    return choice, value
+    return _choice(asked, jobs, latency, min(job.latest_ns for job in jobs)), value
 
 
 def search_all(*arguments: object) -> Choice:
@@ -171,6 +169,11 @@ def group_of(jobs: Sequence[Job], split: Sequence[Share]) -> Group:
 def split_of(asked: Asked, members: int) -> tuple[Share, ...]:
     """Shares of so many members; on the simulated device all ways to share it are one."""
     return asked.splits.by_members[members - 1][0]
+
+
+def _choice(asked: Asked, jobs: tuple[Job, ...], latency_ns: int, latest_ns: int) -> Choice:
+    split = split_of(asked, len(jobs))
+    return Choice(group_of(jobs, split), jobs, split, latency_ns, max(asked.begin_ns, latest_ns - latency_ns), 0)
 
 
 def _in_turn(asked: Asked) -> Iterator[Job]:

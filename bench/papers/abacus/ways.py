@@ -39,7 +39,8 @@ from bench.papers.abacus._ways import Asked, Published, exhaustive, search_all, 
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.overlap.control import Overlap
-from cotenant.policies.overlap.group_search import Choice, find_group
+from cotenant.policies.overlap.group_choice import Choice
+from cotenant.policies.overlap.group_search import find_group
 from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.work import Share, Work
 
