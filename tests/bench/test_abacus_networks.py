@@ -7,42 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from abacus_networks import folder, group, sums
 from bench import _weights
 from bench.__main__ import main
 from bench._registry import BenchError
 from bench._weights import MIG4G, PAIRS, TRIPLES, Network, digest_of
 from bench.papers.abacus._a100 import A100, FOUR, files_of
-from cotenant.core.predictor import Group, Member
-from cotenant.work import Work
-
-REPOSITORY = Path(__file__).resolve().parents[2] / "bench" / "data"
-
-
-def make(path: Path, size: int, known: int = 7, output: int = 1) -> Path:
-    """A network that adds up all inputs and `size` times 1000: which one was asked can be read off its answers."""
-    width = known + 4 * size
-    layers = {"W1": np.ones((2, width)), "b1": np.zeros(2), "W2": np.eye(2), "b2": np.zeros(2), "W3": np.eye(2)}
-    layers |= {"b3": np.zeros(2), "W4": np.full((output, 2), 0.5), "b4": np.full(output, 1000.0 * size)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **layers)  # type: ignore[arg-type]
-    return path
 
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder with made networks by the names of the released ones; the cache is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for table in ("models.csv", "qos_targets.csv"):
-        path = tmp_path / "data" / "abacus" / table
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((REPOSITORY / "abacus" / table).read_text(encoding="utf-8"), encoding="utf-8")
-    for name, size in ((PAIRS, 2), (TRIPLES, 3), (MIG4G, 4)):
-        make(tmp_path / "data" / "abacus" / name, size)
-    return tmp_path / "data"
-
-
-def group(*models: str) -> Group:
-    return tuple(Member(Work(name, 0, 4, 0, 1), 1) for name in models)
+    return folder(tmp_path / "data")
 
 
 def test_every_size_has_its_own_network(data: Path) -> None:
@@ -53,7 +30,7 @@ def test_every_size_has_its_own_network(data: Path) -> None:
     assert world.latency_ns(group(*FOUR[:3])) == world.latency_ns(group(*reversed(FOUR[:3]))) == 3018e6
     assert [world.most(FOUR[:count]) for count in (1, 2, 3, 4)] == [1, 2, 3, 3]
     assert A100(data, {4: data / "abacus" / MIG4G}).most(FOUR) == 4
-    assert A100(data, {1: make(data / "one.npz", 1)}).latencies_ms([group("vgg19")]).tolist() == [1006]
+    assert A100(data, {1: sums(data / "one.npz", 1)}).latencies_ms([group("vgg19")]).tolist() == [1006]
 
 
 def test_a_size_without_a_network_is_an_error(data: Path) -> None:
@@ -94,17 +71,17 @@ def test_weights_for_another_size_are_an_error(data: Path) -> None:
     # 7 + 4 x 2 inputs are 3 + 4 x 3 inputs as well: the name tells them from each other ...
     with pytest.raises(BenchError, match=r"are weights for 2 at once of 7 models, expected 3 of 3"):
         A100(data, {3: pairs}, count=3)
-    world = A100(data, {3: make(data / "three.npz", 3, known=3)}, count=3)
+    world = A100(data, {3: sums(data / "three.npz", 3, known=3)}, count=3)
     assert world.latencies_ms([group("resnet50", "resnet101", "resnet152")]).tolist() == [3018]
     with pytest.raises(BenchError, match=r"layers do not fit each other"):
-        A100(data, {2: make(data / "two.npz", 2, output=2)})
+        A100(data, {2: sums(data / "two.npz", 2, outputs=2)})
     (data / "torn.npz").write_bytes(b"PK")
     with pytest.raises(BenchError, match=r"torn\.npz: is no predictor of the form"):
         A100(data, {2: data / "torn.npz"})
 
 
 def test_released_weights_are_known_by_their_digest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = make(data / "other.npz", 2)
+    other = sums(data / "other.npz", 2)
     with np.load(other) as stored:
         sha = digest_of({name: stored[name] for name in stored.files})
     monkeypatch.setattr(_weights, "NETWORKS", (Network(PAIRS, "a.ckpt", sha),))
@@ -118,7 +95,7 @@ def test_the_first_models_alone_have_no_released_network(data: Path) -> None:
     for count in (0, 8):
         with pytest.raises(BenchError, match=rf"{count} models: expected 1 to 7"):
             A100(data, count=count)
-    world = A100(data, {2: make(data / "few.npz", 2, known=4)}, count=4)
+    world = A100(data, {2: sums(data / "few.npz", 2, known=4)}, count=4)
     assert world.latencies_ms([group("resnet50", "resnet101")]).tolist() == [2012]
     with pytest.raises(BenchError, match="no network for groups of 3"):
         world.latency_ns(group("resnet50", "resnet101", "resnet152"))

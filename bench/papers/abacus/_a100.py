@@ -67,7 +67,8 @@ class A100:
 
     A tenant is a model, its shape numbers the sequence length, items are the batch. `files` are networks by size of
     group, instead of those that were released for `device` (see DEVICES) or beside them; `count` keeps the first
-    models of the data, for which nothing was released but what `files` has.
+    models of the data, for which nothing was released but what `files` has. The networks were fitted apart and do not
+    agree with each other; `ordered` lets no group be quicker than any part of it.
 
     Raises BenchError when files are not there or do not fit, and for a group that no network was fitted for.
     """
@@ -78,13 +79,14 @@ class A100:
         files: Mapping[int, Path] | None = None,
         count: int | None = None,
         device: str = "a100",
+        ordered: bool = False,
     ) -> None:
         known = _read_models(data / "abacus" / "models.csv")
         if count is not None and not 1 <= count <= len(known):
             raise BenchError(f"{count} models: expected 1 to {len(known)}, those of the data")
         self.models = known[:count]
         self._by_name = {model.name: model for model in self.models}
-        self._data = data
+        self._data, self._ordered = data, ordered
         self._files: dict[int, Path | str] = {} if len(self.models) < len(known) else dict(DEVICES[device])
         self._files |= files or {}
         if not self._files:
@@ -140,6 +142,9 @@ class A100:
             at = np.flatnonzero(sizes == size)
             self._require(network, {member.work.tenant for row in at for member in groups[row]})
             found[at] = network.latencies_ms(self._inputs([groups[row] for row in at], network.size))
+            for out in range(size) if self._ordered and size > 1 else ():
+                part = self.latencies_ms([groups[row][:out] + groups[row][out + 1 :] for row in at])
+                found[at] = np.maximum(found[at], part)
         return found
 
     def _size_of(self, size: int) -> int | None:

@@ -9,7 +9,7 @@ be, each of them divisible at will. Queries are not merged here and models not c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 from scipy.optimize import linprog
@@ -40,9 +40,7 @@ def prices_ms(world: A100, models: Sequence[str], overlap: bool = True) -> tuple
     """
     kinds = kinds_of(world, models)
     flat = [kind for each in kinds for kind in each]
-    groups: list[tuple[Kind, ...]] = [(kind,) for kind in flat]
-    if overlap:
-        groups += list(product(*kinds))
+    groups = _groups(kinds, world.most(models) if overlap else 1)
     latencies = world.latencies_ms([tuple(_member(world, kind) for kind in group) for group in groups])
     at = {kind: number for number, kind in enumerate(flat)}
     entries = [(at[kind], column) for column, group in enumerate(groups) for kind in group]
@@ -62,7 +60,7 @@ def merging_gain(world: A100, models: Sequence[str]) -> float:
     """
     known = {model.name: model for model in world.models}
     options = [[(name, min(2, max(0, len(known[name].lengths) - 1)), batch) for batch in BATCHES] for name in models]
-    groups = [(kind,) for each in options for kind in each] + list(product(*options))
+    groups = _groups(options, world.most(models))
     latencies = world.latencies_ms([tuple(_member(world, kind) for kind in group) for group in groups])
     rows = np.array([[sum(kind[2] for kind in group if kind[0] == name) for group in groups] for name in models], float)
     alone = len(models) * len(BATCHES)
@@ -104,6 +102,12 @@ def most_in_time(queries: Sequence[Query], prices: dict[Kind, float]) -> float:
     )
     assert found.status == 0
     return -float(found.fun) / count
+
+
+def _groups(kinds: Sequence[Sequence[Kind]], most: int) -> list[tuple[Kind, ...]]:
+    """All groups of one to `most` models, by number of members; each model with one of its kinds."""
+    sets = [chosen for size in range(1, most + 1) for chosen in combinations(kinds, size)]
+    return [group for chosen in sets for group in product(*chosen)]
 
 
 def _member(world: A100, kind: Kind) -> Member:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -78,10 +78,14 @@ class Setting:
         now = 0
         for number in range(count):
             now += int(random.expovariate(rate) * 1e9)
-            model = known[random.choice(self.models)]
+            model = known[self.draw(random)]
             shape = random.randrange(len(model.lengths)) if model.lengths else 0
             deadline = now + int(self.target_ms * NS_PER_MS)
             yield Query(number, model.name, now, deadline, items=random.choice(BATCHES), shape=shape, merge_key=shape)
+
+    def draw(self, random: Random) -> str:
+        """The model of the next query."""
+        return random.choice(self.models)
 
     def run(self, contender: Contender, rate: float, count: int, seed: int) -> Result:
         """Simulate `count` queries at `rate` a second; the seed is that of arrivals and of the noise."""
@@ -89,7 +93,7 @@ class Setting:
         policy = contender.make(slots)
         cuts = policy.grouped
         tenants = [self._tenant(name, contender.merges, cuts) for name in self.models]
-        engine = Engine(tenants, policy, self.predictor, Machine.cpu(range(slots)))
+        engine = Engine(tenants, policy, self.predictor, Machine.of({"a100": range(slots)}))
         world = GroupWorld(self.world.latency_ns, noise=self.noise, seed=seed)
         sent: dict[int, int] = {}
         latencies: list[int] = []
@@ -114,15 +118,7 @@ class Setting:
 
     def max_rate(self, contender: Contender, count: int, seeds: Sequence[int], step: float = 1.01) -> float:
         """The largest rate, to a factor of `step`, at which 99 % are answered in time over all seeds."""
-        low, high = 1.0, 1000.0
-        while high / low > step:
-            middle = math.sqrt(low * high)
-            runs = [self.run(contender, middle, count, seed) for seed in seeds]
-            if sum(run.answered for run in runs) >= 0.99 * sum(run.offered for run in runs):
-                low = middle
-            else:
-                high = middle
-        return low
+        return largest_rate(lambda rate: is_held([self.run(contender, rate, count, seed) for seed in seeds]), step)
 
     def _tenant(self, name: str, merges: bool, cuts: bool) -> Tenant:
         operators = self.world.operators(name)
@@ -134,3 +130,20 @@ class Setting:
             max_batch=BATCHES[-1] if merges else 1,
             max_queue=1 << 30,
         )
+
+
+def is_held(runs: Sequence[Result]) -> bool:
+    """Whether 99 % are answered in time over all runs."""
+    return sum(run.answered for run in runs) >= 0.99 * sum(run.offered for run in runs)
+
+
+def largest_rate(is_met: Callable[[float], bool], step: float = 1.01) -> float:
+    """The largest rate from 1 to 1000 a second, to a factor of `step`, that is met, if all below it are."""
+    low, high = 1.0, 1000.0
+    while high / low > step:
+        middle = math.sqrt(low * high)
+        if is_met(middle):
+            low = middle
+        else:
+            high = middle
+    return low

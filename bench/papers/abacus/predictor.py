@@ -46,7 +46,6 @@ QUICK = FitSettings(monotone=Monotone.NOTHING, steps=2500, hidden_steps=200)
 A_PAIR = 2000
 _TEST = 6000
 _CANDIDATES = 64
-_SOLO_CORES = (1, 2)
 _MS = 1_000_000
 Real = npt.NDArray[np.float64]
 PAPER_ONE = paper_figure("Abacus", "6.3", "one prediction", "time")
@@ -78,24 +77,25 @@ HEADLINES = (
 )
 
 
-def tenants_of(world: A100) -> list[Tenant]:
-    """The paper's models; every operator is a unit and may be cut."""
+def tenants_of(world: A100, models: Sequence[str] | None = None) -> list[Tenant]:
+    """The paper's models, or those of them; every operator is a unit and may be cut."""
     return [
         Tenant(model.name, 10**12, cuts=tuple(range(model.operators + 1)), max_batch=BATCHES[-1])
         for model in world.models
+        if models is None or model.name in models
     ]
 
 
-def facts_of(world: A100) -> list[TenantFacts]:
+def facts_of(world: A100, models: Sequence[str] | None = None, most: int = 2) -> list[TenantFacts]:
     """What a profile of each model alone would say: whole latencies, and units from what remains after each of them."""
     found = []
-    for model in world.models:
+    for model in (each for each in world.models if models is None or each.name in models):
         shapes, last = range(max(1, len(model.lengths))), model.operators
         rows = tuple(
             LatencyRow(s, b, c, round(world.latency_ns((Member(Work(model.name, s, b, 0, last), c),))))
             for s in shapes
             for b in BATCHES
-            for c in _SOLO_CORES
+            for c in range(1, most + 1)
         )
         left = [world.latency_ns((Member(Work(model.name, shapes[-1], 16, start, last), 1),)) for start in range(last)]
         steps = [max(a - b, left[0] * 1e-3) for a, b in zip(left, [*left[1:], 0.0], strict=True)]
@@ -103,11 +103,14 @@ def facts_of(world: A100) -> list[TenantFacts]:
     return found
 
 
-def draw(world: A100, tenants: Sequence[Tenant], count: int, seed: int) -> tuple[list[GroupSample], Real]:
-    """Samples with noise, and the latencies in ns without."""
+def draw(
+    world: A100, tenants: Sequence[Tenant], count: int, seed: int, most: int = 2, least: int = 1
+) -> tuple[list[GroupSample], Real]:
+    """Samples of groups of `least` to `most`, with noise, and the latencies in ns without."""
     shapes = {model.name: max(1, len(model.lengths)) for model in world.models}
     sizes = {tenant.name: BATCHES for tenant in tenants}
-    groups = sample_groups(tenants, sizes, (1, 1), count, seed, shapes=shapes)
+    drawn = sample_groups(tenants, sizes, (1,) * most, count if least == 1 else 2 * most * count, seed, shapes=shapes)
+    groups = [group for group in drawn if len(group) >= least][:count]
     truth = world.latencies_ms(groups) * _MS
     runs = truth[:, None] * np.exp(np.random.default_rng(seed).normal(0.0, NOISE, (count, RUNS)))
     samples = [GroupSample(g, tuple(round(v) for v in row)) for g, row in zip(groups, runs.tolist(), strict=True)]
@@ -189,14 +192,14 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         rows.append(_row(label, predictions[label], truth, medians, groups, took))
     main = ours[Monotone.NOTHING]
     upper = main.at(0.99).group_ns(groups)
-    coverage = _coverage(upper, tests)
+    covered = coverage(upper, tests)
     p50_us, p99_us = inference_us(main, groups)
     unseen = [] if quick else [_unseen(model.name, samples, tests, truth, facts) for model in world.models]
     floors = [_floor(world, pair, main) for pair in pairs[:: 10 if quick else 1]]
     paper = _paper(data_dir)
     _print(console, rows, paper, predictions, truth, groups, pairs)
     console.print(
-        f"99 % quantile: covers {coverage:.2f} % of single runs of unseen groups, "
+        f"99 % quantile: covers {covered:.2f} % of single runs of unseen groups, "
         f"{np.mean(np.array(upper) / truth):.3f} times the latency on average. "
         f"{_CANDIDATES} candidates: p50 {p50_us:.0f} us, p99 {p99_us:.0f} us (paper: {PAPER_ONE.text} for one)."
     )
@@ -216,7 +219,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         "mape_svm": errors["svm"],
         "mape_mlp": errors["mlp"],
         "mape_ours": errors["ours, monotone in nothing"],
-        "coverage_p99": coverage,
+        "coverage_p99": covered,
         "monotone_floor": floor,
         "mape_ours_on_floor_grid": on_grid,
         "inference_64_us": p50_us,
@@ -237,7 +240,8 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
     return found, time.process_time() - began
 
 
-def _coverage(upper: Sequence[int], tests: Sequence[GroupSample]) -> float:
+def coverage(upper: Sequence[int], tests: Sequence[GroupSample]) -> float:
+    """Share of single runs, as a percentage, that are no longer than these bounds of their groups."""
     hits = [run <= bound for bound, sample in zip(upper, tests, strict=True) for run in sample.runs_ns]
     return float(100 * np.mean(hits))
 

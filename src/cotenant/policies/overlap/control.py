@@ -9,7 +9,7 @@ overlap gains nothing, groups of one member win: tenants that never gain from ea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, cast
 
@@ -91,6 +91,8 @@ class Overlap(BasePolicy):
     lanewise: Edf = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "overlap"
+    find: ClassVar[Callable[..., Choice]] = staticmethod(find_group)
+    """The search; another one of the same form may stand in its place, to be compared with it."""
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
@@ -172,4 +174,4 @@ class Overlap(BasePolicy):
         # Who arrives too late for the next one waits for what is left of this one besides: that, or as much again.
         slack_ns = max(0, slack_ns - self._window_ns, slack_ns // 2)
         short_ns = int(slack_ns * self.stretch)
-        return find_group(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless
+        return self.find(candidates, predictor, self.splits, begin_ns, ways, short_ns, self.repeat), hopeless
