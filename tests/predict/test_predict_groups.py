@@ -14,6 +14,7 @@ from rich.console import Console
 from cotenant.cli import main
 from cotenant.cli.profile import errors_table
 from cotenant.config import DeviceSection, PolicySection
+from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.measure import groups as groups_module
@@ -30,6 +31,7 @@ from cotenant.predict.groups.overlap_fit import FitSettings
 from cotenant.profile.group_samples import SamplesError, load_samples
 from cotenant.repository import groups_path, overlap_path
 from cotenant.serve.server import Server
+from cotenant.trace import read
 from cotenant.work import Work
 from group_campaign import CORES, GROUPS, SETTINGS, SLOTS, measure, profiled
 from onnx_samples import residual_cnn
@@ -185,6 +187,44 @@ def test_the_command_measures_fits_and_reports(
     assert found["report"] is None
     assert overlap_path(root).exists()
     assert isinstance(facts_of(profiled(root))[0], TenantFacts)
+
+
+@pytest.mark.skipif(SLOTS < 2, reason="one core only")
+def test_a_simulation_and_the_story_of_a_query_say_what_was_measured_of_its_groups(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profile = profiled(root)
+    measure(root, profile)
+    fit_groups(root, profile)
+    workload, path = root.parent / "workload.toml", root.parent / "trace.jsonl"
+    loads = "".join(f'[[tenant]]\nmodel = "{name}"\nrate = 100.0\n' for name in ("add_sub", "cnn"))
+    workload.write_text(f"seed = 3\nduration_s = 1.0\n{loads}", encoding="utf-8")
+
+    def said(*arguments: object) -> str:
+        monkeypatch.setattr("sys.argv", ["cotenant", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code in (0, None)
+        return capfd.readouterr().out
+
+    simulate = ("simulate", workload, root, "--policy", "overlap", "--set", "policy.barrier=true", "--trace", path)
+    lanes = ("--cores", ",".join(map(str, CORES[:2])), "--lanes", "single")
+    (run,) = json.loads(said(*simulate, *lanes, "--json"))["runs"]
+    assert {each["members"] for each in run["groups"]} <= {1, 2}
+    assert run["groups"]
+    assert all(each["started"] >= each["nothing_near"] and not each["unmeasured"] for each in run["groups"])
+    assert "groups started: " in said(*simulate, *lanes)
+    fitted = load_overlap(root, profile)
+    records = list(read(path)[1])
+    launches = [
+        msgspec.convert(action, Launch) for record in records for kind, action in record.actions if kind == "Launch"
+    ]
+    assert len(launches) >= sum(each["started"] for each in run["groups"])
+    by_group = {number: [each for each in launches if each.group == number] for number in {e.group for e in launches}}
+    for group in by_group.values():
+        assert {each.near for each in group} == {fitted.near(tuple(Member(e.work, e.share.size) for e in group))}
+    query = launches[-1].queries[0]
+    assert f"predicted as a group of {len(by_group[launches[-1].group])} with " in said("explain", query, path)
 
 
 def test_pairs_side_by_side_are_set_against_the_slower_one_alone(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,13 +21,13 @@ _NEAR = 2.0
 
 class MemberKey(NamedTuple):
     """What is compared of a member: the number of its tenant (from 1 on; 0 for one that was in no group), the size of
-    its share, its units [start, end) and the time that it takes alone, in ns."""
+    its share, the time that it takes alone in ns, and its units [start, end)."""
 
     tenant: float
     size: float
+    solo_ns: float
     start: float
     end: float
-    solo_ns: float
 
 
 _Kind = tuple[tuple[float, float], ...]
@@ -39,17 +40,18 @@ class MeasuredGroups:
 
     lengths: Ints
     members: Real
-    _kinds: dict[_Kind, list[tuple[MemberKey, ...]]] = field(
+    _kinds: dict[_Kind, tuple[list[float], list[tuple[MemberKey, ...]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """The groups by tenants and sizes of their members; made when first asked for."""
+    """The groups by tenants and sizes of their members, in ascending order of their first times; made when first asked
+    for."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], tenants: Sequence[str], features: MemberFeatures) -> MeasuredGroups:
         """From groups of these tenants. Raises CotenantError for a tenant without facts."""
         number = {name: at for at, name in enumerate(tenants, 1)}
         rows = [
-            (number[work.tenant], size, work.start, work.end, features.solo_ns(member))
+            (number[work.tenant], size, features.solo_ns(member), work.start, work.end)
             for group in groups
             for member in group
             for work, size in (member,)
@@ -77,18 +79,37 @@ class MeasuredGroups:
             self._sort()
         mine = sorted(members)
         kind = _kind_of(mine)
-        found = self._kinds.get(kind, ())
-        if len(set(kind)) == len(kind):
-            return sum([all(map(_are_near, mine, theirs)) for theirs in found])
-        return sum([_pair_off(mine, theirs) for theirs in found])
+        known = self._kinds.get(kind)
+        if known is None:
+            return 0
+        # In ascending order of time alone: where these are not within the factor, no other way to pair off is.
+        times, groups = known
+        is_distinct = len(set(kind)) == len(kind)
+        first, found = mine[0].solo_ns, 0
+        for theirs in groups[bisect_left(times, first / _NEAR) : bisect_right(times, first * _NEAR)]:
+            others_units = False
+            for (_, _, solo_ns, start, end), (_, _, other_ns, other_start, other_end) in zip(mine, theirs, strict=True):
+                if solo_ns > _NEAR * other_ns or other_ns > _NEAR * solo_ns:
+                    break
+                if start >= other_end or other_start >= end:
+                    if is_distinct:
+                        break
+                    others_units = True
+            else:
+                found += not others_units or _pair_off(mine, theirs)
+        return found
 
     def _sort(self) -> None:
         rows = [MemberKey(*row) for row in self.members.tolist()]
+        made: dict[_Kind, list[tuple[MemberKey, ...]]] = {}
         end = 0
         for length in self.lengths.tolist():
             begin, end = end, end + length
-            group = sorted(rows[begin:end])
-            self._kinds.setdefault(_kind_of(group), []).append(tuple(group))
+            group = tuple(sorted(rows[begin:end]))
+            made.setdefault(_kind_of(group), []).append(group)
+        for kind, groups in made.items():
+            groups.sort(key=lambda group: group[0].solo_ns)
+            self._kinds[kind] = [group[0].solo_ns for group in groups], groups
 
 
 def _kind_of(members: Sequence[MemberKey]) -> _Kind:
@@ -96,14 +117,13 @@ def _kind_of(members: Sequence[MemberKey]) -> _Kind:
 
 
 def _are_near(one: MemberKey, other: MemberKey) -> bool:
-    tenant, size, start, end, solo_ns = one
+    tenant, size, solo_ns, start, end = one
     return (
-        solo_ns <= _NEAR * other.solo_ns
+        (tenant, size) == (other.tenant, other.size)
+        and solo_ns <= _NEAR * other.solo_ns
         and other.solo_ns <= _NEAR * solo_ns
         and start < other.end
         and other.start < end
-        and tenant == other.tenant
-        and size == other.size
     )
 
 

@@ -247,9 +247,12 @@ class OverlapPredictor:
 
         Raises as `group_ns` does.
         """
-        number, solo_ns = self._number, self._features.solo_ns
+        number, known = self._number, self._rows
+        if any(member not in known for member in group):
+            self._learn([group])
+        solo, at, scale_ns = self._table.item, -len(NORMS), self.model.scale_ns
         keys = [
-            MemberKey(number.get(work.tenant, UNKNOWN), size, work.start, work.end, solo_ns(member))
+            MemberKey(number.get(work.tenant, UNKNOWN), size, solo(known[member], at) * scale_ns, work.start, work.end)
             for member in group
             for work, size in (member,)
         ]
