@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +16,7 @@ from cotenant.core.predictor import Group
 from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.trace.basis import GroupTally
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share
 from scenario import MS, Recording, play
@@ -79,6 +81,26 @@ def test_it_is_started_where_everybody_would_be_in_time_though_it_took_as_long_a
     assert groups_of(made) == ["a", "abc"]
     told = [(launch.predicted_ns, launch.longest_ns, launch.near) for _, launch in made.launches]
     assert told == [(10 * MS, 0, 10), *[(14 * MS, 30 * MS, 30)] * 3], "one alone is known"
+
+
+def test_a_run_tells_what_its_groups_rested_on() -> None:
+    tally = GroupTally()
+    arrivals = zip("bcaabc", (1, 1, 30, 31, 31, 31), strict=True)
+    queries = [FIRST, *(query(number, name, 200, at) for number, (name, at) in enumerate(arrivals, 1))]
+    believed = Believing()
+    world = GroupWorld(lambda group: believed.longest_ns([group])[0])
+    made = play(Overlap(LANES), TENANTS.values(), believed, queries, world, log=tally, cores=CORES)
+    started = Counter(map(len, groups_of(made)))
+    assert len(started) == 3, "groups of one, two and three"
+    assert [(each.members, each.started, each.nothing_near) for each in tally.found] == [
+        (members, started[members], 0) for members in (1, 2, 3)
+    ]
+    assert [each.unmeasured for each in tally.found] == [0, 0, started[3]]
+    assert "none of so many members measured" in str(tally.found[2])
+    assert str(tally.found[1]).endswith("of 2 members (0 with no measured group near)")
+    without = GroupTally()
+    play(Overlap(LANES), TENANTS.values(), TablePredictor(TABLES), queries, log=without, cores=CORES)
+    assert without.found == []
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from cotenant.cli import main
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
+from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
@@ -31,10 +32,12 @@ SHORT = Tenant("short", 50 * MS, max_batch=4, splits=((0, 1),))
 BELIEF = TablePredictor({**tables({"long": 80 * MS}, 4).tables, **tables({"short": 10 * MS}, batch_slope=0.5).tables})
 
 
-def record(path: Path, policy: Policy, queries: Sequence[Query], failing: bool = False) -> None:
-    head = header(policy, BELIEF, (LONG, SHORT), Machine.cpu(CORES), created="")
+def record(
+    path: Path, policy: Policy, queries: Sequence[Query], failing: bool = False, belief: TablePredictor = BELIEF
+) -> None:
+    head = header(policy, belief, (LONG, SHORT), Machine.cpu(CORES), created="")
     writer = TraceWriter(path.open("wb"), head)
-    engine = Engine((LONG, SHORT), policy, BELIEF, Machine.cpu(CORES))
+    engine = Engine((LONG, SHORT), policy, belief, Machine.cpu(CORES))
     simulate(engine, TableWorld(BELIEF, failure_rate=float(failing)), queries, lambda *_: None, log=writer)
     writer.close()
 
@@ -76,6 +79,41 @@ def test_a_launch_that_was_enqueued_behind_another_one(tmp_path: Path) -> None:
         "80.0 ms, predicted 80.0 ms, headroom 220.0 ms"
     )
     assert "enqueued" not in story(path, 0)[-1]
+
+
+class Measured(TablePredictor):
+    """Groups of as many members as `measured` says were measured, some of them near those of one tenant."""
+
+    def __init__(self, measured: frozenset[int]) -> None:
+        super().__init__(BELIEF.tables)
+        self.measured = measured
+
+    def unmeasured(self, most: int) -> frozenset[int]:
+        return frozenset(range(2, most + 1)) - self.measured
+
+    def longest_ns(self, groups: Sequence[Group]) -> list[int]:
+        return [sum(self.latency_ns(*member) for member in group) for group in groups]
+
+    def near(self, group: Group) -> int:
+        return len(group) - 1 if len(group) in self.measured else 0
+
+
+@pytest.mark.parametrize("enqueue_ms", [0.0, 30.0])
+def test_what_the_prediction_of_a_group_rested_on(tmp_path: Path, enqueue_ms: float) -> None:
+    path = tmp_path / "trace"
+    queries = [at(0, LONG, 0), Query(1, "long", 1 * MS, 379 * MS), Query(2, "short", 2 * MS, 379 * MS)]
+    policy = Overlap(TWO_LANES, preempt=False, repeat=False, enqueue_ms=enqueue_ms)
+    ends = {
+        frozenset({1, 2}): "ms; predicted as a group of 2 with 1 measured group near it",
+        frozenset({1}): "2 with no measured groups near it, none of so many members: 90.0 ms at most, in turn",
+    }
+    for measured, end in ends.items():
+        record(path, policy, queries, belief=Measured(measured))
+        (first,), (second,) = (story(path, number)[-1:] for number in (0, 1))
+        assert first.endswith("predicted as a group of 1 with no measured groups near it")
+        assert second.endswith(end), second
+    record(path, policy, queries)
+    assert "measured" not in story(path, 1)[-1], "nothing is known of groups"
 
 
 def test_queries_that_are_late_dropped_rejected_and_failed(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -86,6 +86,7 @@ def simulate(
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
     from cotenant.trace import TraceWriter, header
+    from cotenant.trace.basis import GroupTally
     from cotenant.workload import load_workload, scale
 
     over = chosen_of(
@@ -138,8 +139,9 @@ def simulate(
             if trace is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(trace.open("wb"), head)
+            tally = GroupTally(writer)
             outcomes = run_scenario(
-                *(scenario, section, assumptions, seed, writer), contention=contention, follower=beliefs
+                *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
             )
             if writer is not None:
                 writer.close()
@@ -152,12 +154,15 @@ def simulate(
             )
             if as_json:
                 is_cautious = goes_by_margin(made)
-                told = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
+                told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
+                told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
                 runs.append({**told, **to_json(summary)})
             else:
                 text = policy_text(made)
                 title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
+                if tally.found:
+                    console.print(f"groups started: {', '.join(map(str, tally.found))}")
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from msgspec import convert
 from cotenant.trace import Record, TraceError, work_of
 from cotenant.work import CPU, PieceTime, lane_name
 
+_DECIDED = ("Launch", "Enqueue")
 _COLUMNS = 50
 """Of the picture of a lane."""
 
@@ -45,8 +47,22 @@ class LaunchStory:
     """Cores that it was to have, where it got fewer."""
     pressure_pct: int = 0
     """Pressure on the memory at which its time was predicted."""
+    near: int = -1
+    """Measured groups near the one that it was predicted as a part of; -1 where there is no such prediction."""
+    longest_ns: int = 0
+    """What that group takes at most, where none of so many members was measured."""
+    members: int = 1
+    """Launches that were decided with it, itself included: the members of its group, where it was predicted as one."""
     pieces: tuple[PieceTime, ...] = ()
     """What ran on which core, where it ran by a placement."""
+
+    def basis(self) -> str:
+        """What the prediction of its group rested on, as the end of a sentence; nothing where it was of no group."""
+        if self.near < 0:
+            return ""
+        near = f"{self.near or 'no'} measured group{'' if self.near == 1 else 's'}"
+        bound = f", none of so many members: {_ms(self.longest_ns)} at most, in turn" if self.longest_ns else ""
+        return f"; predicted as a group of {self.members} with {near} near it{bound}"
 
     def lanes(self) -> list[str]:
         """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
@@ -175,7 +191,7 @@ class Explanation:
         for time_ns, policy in self.changes:
             lines.append(f"+{_ms(time_ns - self.arrival_ns)}: the plan, or the policy, changed to another {policy!r}.")
         for launch in self.launches:
-            lines += [self._launch_sentence(launch), *launch.lanes()]
+            lines += [self._launch_sentence(launch) + launch.basis(), *launch.lanes()]
         return lines
 
     def _launch_sentence(self, launch: LaunchStory) -> str:
@@ -247,10 +263,12 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
                 _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
         elif record.kind == "PolicyChanged" and story is not None:
             story.changes.append((now, record.event["policy"]))
+        members = _group_sizes(record)
         for kind, action in record.actions:
             if kind == "Launch":
-                pointers = decided.get(action["id"], {}).get("pointers", ())
-                decided[action["id"]] = action | {"enqueued_ns": enqueued.pop(action["id"], None), "pointers": pointers}
+                before = decided.get(action["id"], {"pointers": (), "members": members[action.get("group", 0)]})
+                kept = {"pointers": before["pointers"], "members": before["members"]}
+                decided[action["id"]] = action | kept | {"enqueued_ns": enqueued.pop(action["id"], None)}
                 running[action["id"]] = (now, decided[action["id"]])
                 work = work_of(action)
                 if work.start == 0:
@@ -258,7 +276,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
             elif kind == "Enqueue":
                 launch = action["launch"]
                 enqueued[launch["id"]] = now
-                decided[launch["id"]] = launch | {"pointers": _pointers(launch, decided)}
+                kept = {"pointers": _pointers(launch, decided), "members": members[launch.get("group", 0)]}
+                decided[launch["id"]] = launch | kept
             elif kind == "Grow":
                 grows[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":
@@ -275,6 +294,12 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     if story is not None or whole is not None:
         raise TraceError(f"query {query} has not ended in this trace")
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
+
+
+def _group_sizes(record: Record) -> Counter[int]:
+    """Launches by their group, of those that a record decides, whether they start or wait."""
+    found = [action["launch"] if kind == "Enqueue" else action for kind, action in record.actions if kind in _DECIDED]
+    return Counter([launch.get("group", 0) for launch in found])
 
 
 def _overlap(piece: PieceTime, start_ns: int, end_ns: int) -> int:
@@ -323,6 +348,9 @@ def _count(
                 version=work.version,
                 wanted=launch.get("wanted", 0),
                 pressure_pct=launch.get("pressure_pct", 0),
+                near=launch.get("near", -1),
+                longest_ns=launch.get("longest_ns", 0),
+                members=launch["members"],
                 pieces=convert(pieces, tuple[PieceTime, ...]),
             )
         )
