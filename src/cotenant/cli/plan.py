@@ -270,7 +270,7 @@ def _show(
     written: Path | None = None,
 ) -> None:
     from cotenant.cli.console import console as make_console
-    from cotenant.plan.assess import assess
+    from cotenant.plan.assess import assess, turn_notes
     from cotenant.plan.granularity.kept import words_of
     from cotenant.report.plan_text import plan_picture, plan_svg, summary_lines, tenant_table
 
@@ -278,6 +278,7 @@ def _show(
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
     notes = (
         *basis.notes,
+        *turn_notes(made, request.loads, basis.costs),
         *(f"placement: {placement_words(each)}" for each in file.placements),
         *(f"together: {words_of(each)}" for each in file.together),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from cotenant.plan.application import Application
 from cotenant.plan.check import beside_of, check_plan, step_ns
@@ -137,6 +138,34 @@ def violations(
                 f"stage: application {application.name!r}: SLOs of its stages add up to {took:g} of {slo:g} ms"
             )
     return tuple(found)
+
+
+def turn_notes(plan: Plan, loads: Sequence[Load], costs: Costs) -> tuple[str, ...]:
+    """A sentence for every partition in which several slots run in turn though its costs know groups: why not together.
+
+    Raises what the costs raise.
+    """
+    models = {load.tenant: load.model for load in loads}
+    notes = []
+    for number, device in enumerate(plan.devices):
+        for index, partition in enumerate(device.partitions):
+            alone = [step[0] for step in partition.round.steps if len(step) == 1]
+            ways = costs.divisions(partition.size, 2, device.device)
+            if len(alone) < 2 or not ways:
+                continue
+            best: tuple[float, str] | None = None
+            for pair in combinations(alone, 2):
+                works = [Work(models[slot.tenant], 0, slot.batch) for slot in pair]
+                in_turn = sum(costs.latency_ns(work, partition.size, device.device) for work in works)
+                for sizes in ways:
+                    members = [(work.tenant, work.items, size) for work, size in zip(works, sizes, strict=True)]
+                    took = costs.group_ns(members, partition.size, device.device)
+                    if took is not None and (best is None or took / in_turn < best[0]):
+                        names = f"{pair[0].tenant!r} with {pair[1].tenant!r}"
+                        best = took / in_turn, f"{names} takes {took / 1e6:.3g} ms, in turn {in_turn / 1e6:.3g} ms"
+            text = f"the best pair of them, {best[1]}" if best else "no measured group is near any two of them"
+            notes.append(f"groups: device {number} partition {index} has {len(alone)} slots in turn: {text}")
+    return tuple(notes)
 
 
 def _device(plan: DevicePlan, kind: DeviceType, loads: dict[str, Load], costs: Costs, tail: Costs | None) -> DeviceView:
