@@ -16,6 +16,7 @@ from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
+from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.sim.driver import simulate
@@ -23,7 +24,7 @@ from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.explain import Explanation, explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
-from cotenant.work import Machine, PieceTime
+from cotenant.work import Machine, PieceTime, Round, Slot
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
 
@@ -104,8 +105,10 @@ def test_what_the_prediction_of_a_group_rested_on(tmp_path: Path, enqueue_ms: fl
     queries = [at(0, LONG, 0), Query(1, "long", 1 * MS, 379 * MS), Query(2, "short", 2 * MS, 379 * MS)]
     policy = Overlap(TWO_LANES, preempt=False, repeat=False, enqueue_ms=enqueue_ms)
     ends = {
-        frozenset({1, 2}): "ms; predicted as a group of 2 with 1 measured group near it",
-        frozenset({1}): "2 with no measured groups near it, none of so many members: 90.0 ms at most, in turn",
+        frozenset({1, 2}): "ms; predicted as a group of 2, beside 'short' on cores 1, with 1 measured group near it",
+        frozenset(
+            {1}
+        ): "on cores 1, with no measured groups near it, none of so many members: 90.0 ms at most, in turn",
     }
     for measured, end in ends.items():
         record(path, policy, queries, belief=Measured(measured))
@@ -114,6 +117,19 @@ def test_what_the_prediction_of_a_group_rested_on(tmp_path: Path, enqueue_ms: fl
         assert second.endswith(end), second
     record(path, policy, queries)
     assert "measured" not in story(path, 1)[-1], "nothing is known of groups"
+
+
+def test_a_group_in_a_partition_names_its_members_and_a_turn_alone_is_no_group(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    pair = Slot("long", 1, 5.0, 1, 1), Slot("short", 2, 5.0, 1, 1)
+    queries = [at(0, LONG, 0), Query(1, "short", 1 * MS, 379 * MS), Query(2, "long", 2 * MS, 379 * MS)]
+    record(path, DutyCycle(ONE_LANE, rounds=(Round(90 * MS, pair),)), queries, belief=Measured(frozenset({1, 2})))
+    assert story(path, 0)[-1].endswith("on cores 0,1: took 80.0 ms, predicted 80.0 ms, headroom 220.0 ms")
+    assert story(path, 1)[-1].endswith(
+        "; predicted as a group of 2, beside 'long' on cores 0, with 1 measured group near it"
+    )
+    assert "predicted 80.0 ms" in story(path, 1)[-1], "the time of the group"
+    assert story(path, 2)[-1].endswith("beside 'short' on cores 1, with 1 measured group near it")
 
 
 def test_queries_that_are_late_dropped_rejected_and_failed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,8 +50,8 @@ class LaunchStory:
     """Measured groups near the one that it was predicted as a part of; -1 where there is no such prediction."""
     longest_ns: int = 0
     """What that group takes at most, where none of so many members was measured."""
-    members: int = 1
-    """Launches that were decided with it, itself included: the members of its group, where it was predicted as one."""
+    beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Tenants and cores of the launches that were decided with it: the others of its group, if it was of one."""
     pieces: tuple[PieceTime, ...] = ()
     """What ran on which core, where it ran by a placement."""
 
@@ -62,7 +61,9 @@ class LaunchStory:
             return ""
         near = f"{self.near or 'no'} measured group{'' if self.near == 1 else 's'}"
         bound = f", none of so many members: {_ms(self.longest_ns)} at most, in turn" if self.longest_ns else ""
-        return f"; predicted as a group of {self.members} with {near} near it{bound}"
+        others = " and ".join(f"{name!r} on cores {','.join(map(str, cores))}" for name, cores in self.beside)
+        beside = f", beside {others}," if others else ""
+        return f"; predicted as a group of {len(self.beside) + 1}{beside} with {near} near it{bound}"
 
     def lanes(self) -> list[str]:
         """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
@@ -263,7 +264,7 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
                 _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
         elif record.kind == "PolicyChanged" and story is not None:
             story.changes.append((now, record.event["policy"]))
-        members = _group_sizes(record)
+        members = _groups(record)
         for kind, action in record.actions:
             if kind == "Launch":
                 before = decided.get(action["id"], {"pointers": (), "members": members[action.get("group", 0)]})
@@ -296,10 +297,16 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 
 
-def _group_sizes(record: Record) -> Counter[int]:
-    """Launches by their group, of those that a record decides, whether they start or wait."""
-    found = [action["launch"] if kind == "Enqueue" else action for kind, action in record.actions if kind in _DECIDED]
-    return Counter([launch.get("group", 0) for launch in found])
+def _groups(record: Record) -> dict[int, dict[int, tuple[str, tuple[int, ...]]]]:
+    """Launches by their group and number, of those that a record decides, whether they start or wait: the tenant and
+    the cores of each."""
+    made: dict[int, dict[int, tuple[str, tuple[int, ...]]]] = {}
+    for kind, action in record.actions:
+        if kind in _DECIDED:
+            launch = action["launch"] if kind == "Enqueue" else action
+            told = work_of(launch).tenant, tuple(launch["share"]["cores"])
+            made.setdefault(launch.get("group", 0), {})[launch["id"]] = told
+    return made
 
 
 def _overlap(piece: PieceTime, start_ns: int, end_ns: int) -> int:
@@ -350,7 +357,7 @@ def _count(
                 pressure_pct=launch.get("pressure_pct", 0),
                 near=launch.get("near", -1),
                 longest_ns=launch.get("longest_ns", 0),
-                members=launch["members"],
+                beside=tuple([told for number, told in launch["members"].items() if number != launch["id"]]),
                 pieces=convert(pieces, tuple[PieceTime, ...]),
             )
         )
