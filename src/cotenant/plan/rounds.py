@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple, cast
 
 from cotenant.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load, PlanError, worst_beside
+from cotenant.policies.overlap.control import MOST_MEMBERS
 from cotenant.work import Work
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]
@@ -285,3 +286,9 @@ def _fit(demands: Sequence[Demand], curves: Sequence[Curve]) -> RoundFit | None:
         curve.batches[curve.choice[math.ceil(rate * longest)]] for (rate, *_), curve in zip(slots, curves, strict=True)
     ]
     return RoundFit(duty, tuple(chosen), bearable)
+
+
+def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
+    """Members of the largest groups that are known in partitions of a size; 1 where slots run in turn."""
+    known = (count for count in range(2, min(MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
+    return max(known, default=1)
