@@ -53,8 +53,9 @@ class Found:
     """A plan or why there is none; a price that every plan costs at least; whether the answer is proven best.
 
     Both are said of plans with at most one slot of each tenant in a partition, in the groups that would make its round
-    the shortest without neighbours or in none, and with the planner's number of partitions on a device. A tenant may have two slots in a round, which the checker accepts and a running plan may
-    hold; such plans are not looked for, and one may be cheaper, or serve what is said to be too much.
+    the shortest without neighbours or in none, and with the planner's number of partitions on a device. A tenant may
+    have two slots in a round, which the checker accepts and a running plan may hold; such plans are not looked for, and
+    one may be cheaper, or serve what is said to be too much.
 
     `price` is that of the plan's devices, infinite without one. `moved` are the tenants whose partitions change.
     """
