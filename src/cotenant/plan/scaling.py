@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.rounds import round_cache_of
-from cotenant.plan.search.group_steps import most_members
+from cotenant.plan.rounds import most_members, round_cache_of
 from cotenant.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner, checked, padded
 
 

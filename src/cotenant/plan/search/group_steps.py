@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.plan.rounds import most_members
 from cotenant.plan.types import Costs, DeviceType, Load
 
 Floats = NDArray[np.float64]
 Steps = tuple[tuple[int, ...], ...]
 """Positions of slots by step."""
-MOST_MEMBERS = 4
 _MOST_CELLS = 20_000
 """Groups that are looked at one by one for the largest gain of any, at most."""
 _KEPT = 1 << 17
@@ -38,12 +38,6 @@ class Arrangement(NamedTuple):
     steps: Steps
     took: tuple[float, ...]
     duty: float
-
-
-def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
-    """Members of the largest groups that are known in partitions of a size; 1 where slots run in turn."""
-    known = (count for count in range(2, min(MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
-    return max(known, default=1)
 
 
 class GroupSteps:
