@@ -18,6 +18,7 @@ from cotenant.work import Work
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]
 """Size of another partition of the device, and the model and batch of each of its slots."""
+_MOST_MEMBERS = 4
 _ROUNDING = 1e-10
 _MEMORY = 1 << 16
 """Answers of each kind kept at most; some 50 MB."""
@@ -232,6 +233,12 @@ class RoundCache:
             if busy > made.duty_ns or made.duty_ns + ns > work.slo_ns:
                 return False
         return True
+
+
+def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
+    """Members of the largest groups that are known in partitions of a size; 1 where slots run in turn."""
+    known = (count for count in range(2, min(_MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
+    return max(known, default=1)
 
 
 def round_cache_of(costs: Costs) -> RoundCache:
