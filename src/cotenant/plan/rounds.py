@@ -18,7 +18,6 @@ from cotenant.work import Work
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]
 """Size of another partition of the device, and the model and batch of each of its slots."""
-_MOST_MEMBERS = 4
 _ROUNDING = 1e-10
 _MEMORY = 1 << 16
 """Answers of each kind kept at most; some 50 MB."""
@@ -237,7 +236,7 @@ class RoundCache:
 
 def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
     """Members of the largest groups that are known in partitions of a size; 1 where slots run in turn."""
-    known = (count for count in range(2, min(_MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
+    known = (count for count in range(2, min(MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
     return max(known, default=1)
 
 
@@ -293,9 +292,3 @@ def _fit(demands: Sequence[Demand], curves: Sequence[Curve]) -> RoundFit | None:
         curve.batches[curve.choice[math.ceil(rate * longest)]] for (rate, *_), curve in zip(slots, curves, strict=True)
     ]
     return RoundFit(duty, tuple(chosen), bearable)
-
-
-def most_members(costs: Costs, kind: DeviceType, size: int, loads: int) -> int:
-    """Members of the largest groups that are known in partitions of a size; 1 where slots run in turn."""
-    known = (count for count in range(2, min(MOST_MEMBERS, loads) + 1) if costs.divisions(size, count, kind.name))
-    return max(known, default=1)
