@@ -46,7 +46,8 @@ def sentences(found: RunBound) -> list[str]:
             f"weighted: the answers in time could be worth {found.weighted:g} at most and were worth {found.worth:g}: "
             f"{_percent(found.worth, found.weighted)} of it."
         )
-    limits = "" if found.fair >= 1 else f", by what {' and '.join(found.limited_by)} ask for"
+    *others, last = found.limited_by or ("",)
+    limits = "" if found.fair >= 1 else f", by what {' and '.join([*filter(None, [', '.join(others)]), last])} ask for"
     lines.append(
         f"fair: the smallest attainment of a tenant could be {100 * found.fair:.1f} % at most{limits}, "
         f"and was {100 * found.least:.1f} %: {_percent(found.least, found.fair)} of it."
