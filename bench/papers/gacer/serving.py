@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._campaign import digest_of, run_all
+from bench._data import Headline
 from bench._registry import BenchError
 from bench.papers.gacer._gpus import GPUS
 from bench.papers.gacer._judge import Effort, rules_of
@@ -63,6 +64,26 @@ DECISION_NS = 60_000
 """What a decision takes: the product's at the 99th percentile of `decision`."""
 SEGMENT_NS = 2_000_000
 """Where members arrive by themselves, models may be left about so often."""
+HEADLINES = (
+    Headline(
+        "sets that arrive together at 1.2 times capacity: attainment over edf",
+        "joint_gain_vs_edf_points",
+        "points",
+        "simulated cards by roofline, five sets, 24 drawn worlds, median; the paper has no serving",
+    ),
+    Headline(
+        "the same, over a stream for each member",
+        "joint_gain_vs_streams_points",
+        "points",
+        "as above; the better of two beliefs of theirs",
+    ),
+    Headline(
+        "models that arrive by themselves: attainment over edf, worst of five sets and two loads",
+        "poisson_worst_vs_edf_points",
+        "points",
+        "as above",
+    ),
+)
 _MOST_LANES, _WIDTH = 8, 180
 POLICIES = ("edf", "streams", "streams_naive", "clustered", "clustered_naive")
 
