@@ -176,7 +176,7 @@ def _beside_triton(
     table.title = "ResNet-50 and MiniLM beside Triton; medians over the seeds"
     for at, name in dict.fromkeys((row["pair"], row["contender"]) for row in rows):
         keys = ("attainment", "goodput_per_s", *(f"attainment_{model}" for model in PAIR), "p99_ms")
-        values = [_pair_median(rows, name, at, key) for key in keys]
+        values = [_median(rows, name, at, key, "pair") for key in keys]
         load = next(row["load"] for row in rows if row["pair"] == at)
         cells = [f"{values[0]:.3f}", f"{values[1]:.1f}", *(f"{value:.3f}" for value in values[2:4]), f"{values[4]:.0f}"]
         table.add_row(load, name, *cells)
@@ -185,17 +185,12 @@ def _beside_triton(
     return [*({**row, "pair": "tuning"} for row in tried), *rows], ""
 
 
-def _pair_median(rows: Sequence[dict[str, Any]], contender: str, at: str, key: str) -> float:
-    values = [row[key] for row in rows if (row["contender"], row["pair"]) == (contender, at)]
-    return statistics.median([value for value in values if value is not None] or [math.nan])
-
-
 def _pair_summary(rows: Sequence[dict[str, Any]], seconds: float) -> dict[str, float]:
     """Answers in time of ours over Triton's, medians over the seeds; who has none counts as one query a run."""
     summary = {}
     for at in dict.fromkeys(row["pair"] for row in rows if row["pair"] in PAIR_RATES):
         mine, cautious, tuned, default = (
-            _pair_median(rows, name, at, "goodput_per_s")
+            _median(rows, name, at, "goodput_per_s", "pair")
             for name in ("edf", "edf_cautious", "triton_tuned", "triton_default")
         )
         summary[f"over_triton_tuned_{at}"] = mine / max(tuned, 1 / seconds)
@@ -247,9 +242,9 @@ def _turn(
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _median(rows: Sequence[dict[str, Any]], contender: str, factor: float, key: str) -> float:
-    """Over the seeds; nan where no run has a value (no query answered, say)."""
-    values = [row[key] for row in rows if (row["contender"], row["load"]) == (contender, factor)]
+def _median(rows: Sequence[dict[str, Any]], contender: str, at: float | str, key: str, by: str = "load") -> float:
+    """Over the seeds, of the runs at a load; nan where no run has a value (no query answered, say)."""
+    values = [row[key] for row in rows if (row["contender"], row[by]) == (contender, at)]
     return statistics.median([value for value in values if value is not None] or [math.nan])
 
 

@@ -18,11 +18,11 @@ from cotenant.policies.ordered.sjf import Sjf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
-from cotenant.workload.bound import Demand, largest_least_share, most_answers, most_worth
+from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_worth
 from scenario import ONE_LANE, TWO_LANES, play
 
 
-def by_programme(demands: Sequence[Demand], slots: int, worth: Mapping[str, float]) -> tuple[float, float]:
+def by_programme(demands: Sequence[TimedQuery], slots: int, worth: Mapping[str, float]) -> tuple[float, float]:
     """The largest worth, and the largest least attainment, of flows between the times at which something changes."""
     times = sorted({time for each in demands for time in (each.arrival_ns, each.deadline_ns)})
     spans = [
@@ -56,8 +56,8 @@ def by_programme(demands: Sequence[Demand], slots: int, worth: Mapping[str, floa
     return -float(most.fun), -float(fair.fun)
 
 
-def drawn(times: Mapping[str, float], some: Sequence[tuple[str, int, int]]) -> list[Demand]:
-    return [Demand(name, at, at + left, times[name]) for name, at, left in some]
+def drawn(times: Mapping[str, float], some: Sequence[tuple[str, int, int]]) -> list[TimedQuery]:
+    return [TimedQuery(name, at, at + left, times[name]) for name, at, left in some]
 
 
 names = st.sampled_from("abc")
@@ -83,7 +83,7 @@ def test_with_many_tenants_the_least_share_is_still_a_bound_and_near() -> None:
     for _ in range(10):
         times = {f"t{number}": float(random.integers(1, 12)) for number in range(9)}
         demands = [
-            Demand(name, at := int(random.integers(0, 60)), at + int(random.integers(2, 40)), times[name])
+            TimedQuery(name, at := int(random.integers(0, 60)), at + int(random.integers(2, 40)), times[name])
             for name in sorted(times) * 3
         ]
         found, fair = largest_least_share(demands, 1)[0], by_programme(demands, 1, {})[1]
@@ -92,18 +92,18 @@ def test_with_many_tenants_the_least_share_is_still_a_bound_and_near() -> None:
 
 def test_by_hand() -> None:
     """Of three that take 4, two are in time in 8; of one that takes 8 and one that takes 4, a part of the long one."""
-    three = [Demand("a", 0, 8, 4.0)] * 3
+    three = [TimedQuery("a", 0, 8, 4.0)] * 3
     assert most_answers(three, 1) == pytest.approx(2)
     assert most_answers(three, 2) == 3
     assert largest_least_share(three, 1) == (pytest.approx(2 / 3), ("a",))
-    two = [Demand("a", 0, 8, 8.0), Demand("b", 0, 8, 4.0), Demand("c", 20, 30, 1.0)]
+    two = [TimedQuery("a", 0, 8, 8.0), TimedQuery("b", 0, 8, 4.0), TimedQuery("c", 20, 30, 1.0)]
     assert most_answers(two, 1) == pytest.approx(2.5)
     assert most_worth(two, 1, {"a": 3.0, "b": 1.0}) == pytest.approx(3.0)
     assert largest_least_share(two, 1) == (pytest.approx(2 / 3), ("a", "b"))
     assert largest_least_share([], 1) == (1.0, ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     some=st.lists(st.tuples(names, st.integers(0, 400)), min_size=1, max_size=30),
     kind=st.sampled_from([Edf, Sjf, Fcfs]),
@@ -112,7 +112,7 @@ def test_by_hand() -> None:
 )
 def test_no_policy_does_better(some: list[tuple[str, int]], kind: type[Edf], drop: DropRule, lanes: object) -> None:
     tenants = {name: Tenant(name, slo, cuts=(0, 1, 2)) for name, slo in (("a", 60), ("b", 90), ("c", 150))}
-    times = {"a": 20, "b": 35, "c": 50}
+    times = {"a": 20, "b": 36, "c": 50}  # Even: a half of an odd one is rounded, so that two halves take less.
     believed = TablePredictor(
         {name: LatencyTable((LatencyRow(0, 1, 1, ns),), (1.0, 1.0)) for name, ns in times.items()}
     )
@@ -122,7 +122,7 @@ def test_no_policy_does_better(some: list[tuple[str, int]], kind: type[Edf], dro
     ]
     outcomes = play(kind(lanes, drop), tenants.values(), believed, asked).outcomes  # type: ignore[arg-type]
     in_time = [query for query in asked if outcomes[query.id] is Outcome.ANSWERED]
-    demands = [Demand(query.tenant, query.arrival_ns, query.deadline_ns, times[query.tenant]) for query in asked]
+    demands = [TimedQuery(query.tenant, query.arrival_ns, query.deadline_ns, times[query.tenant]) for query in asked]
     slots = len(lanes)  # type: ignore[arg-type]
     assert len(in_time) <= most_answers(demands, slots) + 1e-9
     least = min(

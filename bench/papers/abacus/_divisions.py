@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple, cast
 
+from bench._bisect import largest_rate
 from bench.papers.abacus._a100 import A100, BATCHES, FOUR, NS_PER_MS, PaperModel
 from bench.papers.abacus._bound import prices_ms
-from bench.papers.abacus._experiment import Contender, Result, Setting, is_held, largest_rate
+from bench.papers.abacus._experiment import RATES, Contender, Result, Setting, is_held
 from bench.papers.abacus._slices import Slice
 from cotenant.core.predictor import Group, GroupPredictor, Member
 from cotenant.plan.search.optimal import Optimal
@@ -53,7 +54,7 @@ class Divided:
         def is_met(rate: float) -> bool:
             return is_held([result for seed in seeds for result in self.run(contender, rate, count, seed)])
 
-        return largest_rate(is_met, step)
+        return largest_rate(is_met, *RATES, step)
 
     def capacity(self) -> float:
         """The rate at which the first slice is full, whatever the policy; models of a slice come evenly, whole queries.
@@ -178,7 +179,7 @@ def planned(
         best[rate] = found
         return True
 
-    rate = largest_rate(is_met, step)
+    rate = largest_rate(is_met, *RATES, step)
     return (rate, best[rate]) if rate in best else (0.0, None)
 
 

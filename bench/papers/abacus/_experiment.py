@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from bench._bisect import largest_rate
 from bench.papers.abacus._a100 import A100, BATCHES
 from bench.papers.abacus._group_world import GroupWorld
 from cotenant.core.actions import Respond
@@ -22,6 +23,8 @@ from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 
 NS_PER_MS = 1_000_000
+RATES = 1.0, 1000.0
+"""Queries a second between which largest rates are sought."""
 NOISE = 0.045
 """Run-to-run deviation of a group's latency over its average: section 1 of the paper."""
 DECISION_NS = 150_000
@@ -118,7 +121,9 @@ class Setting:
 
     def max_rate(self, contender: Contender, count: int, seeds: Sequence[int], step: float = 1.01) -> float:
         """The largest rate, to a factor of `step`, at which 99 % are answered in time over all seeds."""
-        return largest_rate(lambda rate: is_held([self.run(contender, rate, count, seed) for seed in seeds]), step)
+        return largest_rate(
+            lambda rate: is_held([self.run(contender, rate, count, seed) for seed in seeds]), *RATES, step
+        )
 
     def _tenant(self, name: str, merges: bool, cuts: bool) -> Tenant:
         operators = self.world.operators(name)
@@ -135,15 +140,3 @@ class Setting:
 def is_held(runs: Sequence[Result]) -> bool:
     """Whether 99 % are answered in time over all runs."""
     return sum(run.answered for run in runs) >= 0.99 * sum(run.offered for run in runs)
-
-
-def largest_rate(is_met: Callable[[float], bool], step: float = 1.01) -> float:
-    """The largest rate from 1 to 1000 a second, to a factor of `step`, that is met, if all below it are."""
-    low, high = 1.0, 1000.0
-    while high / low > step:
-        middle = math.sqrt(low * high)
-        if is_met(middle):
-            low = middle
-        else:
-            high = middle
-    return low

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench._bisect import largest_rate
 from bench._data import Headline, paper_figure
 from bench._registry import BenchError
 from bench.papers.gpulet._data import OURS, Files, Gpu, read_gpu
@@ -177,11 +178,11 @@ def measure(name: str, workload: str) -> dict[str, Any]:
         tried[rate] = plan_simulated(planner, loads, inventory, gpu.costs, applications=apps, trial=trial)
         return tried[rate].is_met
 
-    planned = _largest(plans, 1.0, _doubled(plans), STEP)
+    planned = largest_rate(plans, 1.0, _doubled(plans), STEP)
     rate = planned
     while rate > 1 and not keeps(rate):
         rate *= _LOWER
-    rate = _largest(keeps, rate, rate / _LOWER, STEP) if rate < planned else rate
+    rate = largest_rate(keeps, rate, rate / _LOWER, STEP) if rate < planned else rate
     seeds = SEEDS[:1] if quick else SEEDS
     while rate > 1:
         if rate not in tried:
@@ -202,8 +203,8 @@ def _ideal(mix: Workload, gpu: Gpu) -> dict[str, Any]:
     def plans(planner: Planner, rate: float) -> bool:
         return isinstance(planner.plan(mix.at(rate, gpu)[0], inventory, gpu.costs), Plan)
 
-    least = _largest(partial(plans, Elastic(with_interference=True)), 1.0, 1e6, STEP)
-    most = _largest(partial(plans, Ideal()), least, 2 * least, STEP)
+    least = largest_rate(partial(plans, Elastic(with_interference=True)), 1.0, 1e6, STEP)
+    most = largest_rate(partial(plans, Ideal()), least, 2 * least, STEP)
     return {"workload": mix.name, "planner": IDEAL, "rate": math.nan, "planned_rate": most}
 
 
@@ -212,17 +213,6 @@ def _doubled(works: Callable[[float], bool]) -> float:
     while works(rate) and rate < 1e7:
         rate *= 2
     return rate
-
-
-def _largest(works: Callable[[float], bool], low: float, high: float, step: float) -> float:
-    """The largest rate that works, to a ratio of `step`; `low` is taken to work, `high` not to."""
-    while high / low > step:
-        middle = math.sqrt(low * high)
-        if works(middle):
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def _confirm(
@@ -277,7 +267,7 @@ def headroom(gpu: Gpu, quick: bool) -> list[dict[str, Any]]:
             def covers(rate: float, capacity: float = capacity, model: str = model) -> bool:
                 return with_poisson_headroom([gpu.load(model, rate)])[0].rate_per_s <= capacity
 
-            most = _largest(keeps, capacity / 20, capacity * 1.5, STEP)
+            most = largest_rate(keeps, capacity / 20, capacity * 1.5, STEP)
             rows.append(
                 {
                     "headroom": model,
@@ -286,7 +276,7 @@ def headroom(gpu: Gpu, quick: bool) -> list[dict[str, Any]]:
                     "slo_over_latency": facts.slo_ns / ns,
                     "rows_per_slo": capacity * facts.slo_ns / NS_PER_S,
                     "bearable_share": most / capacity,
-                    "rule_share": _largest(covers, capacity / 20, capacity, STEP) / capacity,
+                    "rule_share": largest_rate(covers, capacity / 20, capacity, STEP) / capacity,
                 }
             )
     return rows

@@ -16,7 +16,6 @@ model (the paper's) or a pressure model (ours) fitted to the same measurements, 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench._bisect import largest_rate
 from bench._data import Headline, paper_figure
 from bench.papers.gpulet._data import GPU, Files, Gpu, read_gpu
 from bench.papers.gpulet._interference_csv import read_coruns, read_solo, read_utilisation
@@ -251,14 +251,7 @@ def _plan(mix: Workload, rate: float, gpu: Gpu, known: Costs, blind: bool) -> tu
 
 def _most(mix: Workload, gpu: Gpu, known: Costs, blind: bool) -> float:
     """The largest total rate that is called schedulable."""
-    low, high = 1.0, 1e6
-    while high / low > STEP:
-        middle = math.sqrt(low * high)
-        if isinstance(_plan(mix, middle, gpu, known, blind)[0], Plan):
-            low = middle
-        else:
-            high = middle
-    return low
+    return largest_rate(lambda rate: isinstance(_plan(mix, rate, gpu, known, blind)[0], Plan), 1.0, 1e6, STEP)
 
 
 def _violations(

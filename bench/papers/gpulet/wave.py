@@ -22,6 +22,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
+from bench._bisect import largest_rate
 from bench._data import Headline, paper_figure
 from bench._registry import BenchError
 from bench.papers.gpulet._arrivals import Times, curve_arrivals
@@ -133,14 +134,11 @@ def rates(gpu: Gpu, data_dir: Path) -> dict[str, list[tuple[int, float]]]:
     if mix is None:
         raise BenchError(f"the profile lacks models of {SCENARIO}")
     planner, inventory = Elastic(with_interference=True), [gpu.device] * DEVICES
-    low, high = 1.0, 1e6
-    while high / low > 1.01:
-        middle = math.sqrt(low * high)
-        loads, _ = mix.at(middle, gpu)
-        if isinstance(planner.plan(loads, inventory, gpu.costs), Plan):
-            low = middle
-        else:
-            high = middle
+
+    def plans(rate: float) -> bool:
+        return isinstance(planner.plan(mix.at(rate, gpu)[0], inventory, gpu.costs), Plan)
+
+    most = largest_rate(plans, 1.0, 1e6, 1.01)
     half = DURATION_S / 2
     curves = {}
     for number, (model, share) in enumerate(mix.shares):
@@ -149,7 +147,7 @@ def rates(gpu: Gpu, data_dir: Path) -> dict[str, list[tuple[int, float]]]:
             moved = max(0.0, at - 80.0 * number)
             height = 0.65 if moved < half else 1.0
             wave = 0.15 + (height - 0.15) * math.sin(math.pi * (moved % half) / half) ** 2
-            curve.append((at * NS_PER_S, PEAK * low * share * wave))
+            curve.append((at * NS_PER_S, PEAK * most * share * wave))
         curves[model] = curve
     return curves
 

@@ -12,7 +12,7 @@ from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.trace_log import Header, Record, TraceError, work_of
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Work
-from cotenant.workload.bound import Demand, largest_least_share, most_answers, most_worth
+from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_worth
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,13 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
         key = query.tenant, query.shape
         if key not in cost:
             cost[key] = _row_ns(predictor, known[query.tenant], query.shape, sizes) * pace.get(query.tenant, 1.0)
-        demands.append(Demand(query.tenant, query.arrival_ns, query.deadline_ns, query.items * cost[key]))
+        demands.append(TimedQuery(query.tenant, query.arrival_ns, query.deadline_ns, query.items * cost[key]))
     return _bound(known, demands, [outcome for _, outcome in ended], pace, slots)
 
 
 def _bound(
     known: Mapping[str, Tenant],
-    demands: list[Demand],
+    demands: list[TimedQuery],
     outcomes: list[str],
     pace: Mapping[str, float],
     slots: int,

@@ -24,7 +24,7 @@ _ROUNDING = 1e-9
 """Share by which sums may be too small."""
 
 
-class Demand(NamedTuple):
+class TimedQuery(NamedTuple):
     """A query: when it comes, when it has to be answered, and the time of one slot that it takes at least."""
 
     tenant: str
@@ -33,27 +33,25 @@ class Demand(NamedTuple):
     slot_ns: float
 
 
-def most_worth(demands: Sequence[Demand], slots: int, worth: Mapping[str, float]) -> float:
+def most_worth(queries: Sequence[TimedQuery], slots: int, worth: Mapping[str, float]) -> float:
     """The largest sum of what answers in time are worth, by tenant; tenants that are not named are worth nothing."""
-    rates = {(worth.get(each.tenant, 0.0) / each.slot_ns, each.slot_ns) for each in demands}
-    by_arrival = sorted(demands, key=lambda each: (each.arrival_ns, each.deadline_ns))
-    total, before, chosen = 0.0, 0.0, [False] * len(by_arrival)
-    for rate in sorted({rate for rate, _ in rates if rate > 0}, reverse=True):
-        for number, each in enumerate(by_arrival):
-            chosen[number] = chosen[number] or worth.get(each.tenant, 0.0) / each.slot_ns == rate
-        given = _most_time_ns([each for each, is_in in zip(by_arrival, chosen, strict=True) if is_in], slots)
-        total += (given - before) * rate
+    by_arrival = sorted(queries, key=lambda each: (each.arrival_ns, each.deadline_ns))
+    rates = [worth.get(each.tenant, 0.0) / each.slot_ns for each in by_arrival]
+    total = before = 0.0
+    for least in sorted({rate for rate in rates if rate > 0}, reverse=True):
+        given = _most_time_ns([each for each, rate in zip(by_arrival, rates, strict=True) if rate >= least], slots)
+        total += (given - before) * least
         before = given
-    everything = fsum(worth.get(each.tenant, 0.0) for each in demands)
+    everything = fsum(worth.get(each.tenant, 0.0) for each in queries)
     return min(everything, total * (1 + _ROUNDING))
 
 
-def most_answers(demands: Sequence[Demand], slots: int) -> float:
+def most_answers(queries: Sequence[TimedQuery], slots: int) -> float:
     """The largest number of answers in time."""
-    return most_worth(demands, slots, {each.tenant: 1.0 for each in demands})
+    return most_worth(queries, slots, {each.tenant: 1.0 for each in queries})
 
 
-def largest_least_share(demands: Sequence[Demand], slots: int) -> tuple[float, tuple[str, ...]]:
+def largest_least_share(queries: Sequence[TimedQuery], slots: int) -> tuple[float, tuple[str, ...]]:
     """The largest attainment that all tenants can have at once, and the tenants that keep it from being larger.
 
     Whatever worth tenants are given, the least attainment is at most what all can be worth over what they would be
@@ -62,7 +60,7 @@ def largest_least_share(demands: Sequence[Demand], slots: int) -> tuple[float, t
     """
     count: dict[str, int] = {}
     time_ns: dict[str, float] = {}
-    for each in demands:
+    for each in queries:
         count[each.tenant] = count.get(each.tenant, 0) + 1
         time_ns[each.tenant] = time_ns.get(each.tenant, 0.0) + each.slot_ns
     tenants = sorted(count)
@@ -72,7 +70,7 @@ def largest_least_share(demands: Sequence[Demand], slots: int) -> tuple[float, t
         if some not in known:
             worth = {name: time_ns[name] / count[name] for name in tenants if name in some}
             asked = fsum(worth[name] * count[name] for name in worth)
-            most = most_worth([each for each in demands if each.tenant in some], slots, worth)
+            most = most_worth([each for each in queries if each.tenant in some], slots, worth)
             known[some] = min(1.0, most * (1 + _ROUNDING) / asked)
         return known[some]
 
@@ -93,19 +91,19 @@ def largest_least_share(demands: Sequence[Demand], slots: int) -> tuple[float, t
     return share_of(best), tuple(sorted(best))
 
 
-def _most_time_ns(demands: Sequence[Demand], slots: int) -> float:
+def _most_time_ns(queries: Sequence[TimedQuery], slots: int) -> float:
     """The most slot time that these can be given between arrival and deadline, none more than it takes, in the order of
     arrival. The earliest deadline goes first: then as little as can be is lost."""
     waiting: list[tuple[int, int, float]] = []
     given, now, at = 0.0, 0.0, 0
-    while at < len(demands) or waiting:
+    while at < len(queries) or waiting:
         if not waiting:
-            now = max(now, demands[at].arrival_ns)
-        while at < len(demands) and demands[at].arrival_ns <= now:
-            heappush(waiting, (demands[at].deadline_ns, at, demands[at].slot_ns))
+            now = max(now, queries[at].arrival_ns)
+        while at < len(queries) and queries[at].arrival_ns <= now:
+            heappush(waiting, (queries[at].deadline_ns, at, queries[at].slot_ns))
             at += 1
         deadline, number, left = heappop(waiting)
-        until = min(deadline, demands[at].arrival_ns if at < len(demands) else inf)
+        until = min(deadline, queries[at].arrival_ns if at < len(queries) else inf)
         if deadline <= now:
             continue
         room = (until - now) * slots
