@@ -53,7 +53,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     share = for_capacity(service_ns, 1, 1.0)
     mix = {model: rate / sum(share.values()) for model, rate in share.items()}
     fcfs = ours("fcfs", root, "--policy", "fcfs", "--drop", "none")
-    contenders = [ours("edf", root, "--policy", "edf", "--drop", "hopeless"), fcfs]
+    contenders = [ours("edf", root, "--policy", "edf", "--drop", "hopeless", "--no-cautious"), fcfs]
     capacity = saturation(fcfs, mix, inputs, quick)
     console.print(f"capacity: {capacity:.1f} queries/s of the mix {_mix_text(mix)}")
     peer, peer_rows, missing = _peer(root, mix, inputs, quick)
@@ -66,7 +66,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         contenders.append(ours("sjf", root, "--policy", "sjf", "--drop", "hopeless"))
         contenders.append(ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"))
         contenders.append(
-            ours("edf_all", wide, "--policy", "edf", "--drop", "hopeless", "--lanes", "all")
+            ours("edf_all", wide, "--policy", "edf", "--drop", "hopeless", "--no-cautious", "--lanes", "all")
         )  # one lane of all cores instead of a lane a core
     rows = [
         row
@@ -161,7 +161,7 @@ def _beside_triton(
     best = max(tried, key=lambda row: row["goodput_per_s"])["contender"] if tried else tuned[0].name
     tuning = next(each for each in triton.TUNED if str(each) == best)
     contenders = [
-        ours("edf", root, "--policy", "edf", "--drop", "hopeless"),
+        ours("edf", root, "--policy", "edf", "--drop", "hopeless", "--no-cautious"),
         ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"),
         contender("triton_tuned", tuning),
         contender("triton_default", triton.Tuning()),

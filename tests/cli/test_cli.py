@@ -146,7 +146,7 @@ def test_profile_as_json(run: Run, tmp_path: Path) -> None:
 def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root: Path, workload: Path) -> None:
     status, out, err = run("simulate", workload, root, "--policy", "edf", "--policy", "fcfs", "--drop", "expired")
     assert (status, err) == (0, "")
-    assert "edf (drop: expired), seed 3, noise 0.05" in out
+    assert "edf (drop: expired, cautious), seed 3" in out
     assert "fcfs (drop: expired), seed 3" in out
     assert "add_sub" in out
     arguments = ("simulate", workload, root, "--json", "--seeds", "2", "--noise", "0.3")
@@ -162,8 +162,9 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
 @pytest.mark.parametrize(
     ("settings", "policy", "wish", "is_cautious"),
     [
-        ("", "edf", None, False),
-        ("", "edf", "--cautious", True),
+        ("", "edf", None, True),
+        ("", "edf", "--no-cautious", False),
+        ("", "sjf", None, False),
         ("", "clockwork", "--cautious", True),
         ("[policy]\ncautious = true", "sjf", None, True),
         ("[policy]\nname = 'overlap'\nbarrier = true", "overlap", "--cautious", False),

@@ -21,7 +21,6 @@ from cotenant.cli.options import (
     Preempt,
     Repository,
     chosen_of,
-    goes_by_margin,
     policy_text,
     print_json,
     settings_of,
@@ -30,12 +29,9 @@ from cotenant.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cotenant.core.snapshot import Policy
     from cotenant.predict.groups.overlap import OverlapPredictor
-    from cotenant.predict.online import OnlineModel
     from cotenant.profile.joint_plan import JointPlan
     from cotenant.profile.profile_file import Profile
-    from cotenant.sim.scenario import Scenario
     from cotenant.work import Round, Share
 
 
@@ -76,6 +72,7 @@ def simulate(
 ) -> None:
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
     from cotenant.cli.console import console as make_console
+    from cotenant.core.snapshot import goes_by_margin
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
@@ -139,7 +136,7 @@ def simulate(
         section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
         made = scenario.policy(section)
         for seed in range(spec.seed, spec.seed + seeds):
-            beliefs, writer = _beliefs(scenario, made), None
+            beliefs, writer = scenario.beliefs(made), None
             if trace is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(trace.open("wb"), head)
@@ -177,19 +174,6 @@ def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointP
 
     graphs = {name: (model.digest, model.cuts[-1]) for name, model in profile.models.items()}
     return tuple(usable(read_together(root), graphs, [lane.size for lane in lanes]))
-
-
-def _beliefs(scenario: Scenario, policy: Policy) -> OnlineModel:
-    """What a server would believe: the profile, corrected by what is observed, with the margin of cautious policies."""
-    from cotenant.core.admission import most_cores
-    from cotenant.predict.online import OnlineModel
-
-    made = OnlineModel(most_cores(policy), grouped=policy.grouped, cautious=goes_by_margin(policy))
-    for tenant, table in scenario.tables.items():
-        made.add(tenant, table)
-    if policy.asks_groups:
-        made.believe_groups(scenario.groups)
-    return made
 
 
 def _fitted(root: Path, profile: Profile) -> OverlapPredictor | None:

@@ -245,6 +245,11 @@ class Policy(Protocol):
         `grouped` and `selects`."""
 
 
+def goes_by_margin(policy: Policy) -> bool:
+    """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
+    return policy.cautious and not policy.grouped
+
+
 class GroupPolicy(Policy, Protocol):
     """A policy that asks for groups."""
 

@@ -78,11 +78,7 @@ class Server:
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
         self.counters = Counters()
-        self.beliefs = OnlineModel(
-            max(share.size for share in self.policy.shares),
-            grouped=self.policy.grouped,
-            cautious=self.policy.cautious and not self.policy.grouped,
-        )
+        self.beliefs = OnlineModel.under(self.policy)
         self._replying = threading.Lock()
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
