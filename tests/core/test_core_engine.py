@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from msgspec import UNSET, UnsetType
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.actions import Launch, Release, Respond, SetTimer
 from cotenant.core.engine import Engine

@@ -99,6 +99,8 @@ class AnswerLate:
     """A query's answer was there in time, and was written at `written_ns`, too late. For those who look on."""
 
     query: int
+    tenant: str
+    arrival_ns: int
     written_ns: int
 
 
