@@ -1,4 +1,4 @@
-"""The account of lost queries: one cause each, the right one for faults that were put in, alike live and from a trace."""
+"""The account of lost queries: one cause each, the right one of faults put in, alike live and from a trace."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ def test_who_asks_for_four_times_his_share_loses_by_that_and_the_others_by_him(g
         assert account.whom[other, guilty] >= 0.8 * account.lost[other][LossCause.NEIGHBOUR] - 1
 
 
-@pytest.mark.parametrize(("policy", "drop"), [("fcfs", DropRule.NONE), ("sjf", DropRule.EXPIRED), ("clockwork", DropRule.HOPELESS)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("policy", "drop"),
+    [("fcfs", DropRule.NONE), ("sjf", DropRule.EXPIRED), ("clockwork", DropRule.HOPELESS)],
+)
 def test_a_burst_is_named_under_other_policies(policy: str, drop: DropRule) -> None:
     burst = [replace_query(query, 8_000_000_000) for query in arrivals({"text": 400.0}, 1.0, seed=2)]
     queries = sorted([*arrivals(RATES), *burst], key=lambda query: query.arrival_ns)
@@ -117,7 +120,9 @@ def test_a_profile_three_times_too_short_is_slow_and_others_wait_behind_it() -> 
 
 def test_nothing_is_lost_of_what_is_in_time() -> None:
     account, losses, seen = run([renumbered(query, number) for number, query in enumerate(arrivals({"tags": 1.0}))])
-    assert losses == [] and account.lost == {} and account.leading("tags") is None
+    assert losses == []
+    assert account.lost == {}
+    assert account.leading("tags") is None
     assert set(seen.outcomes.values()) == {Outcome.ANSWERED}
 
 
@@ -136,7 +141,8 @@ def test_the_causes_sum_to_all_losses(policy: str, drop: DropRule, seed: int, fa
         assert loss.whom != loss.tenant
         if loss.delays is not None:
             assert loss.delays.total_ns >= 0
-    assert account._inside == {} and account._running == {}
+    assert account._inside == {}
+    assert account._running == {}
 
 
 def account_of(tenant: Tenant, latency_ns: int = 10 * MS) -> tuple[LossAccount, list[Loss]]:
@@ -187,7 +193,8 @@ def test_a_query_that_came_late_is_of_the_door() -> None:
     account, losses = account_of(TENANT)
     account(95 * MS, QueryArrived(query(0)), [Respond(0, Outcome.REJECTED, "5.0 ms are left")])
     assert losses[0].cause is LossCause.DOOR
-    assert losses[0].delays is not None and losses[0].delays.door_ns == 95 * MS
+    assert losses[0].delays is not None
+    assert losses[0].delays.door_ns == 95 * MS
 
 
 def test_a_worker_that_was_away_is_a_failure_also_when_it_is_back() -> None:
@@ -199,7 +206,8 @@ def test_a_worker_that_was_away_is_a_failure_also_when_it_is_back() -> None:
     account(100 * MS, TenantResumed("a"), [Respond(0, Outcome.DROPPED, "")])
     account(102 * MS, TenantResumed("a"), [Respond(1, Outcome.DROPPED, "")])
     assert [loss.cause for loss in losses] == [LossCause.FAILED, LossCause.FAILED]
-    assert losses[1].delays is not None and losses[1].delays.away_ns == 98 * MS
+    assert losses[1].delays is not None
+    assert losses[1].delays.away_ns == 98 * MS
 
 
 def test_time_off_the_processor_is_stolen_and_not_slow() -> None:
