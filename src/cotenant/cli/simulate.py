@@ -151,6 +151,7 @@ def simulate(
                 end_ns=spec.duration_ns,
                 start_ns=spec.warmup_ns,
                 slo_ns=scenario.slo_ns,
+                limit_ns=spec.limit_ns,
                 tenants=list(scenario.slo_ns),
             )
             if as_json:

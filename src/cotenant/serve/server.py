@@ -48,6 +48,7 @@ from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.brain.reorganise import change
+from cotenant.serve.brain.slo_watch import log_turns
 from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application_registry import ApplicationRegistry
@@ -77,11 +78,11 @@ class Server:
         self.machine = layout.machine(self.lanes, cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
-        self.counters = Counters()
+        self.clock = clock or RealClock()
+        self.counters = Counters(partial(log_turns, self.clock))
         self.beliefs = OnlineModel.under(self.policy)
         self._replying = threading.Lock()
         self._groups: OverlapPredictor | None = None
-        self.clock = clock or RealClock()
         self._executor = open_executor(settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
@@ -107,10 +108,8 @@ class Server:
             self._groups = fitted_groups(self.root)
         names = model_names(self.root)
         if not names:
-            text = (
-                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL"
-            )
-            _log.warning(text + " through the API", self.root.name)
+            text = "add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL through the API"
+            _log.warning("%s holds no models yet: %s", self.root.name, text)
         self._together.read()
         for name in (*names, *application_names(self.root)):
             try:
@@ -230,8 +229,7 @@ class Server:
         served = self._front(request.model, request.version)
         if isinstance(served, ServedApplication):
             return self._flows.submit(served, request, done)
-        form = served.form(request)
-        make = partial(query_of, served, form, request.priority, request.timeout_ns)
+        make = partial(query_of, served, served.form(request), request, self.counters)
         return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
 
     def cancel(self, query: int) -> None:
@@ -241,9 +239,11 @@ class Server:
 
     def replied(self, result: InferResult) -> None:
         """See Backend."""
+        now = self.clock.now_ns()
+        self.counters.replied(result.query, now)
         if result.ended_ns and self.policy.cautious:
             with self._replying:
-                self.beliefs.replied(self.clock.now_ns() - result.ended_ns)
+                self.beliefs.replied(now - result.ended_ns)
 
     def metrics(self) -> bytes:
         """See Backend."""
@@ -387,10 +387,9 @@ class Server:
         return None if self.following is None else self.following.figures()
 
     def _waiting(self) -> Mapping[str, int]:
-        def look(engine: Engine) -> dict[str, int]:
-            return {tenant.name: engine.waiting(tenant.name) for tenant in engine.tenants}
-
-        return self._driver.read(look) if self._driver is not None else {}
+        if self._driver is None:
+            return {}
+        return self._driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
         return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))
