@@ -73,14 +73,12 @@ def rates_of(service_ns: Mapping[str, float], slots: int, load: float, most: flo
     """Queries a second that ask for `load` times what the slots can do, in equal shares of work; nobody sends more than
     `most`, and the others share what it leaves."""
     rates: dict[str, float] = {}
-    while True:
-        left = {name: ns for name, ns in service_ns.items() if name not in rates}
+    while left := {name: ns for name, ns in service_ns.items() if name not in rates}:
         used = sum(rate * service_ns[name] / 1e9 for name, rate in rates.items())
         wanted = for_capacity(left, slots, load - used / slots)
         above = [name for name, rate in wanted.items() if rate > most]
-        if not above:
-            return {name: (rates | wanted)[name] for name in service_ns}
-        rates.update(dict.fromkeys(above, most))
+        rates.update(dict.fromkeys(above, most) if above else wanted)
+    return {name: rates[name] for name in service_ns}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,12 @@ class Bounds:
         return cls(asked, most_answers(queries, slots), shares, alone, weighted, largest_least_share(queries, slots)[0])
 
     def figures(self, in_time: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-        """What so many answers in time are of the bounds. `least_kept` is of what a tenant could have had alone."""
+        """What so many answers in time are of the bounds.
+
+        `least_kept` is the smallest part of what a tenant could have had alone on its share; `of_default` is that, or
+        of all answers where that is less: who takes from one tenant's share to answer more of others gains nothing.
+        """
+        kept = min(in_time[name] / alone for name, alone in self.alone.items() if alone > _HARDLY)
         total, least = sum(in_time.values()), min(in_time[name] / asked for name, asked in self.asked.items() if asked)
         return {
             "asked": sum(self.asked.values()),
@@ -114,7 +117,8 @@ class Bounds:
             "of_shares": total / self.shares,
             "of_weighted": sum(count * weights[name] for name, count in in_time.items()) / self.weighted,
             "of_fair": least / max(self.fair, _HARDLY),
-            "least_kept": min(in_time[name] / alone for name, alone in self.alone.items() if alone > _HARDLY),
+            "least_kept": kept,
+            "of_default": min(kept, total / self.shares),
             "bound_most": self.most / sum(self.asked.values()),
             "bound_shares": self.shares / sum(self.asked.values()),
             "bound_fair": self.fair,

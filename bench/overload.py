@@ -6,7 +6,9 @@ tenant keeps what it could have alone on its share (`shares`), on their weight (
 smallest attainment (`fair`). Simulated: exact knowledge, and noise beside it, a boundary every 8 ms. Served: real
 servers and clients over HTTP on the same cores, in turns; the load is of the capacity that was measured with clients
 and front-ends (see goodput), the bound of what launches took in that very run (`cotenant bound`).
-A figure of the summary is the worst over loads and sets of tenants, of medians over the seeds.
+`default_of_bound_*` is the lesser of the answers in time over their bound and, of the tenants, the smallest part of
+what one could have alone on its share. A figure of the summary is the worst over loads and sets of tenants, of medians
+over the seeds.
 """
 
 from __future__ import annotations
@@ -176,8 +178,8 @@ def summary_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Each objective's policy as a share of that objective's bound; `most` over sjf in answers in time."""
     found = {}
     for part in ("sim", "served"):
-        found[f"default_of_bound_{part}"] = worst(rows, part, DEFAULT, "of_shares")
-        found[f"default_least_kept_{part}"] = worst(rows, part, DEFAULT, "least_kept")
+        found[f"default_of_bound_{part}"] = worst(rows, part, DEFAULT, "of_default")
+        found[f"default_answers_of_bound_{part}"] = worst(rows, part, DEFAULT, "of_shares")
         found[f"most_of_bound_{part}"] = worst(rows, part, "most", "of_most")
         found[f"edf_of_bound_{part}"] = worst(rows, part, "edf", "of_most")
     found["fair_min_of_bound"] = worst(rows, "sim", "fair", "of_fair")
