@@ -13,6 +13,7 @@ from cotenant.report.charts import latency_distribution, latency_over_time, late
 from cotenant.report.html import RunResult, Section, write_report
 from cotenant.report.machine import machine_facts
 from cotenant.report.svg import Scale, duration, grouped_bars, round_up
+from cotenant.trace.bound import RunBound, TenantBound
 from cotenant.types import Outcome
 
 S = 1_000_000_000
@@ -104,6 +105,19 @@ def test_sections_profiles_traces_and_machine_are_shown(tmp_path: Path) -> None:
     text = "".join(reader.text)
     for wanted in ("Recognised", "First.", "TOTAL < 12", "12.35", "edf.json", "ui.perfetto.dev", "abacus"):
         assert wanted in text
+
+
+def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
+    tenants = (TenantBound("ocr", 1.0, 100, 30, 2e6, 1.25), TenantBound("<b>evil</b>", 1.0, 100, 60, 1e6, 1.0))
+    found = RunBound(tenants, 2, most=120.0, weighted=120.0, fair=0.6, limited_by=("ocr",))
+    _, reader = read(tmp_path, [run("fcfs", 30), run("edf", 90)], bounds={"edf": found})
+    text = "".join(reader.text)
+    assert text.count("75.0 % of what any schedule could have answered in time") == 1
+    assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of it." in text
+    assert "by what ocr ask for, and was 30.0 %: 50.0 % of it." in text
+    assert "1.25x" in text
+    _, reader = read(tmp_path, [run("edf", 90)])
+    assert "any schedule" not in "".join(reader.text)
 
 
 def test_a_run_without_any_query_can_be_shown(tmp_path: Path) -> None:
