@@ -14,6 +14,7 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.predictor import Group
 from cotenant.policies.overlap.control import Overlap
+from cotenant.predict.groups.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.trace.basis import GroupTally
@@ -45,11 +46,17 @@ class Believing(TablePredictor):
     def unmeasured(self, most: int) -> frozenset[int]:
         return frozenset(range(2, most + 1)) - self.measured
 
-    def near(self, group: Group) -> int:
-        return 10 * len(group)
-
     def alone(self, group: Group) -> list[int]:
         return [self.latency_ns(work, 3) for work, _ in group]
+
+
+class Near(FittedGroups):
+    """No measured group is near one of two members."""
+
+    quantile, key = 0.5, "near"
+
+    def near(self, group: Group) -> int:
+        return 0 if len(group) == 2 else 10
 
 
 def run(queries: Sequence[Query], believed: Believing | None = None, **options: object) -> Recording:
@@ -79,12 +86,12 @@ FIRST = query(0, "a", 500, 0)
 def test_it_is_started_where_everybody_would_be_in_time_though_it_took_as_long_as_it_can() -> None:
     made = run([FIRST, query(1, "a", 200), query(2, "b", 200), query(3, "c", 200)])
     assert groups_of(made) == ["a", "abc"]
-    told = [(launch.predicted_ns, launch.longest_ns, launch.near) for _, launch in made.launches]
-    assert told == [(10 * MS, 0, 10), *[(14 * MS, 30 * MS, 30)] * 3], "one alone is known"
+    told = [(launch.predicted_ns, launch.longest_ns) for _, launch in made.launches]
+    assert told == [(10 * MS, 0), *[(14 * MS, 30 * MS)] * 3], "one alone is known"
 
 
 def test_a_run_tells_what_its_groups_rested_on() -> None:
-    tally = GroupTally()
+    tally = GroupTally(Overlap(LANES), Near())
     arrivals = zip("bcaabc", (1, 1, 30, 31, 31, 31), strict=True)
     queries = [FIRST, *(query(number, name, 200, at) for number, (name, at) in enumerate(arrivals, 1))]
     believed = Believing()
@@ -93,12 +100,14 @@ def test_a_run_tells_what_its_groups_rested_on() -> None:
     started = Counter(map(len, groups_of(made)))
     assert len(started) == 3, "groups of one, two and three"
     assert [(each.members, each.started, each.nothing_near) for each in tally.found] == [
-        (members, started[members], 0) for members in (1, 2, 3)
+        (1, started[1], 0),
+        (2, started[2], started[2]),
+        (3, started[3], 0),
     ]
     assert [each.unmeasured for each in tally.found] == [0, 0, started[3]]
     assert "none of so many members measured" in str(tally.found[2])
-    assert str(tally.found[1]).endswith("of 2 members (0 with no measured group near)")
-    without = GroupTally()
+    assert str(tally.found[1]).endswith(f"of 2 members ({started[2]} with no measured group near)")
+    without = GroupTally(Overlap(LANES), None)
     play(Overlap(LANES), TENANTS.values(), TablePredictor(TABLES), queries, log=without, cores=CORES)
     assert without.found == []
 

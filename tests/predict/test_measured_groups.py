@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.predictor import Group, Member
-from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.predict.groups.measured import MeasuredGroups
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.groups.overlap_features import MemberFeatures, TenantFacts
@@ -107,14 +106,3 @@ def test_what_was_measured_is_kept_in_the_file(tmp_path: Path) -> None:
     save_overlap(path, damaged)
     with pytest.raises(OverlapFileError, match="expected 18 rows"):
         read_overlap(path)
-
-
-def test_beliefs_say_how_many_are_near_and_remember_it() -> None:
-    group = (member("a", 1), member("b", 2))
-    predictor = GroupedPredictor({each.name: each.table for each in FACTS}, None, SMALL)
-    assert predictor.near(group) == predictor.near(group[::-1]) == 10
-    corrected = predictor.with_beliefs(predictor.tables, {"a": 2.0}, 1.5)
-    corrected.fitted = fitted([(member("a", 8),)] * 10)
-    assert corrected.near(group) == 10, "corrections of factors forget nothing"
-    assert corrected.near((member("a", 8),)) == 10
-    assert GroupedPredictor(predictor.tables).near(group) == -1, "nothing was measured"

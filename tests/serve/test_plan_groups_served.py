@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -159,11 +160,11 @@ def test_the_same_plan_is_simulated_explained_and_replayed(
     launches = [action for record in records for kind, action in record.actions if kind == "Launch"]
     groups = Counter(launch.get("group", 0) for launch in launches)
     together = next(launch for launch in launches if groups[launch.get("group", 0)] == 2)
-    assert together["near"] >= 0
     done, out, err = run("replay", trace)
     assert (done, err) == (0, "")
     assert "every action is the same" in out
     done, out, err = run("explain", together["queries"][0], trace)
     assert (done, err) == (0, "")
     assert f"predicted {together['predicted_ns'] / 1e6:.1f} ms" in out
+    assert re.search(r"predicted as a group of 2, beside '.' on cores \d, with (no|\d+) measured group", out)
     assert json.loads(run(*asked, "--world", "table", "--json")[1])["world"] == "table"

@@ -16,11 +16,14 @@ from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
+from cotenant.policies.registry import rebuild_policy
 from cotenant.policies.rounds.duty_cycle import DutyCycle
+from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceError, TraceWriter, header, read
+from cotenant.trace.basis import GroupBeliefs
 from cotenant.trace.explain import Explanation, explain
 from cotenant.types import Query, Tenant
 from cotenant.wire.oip import QUERY_KEY
@@ -82,21 +85,38 @@ def test_a_launch_that_was_enqueued_behind_another_one(tmp_path: Path) -> None:
     assert "enqueued" not in story(path, 0)[-1]
 
 
-class Measured(TablePredictor):
-    """Groups of as many members as `measured` says were measured, some of them near those of one tenant."""
+class Fit(FittedGroups):
+    """Groups of as many members as `sizes` says were measured, one less of them near; no member slows another."""
 
-    def __init__(self, measured: frozenset[int]) -> None:
-        super().__init__(BELIEF.tables)
-        self.measured = measured
+    quantile, key = 0.5, "fit"
 
-    def unmeasured(self, most: int) -> frozenset[int]:
-        return frozenset(range(2, most + 1)) - self.measured
+    def __init__(self, *sizes: int) -> None:
+        self.measured = frozenset(sizes)
 
-    def longest_ns(self, groups: Sequence[Group]) -> list[int]:
-        return [sum(self.latency_ns(*member) for member in group) for group in groups]
+    @property
+    def sizes(self) -> frozenset[int]:
+        return self.measured
+
+    def group_ns(self, groups: Sequence[Group]) -> list[int]:
+        return BELIEF.group_ns(groups)
+
+    def bounds_ns(self, groups: Sequence[Group]) -> list[tuple[int, int]]:
+        return [(1, sum(BELIEF.latency_ns(*member) for member in group)) for group in groups]
 
     def near(self, group: Group) -> int:
         return len(group) - 1 if len(group) in self.measured else 0
+
+
+def basis(path: Path, query: int, fit: Fit | None) -> str:
+    """The last sentence of a query's story, where this fit is there to be asked."""
+
+    def find(key: str, quantile: float) -> Fit:
+        if fit is None:
+            raise TraceError(f"no fit {key}")
+        return fit
+
+    head, records = read(path)
+    return explain(records, query, GroupBeliefs(head, rebuild_policy, find)).sentences()[-1]
 
 
 @pytest.mark.parametrize("enqueue_ms", [0.0, 30.0])
@@ -111,25 +131,28 @@ def test_what_the_prediction_of_a_group_rested_on(tmp_path: Path, enqueue_ms: fl
         ): "on cores 1, with no measured groups near it, none of so many members: 90.0 ms at most, in turn",
     }
     for measured, end in ends.items():
-        record(path, policy, queries, belief=Measured(measured))
-        (first,), (second,) = (story(path, number)[-1:] for number in (0, 1))
-        assert first.endswith("predicted as a group of 1 with no measured groups near it")
-        assert second.endswith(end), second
+        fit = Fit(*measured)
+        record(path, policy, queries, belief=GroupedPredictor(BELIEF.tables, fitted=fit))
+        assert basis(path, 0, fit).endswith("predicted as a group of 1 with no measured groups near it")
+        assert basis(path, 1, fit).endswith(end)
+        assert basis(path, 0, None).endswith("predicted as a group of 1"), "the fit has been deleted"
+    assert "group" not in story(path, 0)[-1], "nobody asks"
     record(path, policy, queries)
-    assert "measured" not in story(path, 1)[-1], "nothing is known of groups"
+    assert "measured" not in basis(path, 1, Fit()), "nothing is known of groups"
 
 
 def test_a_group_in_a_partition_names_its_members_and_a_turn_alone_is_no_group(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     pair = Slot("long", 1, 5.0, 1, 1), Slot("short", 2, 5.0, 1, 1)
     queries = [at(0, LONG, 0), Query(1, "short", 1 * MS, 379 * MS), Query(2, "long", 2 * MS, 379 * MS)]
-    record(path, DutyCycle(ONE_LANE, rounds=(Round(90 * MS, pair),)), queries, belief=Measured(frozenset({1, 2})))
-    assert story(path, 0)[-1].endswith("on cores 0,1: took 80.0 ms, predicted 80.0 ms, headroom 220.0 ms")
-    assert story(path, 1)[-1].endswith(
+    policy, fit = DutyCycle(ONE_LANE, rounds=(Round(90 * MS, pair),)), Fit(1, 2)
+    record(path, policy, queries, belief=GroupedPredictor(BELIEF.tables, fitted=fit))
+    assert basis(path, 0, fit).endswith("on cores 0,1: took 80.0 ms, predicted 80.0 ms, headroom 220.0 ms")
+    assert basis(path, 1, fit).endswith(
         "; predicted as a group of 2, beside 'long' on cores 0, with 1 measured group near it"
     )
     assert "predicted 80.0 ms" in story(path, 1)[-1], "the time of the group"
-    assert story(path, 2)[-1].endswith("beside 'short' on cores 1, with 1 measured group near it")
+    assert basis(path, 2, fit).endswith("beside 'short' on cores 1, with 1 measured group near it")
 
 
 def test_queries_that_are_late_dropped_rejected_and_failed(tmp_path: Path) -> None:

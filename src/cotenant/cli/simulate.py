@@ -121,6 +121,10 @@ def simulate(
     world = world or (WorldKind.GROUPS if has_groups else WorldKind.TABLE)
     fitted = _fitted(repository, profile) if derives or has_groups or world is WorldKind.GROUPS else None
     scenario = replace(scenario, groups=fitted, plays_groups=world is WorldKind.GROUPS)
+    if trace is not None and fitted is not None:  # beside the trace, where a replay looks for it
+        from cotenant.predict.groups.overlap_file import keep_overlap
+
+        keep_overlap(trace.parent, fitted)
     assumptions = Assumptions(noise, round(decision_us * 1000))
     contention = None
     if world is WorldKind.CONTENTION:
@@ -139,7 +143,7 @@ def simulate(
             if trace is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(trace.open("wb"), head)
-            tally = GroupTally(writer)
+            tally = GroupTally(made, fitted, writer)
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
             )
@@ -189,17 +193,13 @@ def _beliefs(scenario: Scenario, policy: Policy) -> OnlineModel:
 
 
 def _fitted(root: Path, profile: Profile) -> OverlapPredictor | None:
-    """The fitted predictor of groups, kept for replays of the trace; None, with a warning, when there is none."""
+    """The fitted predictor of groups; None, with a warning, when there is none."""
     from cotenant.errors import CotenantError
     from cotenant.measure.groups import load_overlap
     from cotenant.predict.conformal import SURE_QUANTILE
-    from cotenant.predict.groups.overlap_file import keep_overlap
-    from cotenant.repository import STATE_FOLDER
 
     try:
-        fitted = load_overlap(root, profile, quantile=SURE_QUANTILE)
+        return load_overlap(root, profile, quantile=SURE_QUANTILE)
     except CotenantError as error:
         typer.echo(f"{error}; launches on disjoint cores are believed not to slow each other down", err=True)
         return None
-    keep_overlap(root / STATE_FOLDER, fitted)
-    return fitted

@@ -21,9 +21,8 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     its rows or of its units; when all have ended it goes on with all its rows. `after` are launches that had to end
     before this one could start. At the units in `stops`, in between, it can take in slots of a Grow. `wanted` is the
     size of the share that it was to have where fewer slots were free; 0 where it has what it was to have.
-    `pressure_pct` is the pressure on the memory that its time was predicted at, in per cent. `near` is the number of
-    measured groups that are near the group that was predicted, -1 where that was none or nothing was measured, and
-    `longest_ns` what that group takes at most where none of so many members was measured, else 0.
+    `pressure_pct` is the pressure on the memory that its time was predicted at, in per cent. `longest_ns` is what
+    its group takes at most where none of so many members was measured, else 0.
     """
 
     id: int
@@ -41,7 +40,6 @@ class Launch(Struct, frozen=True, gc=False, omit_defaults=True):
     stops: tuple[int, ...] = ()
     wanted: int = 0
     pressure_pct: int = 0
-    near: int = -1
     longest_ns: int = 0
 
 

@@ -152,7 +152,6 @@ class Books:
             cuts[bisect_right(cuts, work.start) : bisect_left(cuts, work.end)] if start.grows else (),
             start.wanted,
             start.pressure_pct,
-            start.near,
             start.longest_ns,
         )
         actions.append(launch if launches.book(launch, batch, now_ns) else Enqueue(launch))

@@ -45,9 +45,6 @@ class GroupPredictor(Predictor, Protocol):
         """What groups take at most as far as anything was measured of them: for numbers of members of which no group
         was measured their members in turn, or a slower part of them; else what `group_ns` says."""
 
-    def near(self, group: Group) -> int:
-        """How many measured groups are near this one, as its prediction goes by; -1 where none were measured at all."""
-
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """Latency of the whole model of every tenant for one row of the first declared shape."""
 

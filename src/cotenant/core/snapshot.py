@@ -121,9 +121,8 @@ class Start(Struct, frozen=True, gc=False):
     It may have slots that they hold now. With `grows` the launch can take in slots at the cuts that it passes. `wanted`
     is the size that its share was to have where fewer slots are free; 0 where it has what it was to have.
     `pressure_pct` is the pressure on the memory at which it is predicted, in per cent. Where it was predicted as one of
-    a group, `near` counts the measured groups that are near that, else it is -1; `longest_ns` is what such a group
-    takes at most where none of so many members was measured, else 0. Starts of one decision that have different numbers
-    in `group`, from 0 on in ascending order, are different groups.
+    a group of which none of so many members was measured, `longest_ns` is what that takes at most, else 0. Starts of
+    one decision that have different numbers in `group`, from 0 on in ascending order, are different groups.
     """
 
     work: Work
@@ -135,7 +134,6 @@ class Start(Struct, frozen=True, gc=False):
     grows: bool = False
     wanted: int = 0
     pressure_pct: int = 0
-    near: int = -1
     longest_ns: int = 0
     group: int = 0
 

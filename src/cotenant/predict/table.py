@@ -72,10 +72,6 @@ class TablePredictor:
         """See GroupPredictor."""
         return self.group_ns(groups)
 
-    def near(self, group: Group) -> int:
-        """See GroupPredictor."""
-        return -1
-
     def singles_ns(self, cores: int) -> Mapping[str, int]:
         """See GroupPredictor."""
         made = self._singles.get(cores)

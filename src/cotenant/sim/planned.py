@@ -248,10 +248,6 @@ class _Believed:
         """See GroupPredictor: what costs do not know is believed to be in turn anyhow."""
         return frozenset()
 
-    def near(self, group: Group) -> int:
-        """See GroupPredictor."""
-        return -1
-
     def _together_ns(self, group: Group) -> int:
         served = [self._served[work.tenant] for work, _ in group]
         if len(group) == 1:

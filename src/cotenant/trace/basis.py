@@ -1,13 +1,21 @@
-"""What the predictions of the groups of a run rested on: how many were near measured ones, and how many were not."""
+"""What the predictions of groups rested on: how many measured groups were near them.
+
+That is found afterwards, from the fitted predictor that a run had, and costs its decisions nothing.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cotenant.core.actions import Action, Launch
 from cotenant.core.events import Event
+from cotenant.core.predictor import Group, Member
+from cotenant.core.snapshot import Policy
+from cotenant.errors import CotenantError
+from cotenant.predict.groups.grouped import FittedGroups
+from cotenant.trace.trace_log import FindGroups, Header, MakePolicy, Record
 
 
 @dataclass(slots=True)
@@ -27,26 +35,91 @@ class GroupBasis:
 
 
 class GroupTally:
-    """Counts the groups of a run as a log of what happens; `then` is told, too."""
+    """Counts the groups of a run of a policy as a log of what happens; `then` is told, too.
 
-    def __init__(self, then: Callable[[int, Event, list[Action]], None] | None = None) -> None:
+    Without `fitted`, or where the policy asks for no groups, none are counted.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        fitted: FittedGroups | None,
+        then: Callable[[int, Event, list[Action]], None] | None = None,
+    ) -> None:
+        self._least = _least_members(policy)
+        self._fitted = fitted if self._least else None
         self._then = then
+        self._known: dict[Group, int] = {}
         self._found: dict[int, GroupBasis] = {}
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action]) -> None:
         """See Log."""
-        launches = [each for each in actions if isinstance(each, Launch) and each.near >= 0]
-        sizes = Counter([each.group for each in launches])
-        for launch in {each.group: each for each in launches}.values():
-            size = sizes[launch.group]
-            basis = self._found.setdefault(size, GroupBasis(size))
-            basis.started += 1
-            basis.nothing_near += launch.near == 0
-            basis.unmeasured += launch.longest_ns > 0
+        if self._fitted is not None:
+            groups: dict[int, list[Launch]] = {}
+            for action in actions:
+                if isinstance(action, Launch):
+                    groups.setdefault(action.group, []).append(action)
+            for launches in groups.values():
+                if len(launches) >= self._least:
+                    self._count(self._fitted, launches)
         if self._then is not None:
             self._then(time_ns, event, actions)
+
+    def _count(self, fitted: FittedGroups, launches: Sequence[Launch]) -> None:
+        group = tuple([Member(each.work, each.share.size) for each in launches])
+        near = self._known.get(group)
+        if near is None:
+            near = self._known[group] = fitted.near(group)
+        basis = self._found.setdefault(len(group), GroupBasis(len(group)))
+        basis.started += 1
+        basis.nothing_near += near == 0
+        basis.unmeasured += launches[0].longest_ns > 0
 
     @property
     def found(self) -> Sequence[GroupBasis]:
         """By number of members; empty where nothing was predicted from measured groups."""
         return [self._found[size] for size in sorted(self._found)]
+
+
+class GroupBeliefs:
+    """What groups were predicted from as a trace goes on; `see` is told its records in turn.
+
+    `make_policy` and `find_groups` are those of `trace_log.replay`.
+    """
+
+    def __init__(self, head: Header, make_policy: MakePolicy, find_groups: FindGroups) -> None:
+        self._make_policy, self._find_groups = make_policy, find_groups
+        self._policy: tuple[str, dict[str, Any]] = head.policy, head.policy_options
+        self._fit: tuple[str | None, float] = head.groups, head.quantile
+        self._least: int | None = None
+        """Of members of a group that is predicted as one; None until it is asked for."""
+        self._fitted: dict[tuple[str | None, float], FittedGroups | None] = {}
+
+    def see(self, record: Record) -> None:
+        """Note what changes from this record on."""
+        if record.kind == "PolicyChanged":
+            self._policy, self._least = (record.event["policy"], record.event["policy_options"]), None
+        elif record.kind == "PredictorChanged":
+            plain = record.event["predictor"]
+            self._fit = plain.get("groups"), plain.get("quantile", 0.5)
+
+    def near(self, group: Group) -> int | None:
+        """How many measured groups are near one that starts now; None where it was not predicted from measured ones,
+        and -1 where the fit that predicted it is not here."""
+        if self._least is None:
+            self._least = _least_members(self._make_policy(*self._policy))
+        key, quantile = self._fit
+        if key is None or not 0 < self._least <= len(group):
+            return None
+        if self._fit not in self._fitted:
+            try:
+                self._fitted[self._fit] = self._find_groups(key, quantile)
+            except CotenantError:
+                self._fitted[self._fit] = None
+        fitted = self._fitted[self._fit]
+        return -1 if fitted is None else fitted.near(group)
+
+
+def _least_members(policy: Policy) -> int:
+    """How many launches that are decided together are predicted as a group; 0 where none are."""
+    return 1 if policy.grouped else 2 if policy.asks_groups else 0

@@ -8,7 +8,9 @@ from typing import Any
 
 from msgspec import convert
 
+from cotenant.core.predictor import Member
 from cotenant.trace import Record, TraceError, work_of
+from cotenant.trace.basis import GroupBeliefs
 from cotenant.work import CPU, PieceTime, lane_name
 
 _DECIDED = ("Launch", "Enqueue")
@@ -46,8 +48,9 @@ class LaunchStory:
     """Cores that it was to have, where it got fewer."""
     pressure_pct: int = 0
     """Pressure on the memory at which its time was predicted."""
-    near: int = -1
-    """Measured groups near the one that it was predicted as a part of; -1 where there is no such prediction."""
+    near: int | None = None
+    """Measured groups near the one that it was predicted as a part of; None where there is no such prediction, -1 where
+    it is not known."""
     longest_ns: int = 0
     """What that group takes at most, where none of so many members was measured."""
     beside: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -57,13 +60,15 @@ class LaunchStory:
 
     def basis(self) -> str:
         """What the prediction of its group rested on, as the end of a sentence; nothing where it was of no group."""
-        if self.near < 0:
+        if self.near is None:
             return ""
-        near = f"{self.near or 'no'} measured group{'' if self.near == 1 else 's'}"
+        near = (
+            f" with {self.near or 'no'} measured group{'' if self.near == 1 else 's'} near it" if self.near >= 0 else ""
+        )
         bound = f", none of so many members: {_ms(self.longest_ns)} at most, in turn" if self.longest_ns else ""
         others = " and ".join(f"{name!r} on cores {','.join(map(str, cores))}" for name, cores in self.beside)
         beside = f", beside {others}," if others else ""
-        return f"; predicted as a group of {len(self.beside) + 1}{beside} with {near} near it{bound}"
+        return f"; predicted as a group of {len(self.beside) + 1}{beside}{near}{bound}"
 
     def lanes(self) -> list[str]:
         """A line for each core, or GPU, of a launch that ran by a placement: when it was busy, in equal columns."""
@@ -223,8 +228,13 @@ class Explanation:
         )
 
 
-def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationStory:
-    """Find the query in a trace and tell its story. Raises TraceError when it is not there, or has not ended."""
+def explain(
+    records: Iterable[Record], query: int, beliefs: GroupBeliefs | None = None
+) -> Explanation | ApplicationStory:
+    """Find the query in a trace and tell its story, with what predictions of groups rested on if `beliefs` are given.
+
+    Raises TraceError when it is not there, or has not ended.
+    """
     story: Explanation | None = None
     whole: ApplicationStory | None = None
     waiting: dict[str, set[int]] = {}
@@ -236,6 +246,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     """Launches that have not ended, by number."""
     for record in records:
         now = record.time_ns
+        if beliefs is not None:
+            beliefs.see(record)
         if record.kind == "ApplicationArrived" and record.event["query"] == query:
             arrived = record.event
             whole = ApplicationStory(query, arrived["application"], arrived["arrival_ns"], arrived["deadline_ns"])
@@ -270,6 +282,8 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
                 before = decided.get(action["id"], {"pointers": (), "members": members[action.get("group", 0)]})
                 kept = {"pointers": before["pointers"], "members": before["members"]}
                 decided[action["id"]] = action | kept | {"enqueued_ns": enqueued.pop(action["id"], None)}
+                if beliefs is not None and query in action["queries"]:
+                    decided[action["id"]]["near"] = beliefs.near(tuple(map(_member, kept["members"].values())))
                 running[action["id"]] = (now, decided[action["id"]])
                 work = work_of(action)
                 if work.start == 0:
@@ -297,16 +311,22 @@ def explain(records: Iterable[Record], query: int) -> Explanation | ApplicationS
     raise TraceError(f"query {query} is not in this trace; answers carry their number in the header 'x-cotenant-query'")
 
 
-def _groups(record: Record) -> dict[int, dict[int, tuple[str, tuple[int, ...]]]]:
-    """Launches by their group and number, of those that a record decides, whether they start or wait: the tenant and
-    the cores of each."""
-    made: dict[int, dict[int, tuple[str, tuple[int, ...]]]] = {}
+def _groups(record: Record) -> dict[int, dict[int, dict[str, Any]]]:
+    """Launches by their group and number, of those that a record decides, whether they start or wait."""
+    made: dict[int, dict[int, dict[str, Any]]] = {}
     for kind, action in record.actions:
         if kind in _DECIDED:
             launch = action["launch"] if kind == "Enqueue" else action
-            told = work_of(launch).tenant, tuple(launch["share"]["cores"])
-            made.setdefault(launch.get("group", 0), {})[launch["id"]] = told
+            made.setdefault(launch.get("group", 0), {})[launch["id"]] = launch
     return made
+
+
+def _place(launch: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    return work_of(launch).tenant, tuple(launch["share"]["cores"])
+
+
+def _member(launch: Mapping[str, Any]) -> Member:
+    return Member(work_of(launch), len(launch["share"]["cores"]))
 
 
 def _overlap(piece: PieceTime, start_ns: int, end_ns: int) -> int:
@@ -355,9 +375,9 @@ def _count(
                 version=work.version,
                 wanted=launch.get("wanted", 0),
                 pressure_pct=launch.get("pressure_pct", 0),
-                near=launch.get("near", -1),
+                near=launch.get("near"),
                 longest_ns=launch.get("longest_ns", 0),
-                beside=tuple([told for number, told in launch["members"].items() if number != launch["id"]]),
+                beside=tuple([_place(each) for number, each in launch["members"].items() if number != launch["id"]]),
                 pieces=convert(pieces, tuple[PieceTime, ...]),
             )
         )

@@ -152,14 +152,14 @@ class Overlap(BasePolicy):
             if self.enqueue_ms and begin < choice.latest_ns and choice.is_there(snapshot):
                 again = begin - self._window_ns
                 if again <= snapshot.now_ns:
-                    return Decision(choice.starts(predictor, tuple(snapshot.running)), ahead=True)
+                    return Decision(choice.starts(tuple(snapshot.running)), ahead=True)
             return Decision(memory=_Ahead(choice, begin, drops), again_ns=again)
         if isinstance(memory, _Ahead):
             choice = memory.choice
             if snapshot.now_ns <= choice.latest_ns and choice.is_there(snapshot):
-                return Decision(choice.starts(predictor), memory.drops_at(snapshot), ahead=True)
+                return Decision(choice.starts(), memory.drops_at(snapshot), ahead=True)
         choice, drops = self._choose(snapshot, predictor, snapshot.now_ns)
-        return Decision(() if choice is None else choice.starts(predictor), drops)
+        return Decision(() if choice is None else choice.starts(), drops)
 
     def _choose(
         self, snapshot: Snapshot, predictor: GroupPredictor, begin_ns: int

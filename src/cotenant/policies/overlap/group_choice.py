@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cotenant.core.predictor import Group, GroupPredictor
+from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Snapshot, Start
 from cotenant.policies.overlap.group_jobs import Job
 from cotenant.work import Share
@@ -21,12 +21,12 @@ class Choice(NamedTuple):
     latest_ns: int
     longest_ns: int
 
-    def starts(self, predictor: GroupPredictor, after: tuple[int, ...] = ()) -> tuple[Start, ...]:
+    def starts(self, after: tuple[int, ...] = ()) -> tuple[Start, ...]:
         """What the engine is told of it, to start when the launches `after` have ended."""
-        near, latency, longest = predictor.near(self.group), self.latency_ns, self.longest_ns
+        latency, longest = self.latency_ns, self.longest_ns
         return tuple(
             [
-                Start(work, job.queries, share, latency, job.batch, after, near=near, longest_ns=longest)
+                Start(work, job.queries, share, latency, job.batch, after, longest_ns=longest)
                 for (work, _), job, share in zip(self.group, self.jobs, self.split, strict=True)
             ]
         )

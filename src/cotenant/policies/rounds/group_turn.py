@@ -127,10 +127,10 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
 def started(predictor: GroupPredictor, batches: Sequence[SeatBatch], group: int) -> list[Start]:
     """The launches of a group of several members."""
     members = tuple([each.member for each in batches])
-    [predicted], near = predictor.group_ns([members]), predictor.near(members)
+    [predicted] = predictor.group_ns([members])
     longest = predictor.longest_ns([members])[0] if len(members) in predictor.unmeasured(len(members)) else 0
     return [
-        Start(each.work, tuple(each.queries), each.seat.share, predicted, near=near, longest_ns=longest, group=group)
+        Start(each.work, tuple(each.queries), each.seat.share, predicted, longest_ns=longest, group=group)
         for each in batches
     ]
 

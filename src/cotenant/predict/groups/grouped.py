@@ -36,7 +36,7 @@ class FittedGroups(Protocol):
         return [(latency, latency) for latency in self.group_ns(groups)]
 
     def near(self, group: Group) -> int:
-        """See GroupPredictor."""
+        """How many measured groups are near this one, as its prediction goes by; -1 where that is not known."""
         return -1
 
 
@@ -61,7 +61,6 @@ class GroupedPredictor(TablePredictor):
         """What `fitted` said, before `factor`."""
         self._longest: dict[Group, int] = {}
         """What groups of numbers of members that were not measured take at most, before `factor`."""
-        self._near: dict[Group, int] = {}
         self._unmeasured: dict[int, frozenset[int]] = {}
 
     def group_ns(self, groups: Sequence[Group]) -> list[int]:
@@ -96,17 +95,6 @@ class GroupedPredictor(TablePredictor):
         known.update(zip(new, [most for _, most in self.fitted.bounds_ns(new)], strict=True))
         return [max(ns, round(known.get(group, 0) * factor)) for ns, group in zip(believed, groups, strict=True)]
 
-    def near(self, group: Group) -> int:
-        """See GroupPredictor; answers are memorised."""
-        if self.fitted is None:
-            return -1
-        found = self._near.get(group)
-        if found is None:
-            if len(self._near) > _MEMORY:
-                self._near.clear()
-            found = self._near[group] = self.fitted.near(group)
-        return found
-
     def foresee(self, groups: Iterable[Group]) -> Iterator[int]:
         """Predict these groups, the first FORESEEN of them, so that to ask for them later takes no time.
 
@@ -130,7 +118,7 @@ class GroupedPredictor(TablePredictor):
         What is memorised of groups goes on: a server corrects factors all the time, and would forget it each time.
         """
         made = GroupedPredictor(tables, scales, self.fitted, factor).with_margin(self.margin).with_beside(self.beside)
-        made._answers, made._near, made._longest = self._answers, self._near, self._longest
+        made._answers, made._longest = self._answers, self._longest
         return made
 
     def _ask(self, fitted: FittedGroups, groups: Sequence[Group], found: Sequence[int | None]) -> list[int]:
