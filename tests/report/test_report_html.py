@@ -108,13 +108,17 @@ def test_sections_profiles_traces_and_machine_are_shown(tmp_path: Path) -> None:
 
 
 def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
-    tenants = (TenantBound("ocr", 1.0, 100, 30, 2e6, 1.25), TenantBound("<b>evil</b>", 1.0, 100, 60, 1e6, 1.0))
-    found = RunBound(tenants, 2, most=120.0, weighted=120.0, fair=0.6, limited_by=("ocr",))
+    tenants = (
+        TenantBound("ocr", 1.0, 100, 30, 2e6, 1.25, 0.5, 40.0),
+        TenantBound("<b>evil</b>", 1.0, 100, 60, 1e6, 1.0, 0.5, 60.0),
+    )
+    found = RunBound(tenants, 2, most=120.0, shares=100.0, weighted=120.0, fair=0.6, limited_by=("ocr",))
     _, reader = read(tmp_path, [run("fcfs", 30), run("edf", 90)], bounds={"edf": found})
     text = "".join(reader.text)
     assert text.count("75.0 % of what any schedule could have answered in time") == 1
     assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of it." in text
     assert "by what ocr ask for, and was 30.0 %: 50.0 % of it." in text
+    assert "at most 100 could be; the run had 90.0 % of it, but ocr got 30 of the 40 that it could have had so." in text
     assert "1.25x" in text
     _, reader = read(tmp_path, [run("edf", 90)])
     assert "any schedule" not in "".join(reader.text)

@@ -8,7 +8,7 @@ from typing import Any
 from cotenant.report.tables import milliseconds, percent
 from cotenant.trace.bound import RunBound
 
-COLUMNS = ("tenant", "asked", "in time", "attainment", "slot ms a query", "over its profile")
+COLUMNS = ("tenant", "asked", "in time", "attainment", "alone on its share", "slot ms a query", "over its profile")
 
 
 def sentences(found: RunBound) -> list[str]:
@@ -18,6 +18,14 @@ def sentences(found: RunBound) -> list[str]:
         f"most: at most {int(found.most + 1e-6)} of {asked} queries could be answered in time, "
         f"{found.in_time} were: {of_bound(found.in_time, found.most)} of it."
     ]
+    short = found.short
+    kept = "and every tenant kept that"
+    if short is not None:
+        kept = f"but {short.tenant} got {short.in_time} of the {int(short.alone + 1e-6)} that it could have had so"
+    lines.append(
+        f"shares: where every tenant keeps what it could have alone on its share, at most {int(found.shares + 1e-6)} "
+        f"could be; the run had {of_bound(found.in_time, found.shares)} of it, {kept}."
+    )
     if len({each.weight for each in found.tenants}) > 1:
         lines.append(
             f"weighted: the answers in time could be worth {found.weighted:g} at most and were worth {found.worth:g}: "
@@ -40,6 +48,7 @@ def rows(found: RunBound) -> list[Sequence[str]]:
             str(each.asked),
             str(each.in_time),
             percent(each.attainment if each.asked else None),
+            f"{each.alone:.0f}",
             milliseconds(each.slot_ns / 1e6 if each.asked else None),
             f"{each.pace:.2f}x",
         )
@@ -59,6 +68,7 @@ def facts(found: RunBound) -> dict[str, Any]:
         "asked": sum(each.asked for each in found.tenants),
         "in_time": found.in_time,
         "most": found.most,
+        "shares": found.shares,
         "worth": found.worth,
         "weighted": found.weighted,
         "least_attainment": found.least,
@@ -73,6 +83,8 @@ def facts(found: RunBound) -> dict[str, Any]:
                 "attainment": each.attainment,
                 "slot_ms_a_query": each.slot_ns / 1e6,
                 "over_profile": each.pace,
+                "share": each.share,
+                "alone_on_share": each.alone,
             }
             for each in found.tenants
         ],
