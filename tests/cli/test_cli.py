@@ -259,6 +259,16 @@ def test_simulate_says_how_far_each_run_was_from_the_best(run: Run, root: Path, 
     assert one_object(run(*arguments, "--trace", path, "--json")[1])["runs"][1]["bound"] == last
     assert one_object(run("bound", path, "--json")[1]) == last
     assert first["asked"] == last["asked"]
+    lost = one_object(run(*arguments, "--json")[1])["runs"][0]["lost"]
+    for each in first["tenants"]:
+        causes = {name: count for name, count in lost.get(each["tenant"], {}).items() if name != "to"}
+        assert sum(causes.values()) == each["asked"] - each["in_time"]
+    assert sum(sum(each["to"].values()) for each in lost.values()) == sum(
+        each.get("neighbour", 0) for each in lost.values()
+    )
+    assert all(
+        f"{tenant} lost {sum(v for k, v in each.items() if k != 'to')}: " in out for tenant, each in lost.items()
+    )
     assert first["in_time"] <= first["most"]
     assert "bound" not in one_object(run(*arguments[:-1], "--json")[1])["runs"][0]
 

@@ -29,7 +29,7 @@ def demo(
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.metrics import to_json
-    from cotenant.report.bound_text import facts, sentences
+    from cotenant.report import bound_text, lost_text
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
     from cotenant.report.tables import outcome_table
@@ -37,6 +37,8 @@ def demo(
     from cotenant.repository import SERVER_FILE, trace_path
     from cotenant.trace import read
     from cotenant.trace.bound import RunBound, bound_of
+    from cotenant.trace.losses import losses_of
+    from cotenant.trace.lost import LossAccount
     from cotenant.workload import to_toml
     from cotenant.zoo import QUICK_START, build_repository
 
@@ -62,6 +64,7 @@ def demo(
     runs: list[RunResult] = []
     traces: dict[str, str] = {}
     bounds: dict[str, RunBound] = {}
+    losses: dict[str, LossAccount] = {}
     text: list[Any] = []
     for number, contender in enumerate(CONTENDERS, start=3):
         title = f"{contender.policy} (drop: {contender.drop}), {factor:g} x capacity, {seconds:g} s"
@@ -85,12 +88,14 @@ def demo(
         write_timeline(timeline, read(trace_path(repository))[1])
         traces[contender.name] = timeline.name
         bounds[contender.name] = bound_of(*read(trace_path(repository)))
-        console.print("\n".join(sentences(bounds[contender.name])), highlight=False)
+        losses[contender.name] = losses_of(*read(trace_path(repository)))[0]
+        said = lost_text.sentences(losses[contender.name]) + bound_text.sentences(bounds[contender.name])
+        console.print("\n".join(said), highlight=False)
     console.rule("5. A picture read through the served models")
     for line in text:
         console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
     report = folder / "report.html"
-    _write_report(report, runs, traces, bounds, profile, text)
+    _write_report(report, runs, profile, text, traces=traces, bounds=bounds, losses=losses)
     took = time.monotonic() - began
     console.rule("Done")
     console.print(f"Report: {report}   Timelines for ui.perfetto.dev: {', '.join(traces.values())}   ({took:.0f} s)")
@@ -99,7 +104,8 @@ def demo(
             {
                 "slos_ms": targets_ms,
                 "runs": {run.name: to_json(run.summary) for run in runs},
-                "bounds": {name: facts(bound) for name, bound in bounds.items()},
+                "bounds": {name: bound_text.facts(bound) for name, bound in bounds.items()},
+                "lost": {name: lost_text.facts(account) for name, account in losses.items()},
                 "text": [line.text for line in text],
                 "report": str(report),
                 "seconds": round(took, 1),
@@ -117,9 +123,8 @@ def _read_picture(repository: Path, url: str) -> list[Any]:
     return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
 
 
-def _write_report(
-    path: Path, runs: list[Any], traces: dict[str, str], bounds: dict[str, Any], profile: Any, text: list[Any]
-) -> None:
+def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **found: Any) -> None:
+    """`found`: what was found of each run, by its name; see `write_report`."""
     from cotenant.cli.quick_start import SLO_TEXT
     from cotenant.report.html import Section, write_report
     from cotenant.report.machine import machine_facts
@@ -140,5 +145,4 @@ def _write_report(
     slos = Section(
         "Where the SLOs come from", f"{SLO_TEXT} A config.toml that you edited keeps the SLO that you gave it."
     )
-    sections = [slos, picture]
-    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=sections, traces=traces, bounds=bounds)
+    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[slos, picture], **found)

@@ -74,7 +74,7 @@ def simulate(
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
     bound: Annotated[
-        bool, typer.Option("--bound", help="Also say how far each run was from the best that is possible.")
+        bool, typer.Option("--bound", help="Also say how far each run was from the best, what was lost and why.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -85,7 +85,7 @@ def simulate(
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class
     from cotenant.profile.profile_file import load_profile
-    from cotenant.report.bound_text import facts, sentences
+    from cotenant.report import bound_text, lost_text
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
@@ -93,6 +93,7 @@ def simulate(
     from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
     from cotenant.trace.bound import bound_of
+    from cotenant.trace.losses import losses_of
     from cotenant.workload import load_workload, scale
 
     over = chosen_of(
@@ -164,12 +165,14 @@ def simulate(
                 slo_ns=scenario.slo_ns,
                 tenants=list(scenario.slo_ns),
             )
-            found = bound_of(*read(recorded)) if bound and recorded is not None else None
+            found = None
+            if bound and recorded is not None:
+                found, lost = bound_of(*read(recorded)), losses_of(*read(recorded))[0]
             if as_json:
                 is_cautious = goes_by_margin(made)
                 told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
-                told |= {"bound": facts(found)} if found else {}
+                told |= {"bound": bound_text.facts(found), "lost": lost_text.facts(lost)} if found else {}
                 runs.append({**told, **to_json(summary)})
             else:
                 text = policy_text(made)
@@ -178,7 +181,8 @@ def simulate(
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
                 if found:
-                    console.print("\n".join(sentences(found)), highlight=False, soft_wrap=True)
+                    said = lost_text.sentences(lost) + bound_text.sentences(found)
+                    console.print("\n".join(said), highlight=False, soft_wrap=True)
     if scratch:
         scratch.cleanup()
     if as_json:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 from cotenant.errors import InvalidValueError
 from cotenant.metrics import TenantSummary
-from cotenant.report import bound_text, charts
+from cotenant.report import bound_text, charts, lost_text
 from cotenant.report.charts import MARKS, RunResult, tenants_of
 from cotenant.report.page import Cell, Page, bar_key, facts, grid, key, paragraph, short_text, table
 from cotenant.report.svg import SHAPES
 from cotenant.report.tables import attainment_style, milliseconds, percent
 from cotenant.trace.bound import RunBound
-from cotenant.types import Outcome
+from cotenant.trace.lost import LossAccount
+from cotenant.types import LossCause, Outcome
 
 __all__ = ["RunResult", "Section", "write_report"]
 
@@ -46,13 +47,14 @@ def write_report(
     sections: Sequence[Section] = (),
     traces: Mapping[str, str] | None = None,
     bounds: Mapping[str, RunBound] | None = None,
+    losses: Mapping[str, LossAccount] | None = None,
     created: datetime | None = None,
 ) -> None:
     """Write the report of `runs` (of the same tenants, as a rule) to `path`.
 
     `machine` holds facts such as those of `cotenant.report.machine.machine_facts`; `profiles` are rows of a table, all
-    with the same keys; `traces` maps run names to Perfetto files, `bounds` to what no schedule could have beaten;
-    `created` is the time shown, now by default.
+    with the same keys; `traces` maps run names to Perfetto files, `bounds` to what no schedule could have beaten, and
+    `losses` to why queries were lost; `created` is the time shown, now by default.
 
     Raises InvalidValueError when there is no run, or two of one name.
     """
@@ -65,6 +67,7 @@ def write_report(
     page.add(*(paragraph(f"{run.name}: {text}", "warn") for run in runs for text in run.warnings))
     _attainment(page, runs)
     _tables(page, runs)
+    _losses(page, losses or {})
     _bounds(page, bounds or {})
     _distributions(page, runs)
     _over_time(page, runs)
@@ -139,6 +142,24 @@ def _row(line: TenantSummary) -> list[Cell]:
         *(milliseconds(line.p50_ms), milliseconds(line.p99_ms), f"{line.goodput_per_s:.1f}"),
         (percent(line.attainment), _GRADES[attainment_style(line.attainment)]),
     ]
+
+
+def _losses(page: Page, losses: Mapping[str, LossAccount]) -> None:
+    if losses:
+        parts = []
+        for name, account in losses.items():
+            lost = table(lost_text.columns(account), lost_text.rows(account)) if account.lost else paragraph("Nothing.")
+            parts.append(f"<h3>{escape(name)}</h3>{lost}")
+        causes = [
+            cause for cause in LossCause if any(cause in lost_text.found_causes(each) for each in losses.values())
+        ]
+        page.section(
+            "What was lost, and why",
+            "<p>Every query that was not answered in time has one cause, as the server saw it; neighbours are the "
+            "other tenants that it waited behind or was given up for.</p>",
+            *parts,
+            facts((cause.value, lost_text.MEANING[cause]) for cause in causes),
+        )
 
 
 def _bounds(page: Page, bounds: Mapping[str, RunBound]) -> None:
