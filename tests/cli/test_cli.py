@@ -250,6 +250,30 @@ def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:
     assert all(each["tenant"] in out for each in facts["tenants"])
 
 
+def test_simulate_says_how_far_each_run_was_from_the_best(run: Run, root: Path, workload: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    arguments = ("simulate", workload, root, "--policy", "fcfs", "--policy", "edf", "--bound")
+    status, out, err = run(*arguments)
+    assert (status, err) == (0, "")
+    assert out.count("could be answered in time") == out.count("fair: the smallest attainment") == 2
+    first, last = (each["bound"] for each in one_object(run(*arguments, "--json")[1])["runs"])
+    assert one_object(run(*arguments, "--trace", path, "--json")[1])["runs"][1]["bound"] == last
+    assert one_object(run("bound", path, "--json")[1]) == last
+    assert first["asked"] == last["asked"]
+    lost = one_object(run(*arguments, "--json")[1])["runs"][0]["lost"]
+    for each in first["tenants"]:
+        causes = {name: count for name, count in lost.get(each["tenant"], {}).items() if name != "to"}
+        assert sum(causes.values()) == each["asked"] - each["in_time"]
+    assert sum(sum(each["to"].values()) for each in lost.values()) == sum(
+        each.get("neighbour", 0) for each in lost.values()
+    )
+    assert all(
+        f"{tenant} lost {sum(v for k, v in each.items() if k != 'to')}: " in out for tenant, each in lost.items()
+    )
+    assert first["in_time"] <= first["most"]
+    assert "bound" not in one_object(run(*arguments[:-1], "--json")[1])["runs"][0]
+
+
 def test_a_trace_that_was_tampered_with_differs(run: Run, trace: Path, tmp_path: Path) -> None:
     lines = trace.read_text(encoding="utf-8").splitlines()
     changed = tmp_path / "changed.jsonl"

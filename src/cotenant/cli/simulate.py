@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -68,6 +69,9 @@ def simulate(
         ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Also say how far each run was from the best, what was lost and why.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
@@ -78,12 +82,15 @@ def simulate(
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class
     from cotenant.profile.profile_file import load_profile
+    from cotenant.report import bound_text, lost_text
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
-    from cotenant.trace import TraceWriter, header
+    from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
+    from cotenant.trace.bound import bound_of
+    from cotenant.trace.losses import losses_of
     from cotenant.workload import load_workload, scale
 
     over = chosen_of(
@@ -131,15 +138,17 @@ def simulate(
         contention = load_contention(contention_path(repository)).contention()
     console = make_console()
     runs = []
+    scratch = TemporaryDirectory(prefix="cotenant-") if bound and trace is None else None
+    recorded = Path(scratch.name) / "trace.jsonl" if scratch else trace
     for name in names:
         asked = settings.policy.over(name, chosen, "command line")
         section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
         made = scenario.policy(section)
         for seed in range(spec.seed, spec.seed + seeds):
             beliefs, writer = scenario.beliefs(made), None
-            if trace is not None:
+            if recorded is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
-                writer = TraceWriter(trace.open("wb"), head)
+                writer = TraceWriter(recorded.open("wb"), head)
             tally = GroupTally(made, fitted, writer)
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
@@ -154,10 +163,14 @@ def simulate(
                 limit_ns=spec.limit_ns,
                 tenants=list(scenario.slo_ns),
             )
+            found = None
+            if bound and recorded is not None:
+                found, lost = bound_of(*read(recorded)), losses_of(*read(recorded))[0]
             if as_json:
                 is_cautious = goes_by_margin(made)
                 told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
+                told |= {"bound": bound_text.facts(found), "lost": lost_text.facts(lost)} if found else {}
                 runs.append({**told, **to_json(summary)})
             else:
                 text = policy_text(made)
@@ -165,6 +178,11 @@ def simulate(
                 console.print(outcome_table(summary, title))
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
+                if found:
+                    said = lost_text.sentences(lost) + bound_text.sentences(found)
+                    console.print("\n".join(said), highlight=False, soft_wrap=True)
+    if scratch:
+        scratch.cleanup()
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
 
