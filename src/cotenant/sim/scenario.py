@@ -185,6 +185,7 @@ def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
         cuts=measured.cuts,
         max_batch=found.config.model.max_batch,
         weight=section.weight,
+        share=section.share or 0.0,
         priority=section.priority,
         max_queue=section.max_queue,
         splits=measured.splits,
