@@ -35,7 +35,7 @@ from cotenant.repository import trace_path
 from cotenant.trace import read
 from cotenant.trace.bound import bound_of
 from cotenant.workload import ArrivalProcess, Poisson, TenantLoad, Trace, Workload, arrivals
-from cotenant.workload.bound import most_worth
+from cotenant.workload.bound import answers_alone, most_answers
 
 POLICIES = ("shares", "edf")
 NAMES = tuple(each.name for each in FOUR)
@@ -128,7 +128,7 @@ def cases(
         found = {}
         for name in NAMES:
             answered, asked = in_time(log, name, plan.warmup_ns, plan.duration_ns)
-            alone = most_worth([each for each in queries if each.tenant == name], _LANES / len(NAMES), {name: 1.0})
+            alone = answers_alone([each for each in queries if each.tenant == name], _LANES / len(NAMES))
             found[f"attainment_{name}"] = answered / max(1, asked)
             found[f"alone_{name}"] = alone / max(1, asked)
         yield {**about, "case": "victim", "factor": factor, **found}
@@ -138,8 +138,8 @@ def cases(
         plan, log, slot_ns = play(policy, poisson({name: ALONE * len(NAMES) * share[name]}), seed, seconds)
         answered, asked = in_time(log, name, plan.warmup_ns, plan.duration_ns)
         queries = demands(plan, slo_ns, slot_ns)
-        could = most_worth(queries, _LANES, {name: 1.0})
-        own = most_worth(queries, _LANES / len(NAMES), {name: 1.0})
+        could = most_answers(queries, _LANES)
+        own = answers_alone(queries, _LANES / len(NAMES))
         used = 100 * (answered - own) / (could - own)
         yield {**about, "case": "unused", "tenant": name, "asked": asked, "in_time": answered, "used_pct": used}
     for name in dict.fromkeys((*lonely, NAMES[0])):
@@ -225,7 +225,7 @@ def _metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _show(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     table = Table("part", "policy", "case", "tenant", *NAMES, "of the rest", "lost s", box=SIMPLE)
-    table.title = "Attainment (victim: and alone on its share; newcomer: at first, and later), and what is measured; medians over the seeds"
+    table.title = "Attainment (victim: and alone on its share; newcomer: at first, and later); medians over the seeds"
     keys = dict.fromkeys(
         (row["part"], row["policy"], row["case"], row.get("factor"), row.get("tenant")) for row in rows
     )
