@@ -44,6 +44,32 @@ class Cause(StrEnum):
     and another server may be asked."""
 
 
+class LossCause(StrEnum):
+    """Why a query was lost: not answered in time. Every lost query has exactly one; the words are those of logs and
+    metrics too."""
+
+    OWN_RATE = "own_rate"
+    """Its tenant asked for more than its share, and it waited behind that; or behind its own where nobody is over."""
+    NEIGHBOUR = "neighbour"
+    """It waited behind another tenant, or was given up for it."""
+    SLOW = "slow"
+    """Launches of its tenant ran longer than the profile says."""
+    STOLEN = "stolen"
+    """Cores were taken by something else: launches ran longer than the profile says, but not on the processor."""
+    SLO = "slo"
+    """The profile says that it takes longer than its SLO."""
+    DOOR = "door"
+    """It came to the core late: its request was read, decoded or queued at a front-end until then."""
+    REPLY = "reply"
+    """Its answer was there in time and was written late."""
+    CLIENT = "client"
+    """Its client allowed less time than the SLO, or withdrew it."""
+    FAILED = "failed"
+    """A worker died, or the model raised."""
+    GONE = "gone"
+    """The model was unloaded or reloaded, or the server started or stopped."""
+
+
 ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 """The outcomes that come with a result."""
 

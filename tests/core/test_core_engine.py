@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from msgspec import structs
+from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.actions import Launch, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
@@ -26,7 +26,7 @@ from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
 from cotenant.errors import InvalidValueError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
-from cotenant.types import Outcome, Query, Tenant
+from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
@@ -57,16 +57,16 @@ def test_a_query_is_launched_at_once_on_a_free_lane() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "reason"),
+    ("late", "reason", "cause"),
     [
-        (query(9, "nobody"), "tenant 'nobody' is not served"),
-        (query(9, slo_ns=9 * MS), "10.0 ms of work do not fit into 9.0 ms"),
-        (query(9, expiry_ns=0), "its time-out has passed"),
+        (query(9, "nobody"), "tenant 'nobody' is not served", LossCause.GONE),
+        (query(9, slo_ns=9 * MS), "10.0 ms of work do not fit into 9.0 ms", UNSET),
+        (query(9, expiry_ns=0), "its time-out has passed", UNSET),
     ],
     ids=["stranger", "hopeless", "timed out"],
 )
-def test_refusals_say_why(late: Query, reason: str) -> None:
-    assert engine().handle(QueryArrived(late), 0) == [Respond(9, Outcome.REJECTED, reason)]
+def test_refusals_say_why(late: Query, reason: str, cause: LossCause | UnsetType) -> None:
+    assert engine().handle(QueryArrived(late), 0) == [Respond(9, Outcome.REJECTED, reason, cause)]
 
 
 def test_a_full_queue_refuses() -> None:
@@ -83,7 +83,9 @@ def test_draining_refuses_new_queries_and_serves_those_inside() -> None:
     core.handle(QueryArrived(query(0)), 0)
     core.handle(QueryArrived(query(1)), 0)
     assert core.handle(DrainStarted(), 1) == []
-    assert core.handle(QueryArrived(query(2)), 1) == [Respond(2, Outcome.REJECTED, "the server is shutting down")]
+    assert core.handle(QueryArrived(query(2)), 1) == [
+        Respond(2, Outcome.REJECTED, "the server is shutting down", LossCause.GONE)
+    ]
     assert responds(core.handle(LaunchEnded(0), 10 * MS)) == [(0, Outcome.ANSWERED)]
     assert responds(core.handle(LaunchEnded(1), 20 * MS)) == [(1, Outcome.ANSWERED)]
     assert core.live == 0
@@ -167,7 +169,7 @@ def test_a_failed_launch_fails_its_queries_and_releases_the_batch() -> None:
     core = engine(preempt=False)
     core.handle(QueryArrived(query(0, "b")), 0)
     assert core.handle(LaunchEnded(0, "out of memory"), 5) == [
-        Respond(0, Outcome.FAILED, "out of memory"),
+        Respond(0, Outcome.FAILED, "out of memory", LossCause.FAILED),
         Release(0),
     ]
     assert (core.live, core.running) == (0, 0)
@@ -197,7 +199,7 @@ def test_a_batch_that_fails_is_run_again_in_halves_until_one_is_left_who_fails_a
     assert begun == [(1, 3), (1,), (1,), (3,), (4,), (4,), (5,), (5,)]
     assert ended == [
         Respond(1, Outcome.ANSWERED),
-        Respond(3, Outcome.FAILED, "token 99 is out of range"),
+        Respond(3, Outcome.FAILED, "token 99 is out of range", LossCause.FAILED),
         Respond(4, Outcome.ANSWERED),
         Respond(5, Outcome.ANSWERED),
     ]
@@ -288,7 +290,9 @@ def test_a_time_out_of_the_client_ends_what_runs_and_a_deadline_does_not() -> No
 def test_cancelling_a_running_query_frees_the_lane_only_when_the_launch_ends() -> None:
     core = engine()
     core.handle(QueryArrived(query(0)), 0)
-    assert core.handle(QueryCancelled(0), 1) == [Respond(0, Outcome.CANCELLED, "cancelled by the client")]
+    assert core.handle(QueryCancelled(0), 1) == [
+        Respond(0, Outcome.CANCELLED, "cancelled by the client", LossCause.CLIENT)
+    ]
     assert core.handle(QueryCancelled(0), 2) == []
     assert core.running == 1
     assert core.handle(QueryArrived(query(1)), 3) == [SetTimer(100 * MS)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from cotenant.types import Outcome
+from cotenant.types import LossCause, Outcome
 from cotenant.work import Share, Work
 
 
@@ -56,11 +56,17 @@ class Enqueue(Struct, frozen=True, gc=False):
 
 
 class Respond(Struct, frozen=True, gc=False):
-    """A query has ended. Sent exactly once per query; `reason` is empty for answers in time."""
+    """A query has ended. Sent exactly once per query; `reason` is empty for answers in time.
+
+    `cause` says why it was lost where that is known at once, `whom` the tenant that it was given up for; else
+    `trace.lost` finds them in what happened to it.
+    """
 
     query: int
     outcome: Outcome
     reason: str = ""
+    cause: LossCause | UnsetType = UNSET
+    whom: str | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)

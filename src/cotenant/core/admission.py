@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import UNSET, UnsetType
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import DropRule, Policy, QueueView
-from cotenant.types import Query, StageQuery
+from cotenant.types import LossCause, Query, StageQuery
 
 _HOPELESS = DropRule.HOPELESS
+
+
+class Refusal(NamedTuple):
+    """Why a query is refused, and the cause of its loss where that is known at once."""
+
+    reason: str
+    cause: LossCause | UnsetType = UNSET
 
 
 def most_cores(policy: Policy) -> int:
@@ -42,25 +52,26 @@ def refusal(
     sizes: Sequence[int],
     draining: bool,
     now_ns: int,
-) -> str | None:
+) -> Refusal | None:
     """Say why the query is refused, or None when it is admitted.
 
     `sizes` are what `sizes_to_try` gives.
     """
     if draining and not isinstance(query, StageQuery):  # a stage belongs to a query that is inside already
-        return "the server is shutting down"
+        return Refusal("the server is shutting down", LossCause.GONE)
     if queue is None:
-        return f"tenant {query.tenant!r} is not served"
+        return Refusal(f"tenant {query.tenant!r} is not served", LossCause.GONE)
     tenant = queue.tenant
     if len(queue.queries) >= tenant.max_queue:
-        return f"the queue of {tenant.name!r} is full ({tenant.max_queue} waiting)"
+        return Refusal(f"the queue of {tenant.name!r} is full ({tenant.max_queue} waiting)")
     if query.expiry_ns is not None and query.expiry_ns <= now_ns:
-        return "its time-out has passed"
+        return Refusal("its time-out has passed")
     if drop is _HOPELESS:
         work, left_ns = tenant.work(query.shape, query.items), query.deadline_ns - now_ns
         best = predictor.latency_ns(work, sizes[0])
         if best > left_ns and len(sizes) > 1:
             best = min([predictor.latency_ns(work, size) for size in sizes])
         if best > left_ns:
-            return f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms"
+            cause = LossCause.SLO if best > tenant.slo_ns else UNSET
+            return Refusal(f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms", cause)
     return None

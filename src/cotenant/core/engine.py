@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from msgspec import UNSET
+
 from cotenant.core.actions import Action, Grow, LookAhead, Respond
 from cotenant.core.admission import refusal, sizes_to_try
 from cotenant.core.books import Books
 from cotenant.core.decisions import fault_of, is_behind
 from cotenant.core.events import (
+    AnswerLate,
     ApplicationArrived,
     ApplicationEnded,
     DrainStarted,
@@ -25,6 +28,7 @@ from cotenant.core.events import (
     PredictorChanged,
     QueryArrived,
     QueryCancelled,
+    QueryRefused,
     QueryWithdrawn,
     TenantAdded,
     TenantRemoved,
@@ -38,7 +42,7 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.errors import InvalidValueError, ProtocolViolationError
-from cotenant.types import Outcome, Query, Tenant
+from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
@@ -77,6 +81,8 @@ class Engine(Books):
             QueryWithdrawn: self._on_cancel,
             ApplicationArrived: self._on_note,
             ApplicationEnded: self._on_note,
+            QueryRefused: self._on_note,
+            AnswerLate: self._on_note,
             TenantAdded: self._on_tenant_added,
             TenantRemoved: self._on_tenant_removed,
             PredictorChanged: self._on_predictor,
@@ -162,12 +168,12 @@ class Engine(Books):
             raise ProtocolViolationError(f"query {query.id} arrived twice")
         queue = self._queues.known.get(query.tenant)
         drop, predictor = self.policy.drop, self.predictor
-        reason = refusal(
+        refused = refusal(
             query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=self._draining, now_ns=now_ns
         )
-        if reason is not None:
+        if refused is not None:
             next_query_state(_NEW, QueryStep.REJECT, query.id)
-            actions.append(Respond(query.id, Outcome.REJECTED, reason))
+            actions.append(Respond(query.id, Outcome.REJECTED, refused.reason, refused.cause))
             return
         assert queue is not None  # without one there is a reason
         key = self.policy.queue_key(query, queue.tenant, predictor)
@@ -193,14 +199,15 @@ class Engine(Books):
                 self._return(batch, 1 if has_died else (len(batch.queries) + 1) // 2)
             elif error is not None:
                 for query in batch.queries:
-                    self._close(query.id, QueryStep.FAIL, Outcome.FAILED, error, actions)
+                    failed = Respond(query.id, Outcome.FAILED, error, LossCause.FAILED)
+                    self._close(query.id, QueryStep.FAIL, failed, actions)
             elif batch.until == batch.tenant.cuts[-1]:
                 for query in batch.queries:
                     if now_ns <= query.deadline_ns:
-                        self._close(query.id, _FINISH, _ANSWERED, "", actions)
+                        self._close(query.id, _FINISH, Respond(query.id, _ANSWERED), actions)
                     else:
-                        over = (now_ns - query.deadline_ns) / 1e6
-                        self._close(query.id, _FINISH, Outcome.LATE, f"late by {over:.1f} ms", actions)
+                        over = f"late by {(now_ns - query.deadline_ns) / 1e6:.1f} ms"
+                        self._close(query.id, _FINISH, Respond(query.id, Outcome.LATE, over), actions)
             if is_broken:
                 batch.until = 0
                 self._give_up(batch, actions)
@@ -237,10 +244,16 @@ class Engine(Books):
 
     def _on_cancel(self, event: QueryCancelled | QueryWithdrawn, now_ns: int, actions: list[Action]) -> None:
         if event.query in self._live:
-            self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, event.reason, actions)
+            cause = LossCause.CLIENT if type(event) is QueryCancelled else UNSET
+            self._end(event.query, QueryStep.CANCEL, Outcome.CANCELLED, event.reason, actions, cause)
 
-    def _on_note(self, event: ApplicationArrived | ApplicationEnded, now_ns: int, actions: list[Action]) -> None:
-        """Told for the trace and for observers; the stages are what is scheduled."""
+    def _on_note(
+        self,
+        event: ApplicationArrived | ApplicationEnded | QueryRefused | AnswerLate,
+        now_ns: int,
+        actions: list[Action],
+    ) -> None:
+        """Told for the trace and for observers: nothing of it is scheduled."""
 
     def _on_tenant_added(self, event: TenantAdded, now_ns: int, actions: list[Action]) -> None:
         if event.tenant.name in self._queues.known:
@@ -253,7 +266,7 @@ class Engine(Books):
             raise ProtocolViolationError(f"tenant {event.tenant!r} cannot be removed: it is not there")
         for live in list(self._live.values()):
             if live.query.tenant == event.tenant:
-                self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, event.reason, actions)
+                self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, event.reason, actions, LossCause.GONE)
         self._queues.drop(event.tenant)
         self._accounts.deal(self.tenants)
 
@@ -342,7 +355,7 @@ class Engine(Books):
         self._memory = decision.memory
         for drop in decision.drops:
             outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED
-            self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions)
+            self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.whom)
         if decision.starts:
             starts = decision.starts
             whose = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []

@@ -9,7 +9,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Policy
-from cotenant.types import Outcome, Query, Tenant
+from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import PieceTime
 
 
@@ -26,12 +26,14 @@ class QueryArrived(Struct, frozen=True, gc=False, omit_defaults=True):
 class LaunchEnded(Struct, frozen=True, gc=False):
     """An executor ended a launch; `error` says why it failed, None that it did not.
 
-    `pieces` tell what ran on which core, of a launch that ran by a placement: for traces, decisions do not see them.
+    `pieces` tell what ran on which core, of a launch that ran by a placement, and `stolen_ns` how long its thread was
+    kept off its core by others, where that is known: for traces, decisions do not see them.
     """
 
     launch: int
     error: str | None = None
     pieces: tuple[PieceTime, ...] | UnsetType = UNSET
+    stolen_ns: int | UnsetType = UNSET
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,26 @@ class ApplicationEnded:
     outcome: Outcome
     reason: str
     ended_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRefused:
+    """A request for a model or application came in at `arrival_ns` and never became a query. For those who look on."""
+
+    tenant: str
+    arrival_ns: int
+    cause: LossCause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLate:
+    """A query's answer was there in time, and was written at `written_ns`, too late. For those who look on."""
+
+    query: int
+    tenant: str
+    arrival_ns: int
+    written_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +177,6 @@ Event = (
     | QueryWithdrawn
     | ApplicationArrived
     | ApplicationEnded
+    | QueryRefused
+    | AnswerLate
 )

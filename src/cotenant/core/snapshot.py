@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from cotenant.core.actions import Launch
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.predictor import Group, Predictor
-from cotenant.types import Query, Tenant
+from cotenant.types import LossCause, Query, Tenant
 from cotenant.work import Share, Work
 
 
@@ -169,10 +169,12 @@ class Growth(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give a query up. `reason` is told to the client."""
+    """Give a query up. `reason` is told to the client; `cause` and `whom` as in Respond."""
 
     query: int
     reason: str
+    cause: LossCause | UnsetType = UNSET
+    whom: str | UnsetType = UNSET
 
 
 class Decision(Struct, frozen=True, gc=False):
@@ -247,6 +249,11 @@ class Policy(Protocol):
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Decide. Called after an event while one of the lanes is free, and something waits or could grow; see also
         `grouped` and `selects`."""
+
+
+def goes_by_margin(policy: Policy) -> bool:
+    """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
+    return policy.cautious and not policy.grouped
 
 
 class GroupPolicy(Policy, Protocol):

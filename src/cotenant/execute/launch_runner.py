@@ -65,6 +65,7 @@ class LaunchRunner:
         began = gathered = ran = began_ns or time.perf_counter_ns()
         error: str | None = None
         pieces: tuple[PieceTime, ...] = ()
+        stolen_ns = 0
         try:
             if isinstance(batch, Exception):
                 raise batch
@@ -83,6 +84,7 @@ class LaunchRunner:
                 tensors = batch.kept
             version = {"version": launch.work.version} if launch.work.version else {}
             gathered = ran = time.perf_counter_ns()
+            on_core_ns = time.thread_time_ns()
             team = self._team(launch, share) if launch.stops and model.joins else None
             for end in (launch.work.end,) if team else (*launch.stops, launch.work.end):
                 threads = team or (share.cores if share.size > 1 else 1)
@@ -92,6 +94,8 @@ class LaunchRunner:
                     on_grew(launch.id)
                 start = end
             ran = time.perf_counter_ns()
+            if share.size == 1 and not team:  # else threads of the engine work, too, and wait for each other
+                stolen_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
             take_pieces = getattr(model, "take_pieces", None)
             pieces = () if take_pieces is None else take_pieces()
             if launch.last:
@@ -101,7 +105,8 @@ class LaunchRunner:
         except Exception as caught:
             ran = max(gathered, time.perf_counter_ns())
             error = reason_of(caught)
-        on_end(launch.id, error, Timing(gathered - began, ran - gathered, time.perf_counter_ns() - ran, pieces))
+        output_ns = time.perf_counter_ns() - ran
+        on_end(launch.id, error, Timing(gathered - began, ran - gathered, output_ns, pieces, stolen_ns))
         if launch.stops:  # only now nobody asks for more
             with self._lock:
                 self._grown.pop(launch.id, None)

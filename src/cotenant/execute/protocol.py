@@ -58,13 +58,15 @@ class LoadSpec:
 class Timing(Struct, frozen=True, gc=False):
     """Where the time of a launch went: gathering inputs, running units, splitting outputs.
 
-    `pieces` are those of a launch that ran by a placement.
+    `pieces` are those of a launch that ran by a placement. `stolen_ns` is how long, of the time that units ran, their
+    thread was off its core; 0 where that is not known: for several cores, and on other devices than the CPU.
     """
 
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
     pieces: tuple[PieceTime, ...] = ()
+    stolen_ns: int = 0
 
 
 OnEnd = Callable[[int, str | None, Timing], None]

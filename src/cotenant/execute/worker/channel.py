@@ -130,6 +130,7 @@ class Ended(_Message, frozen=True):
     output_ns: int
     outputs: tuple[Layout, ...] = ()
     pieces: tuple[PieceTime, ...] = ()
+    stolen_ns: int = 0
 
 
 ToWorker = Open | AddLane | Prepare | Keep | ReleaseBatch | Run | Grow

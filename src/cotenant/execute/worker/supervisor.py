@@ -267,7 +267,8 @@ class WorkerSupervisor:
                 failed.append((following, problem))
             if self._closing.is_set():
                 self._shut_if_idle()
-        pending.on_end(launch.id, error, Timing(input_ns, message.infer_ns, output_ns, message.pieces))
+        timing = Timing(input_ns, message.infer_ns, output_ns, message.pieces, message.stolen_ns)
+        pending.on_end(launch.id, error, timing)
         for each, problem in failed:
             each.on_end(each.launch.id, problem, Timing())
 

@@ -123,7 +123,8 @@ class Worker:
                 self._batches.finish(run, batch, {})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
-            ended = Ended(launch, error, timing.input_ns, timing.infer_ns, timing.output_ns, layouts, timing.pieces)
+            spent = timing.input_ns, timing.infer_ns, timing.output_ns
+            ended = Ended(launch, error, *spent, layouts, timing.pieces, timing.stolen_ns)
             try:
                 self._channel.send(ended, waits=True)
             except MessageError as problem:

@@ -1,0 +1,51 @@
+"""The account of lost queries of a recorded run: see `lost`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import convert
+
+from cotenant.core.actions import Action, Launch, Respond
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.trace.lost import Loss, LossAccount
+from cotenant.trace.trace_log import Header, Record, TraceError, decode_event
+from cotenant.work import Share
+
+_ACTIONS: Mapping[str, type[Action]] = {"Launch": Launch, "Respond": Respond}
+_SKIPPED = ("LogFull", "LaunchGrew", "TimerFired", "LookAheadDue", "DrainStarted", "QueryCancelled", "QueryWithdrawn")
+"""Kinds of records whose actions alone tell of lost queries."""
+
+
+def losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, list[Loss]]:
+    """The lost queries of a trace, in the order in which they ended, and their account.
+
+    Raises TraceError where the trace says no lanes, or a record has wrong fields.
+    """
+    losses: list[Loss] = []
+    tables = dict(head.tables)
+    account = LossAccount(TablePredictor(tables, head.scales), _lanes(head.policy_options), head.tenants, losses.append)
+    for record in records:
+        event = record.event
+        if record.kind == "PolicyChanged":
+            account.use_lanes(_lanes(event["policy_options"]))
+        elif record.kind == "PredictorChanged":
+            plain = event["predictor"]
+            if not tables.keys() >= plain["tables"].keys():
+                tables |= convert(plain["tables"], dict[str, LatencyTable])
+            account.believe(TablePredictor(tables, plain["scales"]))
+        known = record.kind in (*_SKIPPED, "PolicyChanged", "PredictorChanged")
+        told = None if known else decode_event(record.kind, event)
+        account(
+            record.time_ns, told, [convert(each, _ACTIONS[kind]) for kind, each in record.actions if kind in _ACTIONS]
+        )
+    return account, losses
+
+
+def _lanes(options: Mapping[str, Any]) -> tuple[Share, ...]:
+    lanes = options.get("lanes")
+    if not lanes:
+        raise TraceError("the trace says no lanes of its policy, expected some in 'policy_options'")
+    return tuple(Share(tuple(each["cores"]), each["device"]) for each in lanes)
