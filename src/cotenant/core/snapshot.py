@@ -5,7 +5,7 @@ The sequences are the live ones of the core, not copies, so a snapshot is valid 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -79,8 +79,12 @@ class AccountView(Protocol):
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
 
     @property
-    def entitled(self) -> Collection[int]:
-        """Numbers of those of its live queries that are within its entitlement."""
+    def due_ns(self) -> Mapping[int, int]:
+        """When those of its live queries are due that are within its share of device time, by number."""
+
+    @property
+    def even_due_ns(self) -> Mapping[int, int]:
+        """The same were device time dealt in proportion to what each tenant asks for."""
 
 
 class DropRule(StrEnum):

@@ -21,20 +21,21 @@ _FEW = 128
 
 
 class Job(NamedTuple):
-    """Work inside: its place in the policy's order, what it takes of a lane, its latency, and whose it is.
+    """Work inside: its place in the policy's order, what it takes of a lane, and whose it is.
 
-    `work_ns` is less than `span_ns`, from start to end, where it shares a launch with others. `rank` is its priority.
+    `rank` is its priority. `due_ns` is its deadline, or when it is due within an entitlement, which it `is_entitled`
+    to then.
     """
 
     key: Key
     work_ns: int
-    span_ns: int
     deadline_ns: int
+    due_ns: int
     rank: int
     tenant: str
     weight: float
     queries: tuple[int, ...]
-    is_entitled: bool = False
+    is_entitled: bool
 
 
 class Victim(NamedTuple):
@@ -60,6 +61,31 @@ def select(jobs: Sequence[Job], free_at: Sequence[int], value: Value, note: Note
     return _one_by_one(list(jobs), free_at, value, note) if len(jobs) <= _FEW else _at_once(jobs, free_at, value, note)
 
 
+def standing_back(jobs: Sequence[Job], free_at: Sequence[int], value: Value) -> frozenset[tuple[int, ...]]:
+    """The queries of jobs beyond entitlements that have to wait so that those within are done when they are due.
+
+    The lanes count as one that is as fast as all of them. Where the jobs within would be behind even alone, all beyond
+    before them wait.
+    """
+    lanes, begin, rank = len(free_at), sum(free_at), -1
+    beyond: list[tuple[tuple[float, ...], int, Job]] = []
+    back: list[tuple[int, ...]] = []
+    for at, job in enumerate(jobs):
+        if job.rank != rank:  # nobody waits for a lower priority
+            beyond, rank = [], job.rank
+        work = job.work_ns
+        if job.is_entitled:
+            latest = (job.due_ns - work) * lanes
+            while begin > latest and beyond:
+                other = heappop(beyond)[2]
+                begin -= other.work_ns
+                back.append(other.queries)
+        else:
+            heappush(beyond, (value(job), at, job))
+        begin += work
+    return frozenset(back)
+
+
 def _one_by_one(kept: list[Job], free_at: Sequence[int], value: Value, note: Note) -> list[Victim]:
     """Each job goes to the lane that is free first; after each that goes all are laid out anew."""
     victims: list[Victim] = []
@@ -83,7 +109,7 @@ def _at_once(jobs: Sequence[Job], free_at: Sequence[int], value: Value, note: No
         heap = heaps.setdefault((job.tenant, job.is_entitled), [])
         heappush(heap, (-job.work_ns / len(job.queries), at, job))
         begin += job.work_ns
-        while begin - job.work_ns > (job.deadline_ns - job.span_ns) * lanes:
+        while begin - job.work_ns > (job.deadline_ns - job.work_ns) * lanes:
             least = min([each for each in heaps.values() if each], key=lambda each: value(each[0][2]))
             victim = heappop(least)[2]
             begin -= victim.work_ns
@@ -99,7 +125,7 @@ def first_late(jobs: Sequence[Job], free_at: Sequence[int]) -> int | None:
     times = sorted(free_at)
     for at, job in enumerate(jobs):
         start = times[0]
-        if start + job.span_ns > job.deadline_ns:
+        if start + job.work_ns > job.deadline_ns:
             return at
         heapreplace(times, start + job.work_ns)
     return None
@@ -109,4 +135,4 @@ def _all_in_time(jobs: Sequence[Job], free_at: Sequence[int]) -> bool:
     """Whether all are surely in time: none starts later than were the lanes, with all before it, one fast one."""
     lanes = len(free_at)
     starts = accumulate([job.work_ns for job in jobs], initial=sum(free_at))
-    return min(map(sub, [(job.deadline_ns - job.span_ns) * lanes for job in jobs], starts), default=0) >= 0
+    return min(map(sub, [(job.deadline_ns - job.work_ns) * lanes for job in jobs], starts), default=0) >= 0
