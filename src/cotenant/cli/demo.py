@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -115,12 +116,12 @@ def demo(
 
 def _read_picture(repository: Path, url: str) -> list[Any]:
     """Draw lines, and read them through detection, orientation and recognition as they are served."""
-    from cotenant.cli.quick_start import PICTURE_LINES
+    from cotenant.cli.quick_start import PICTURE_LINES, patiently
     from cotenant.wire.client import infer_once
     from cotenant.zoo.ocr import RECOGNITION, draw_picture, load_labels, read_text
 
     characters = load_labels(repository / RECOGNITION / "labels.txt")
-    return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
+    return read_text(draw_picture(PICTURE_LINES), patiently(partial(infer_once, url)), characters)
 
 
 def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **found: Any) -> None:
