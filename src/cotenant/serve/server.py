@@ -29,6 +29,7 @@ from cotenant.measure.layout_facts import fitted_groups
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
+from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import (
     UnknownModelError,
     application_names,
@@ -48,6 +49,7 @@ from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
 from cotenant.serve.brain.reorganise import change
+from cotenant.serve.brain.replies import Replies
 from cotenant.serve.brain.slo_watch import log_turns
 from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
@@ -81,11 +83,12 @@ class Server:
         self.clock = clock or RealClock()
         self.counters = Counters(partial(log_turns, self.clock))
         self.beliefs = OnlineModel.under(self.policy)
-        self._replying = threading.Lock()
+        self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._groups: OverlapPredictor | None = None
         self._executor = open_executor(settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
+        self._measured: dict[str, ModelProfile] = {}
         self._loading = threading.Lock()
         self._is_ready = False
         self.following: PlanView | None = None
@@ -239,11 +242,8 @@ class Server:
 
     def replied(self, result: InferResult) -> None:
         """See Backend."""
-        now = self.clock.now_ns()
-        self.counters.replied(result.query, now)
-        if result.ended_ns and self.policy.cautious:
-            with self._replying:
-                self.beliefs.replied(now - result.ended_ns)
+        if (late := self._replies.written(result, learns=self.policy.cautious)) is not None:
+            self.driver.post(late)
 
     def metrics(self) -> bytes:
         """See Backend."""
@@ -318,7 +318,8 @@ class Server:
             found = find_versions(self.root, model)
             check_owners(found, self._owners())
             self._applications.check_tenants([each.tenant for each in found], model)
-            versions = open_versions(self.root, found, self._executor, self.policy, self._together.of)
+            opening = self.root, found, self._executor, self.policy
+            versions = open_versions(*opening, self._together.of, self._measured)
         except UnknownModelError as error:
             raise ServeError(Status.NOT_FOUND, str(error)) from None
         except CotenantError as error:

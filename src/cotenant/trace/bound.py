@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec import convert
 
+from cotenant.core.accounts import Accounts
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.trace_log import Header, Record, TraceError, work_of
@@ -139,8 +139,9 @@ def _bound(
     pace: Mapping[str, float],
     slots: int,
 ) -> RunBound:
-    everybody = math.fsum(each.weight for each in known.values())
-    share = {name: each.weight / everybody for name, each in known.items()}
+    accounts = Accounts()
+    accounts.deal(known.values())
+    share = {name: each.share for name, each in accounts.known.items()}
     shares, alone = most_answers_with_shares(demands, slots, share)
     made = []
     for name, tenant in known.items():

@@ -108,15 +108,18 @@ class Counters:
     """An observer of the driver. Everything is counted under a lock; readers take a moment's view.
 
     A query is counted when it ends; one that is answered, and whose front-end says when its answer is written, then.
-    `on_turn` is told, under that lock, of tenants that begin or cease to miss their SLO.
+    `on_turn` is told, under that lock, of tenants that begin or cease to miss their SLO: the SLO, the turn, and what
+    they lost most by, as far as that is known.
     """
 
-    def __init__(self, on_turn: Callable[[str, int, Turn], None] = lambda *_: None) -> None:
+    def __init__(self, on_turn: Callable[[str, int, Turn, str], None] = lambda *_: None) -> None:
         self.by_tenant: dict[str, TenantCounters] = {}
         """Of those that are served now."""
         self._gone: dict[str, TenantCounters] = {}
         """Of those that are not: they go on should their tenants come back."""
         self._on_turn = on_turn
+        self.leading_cause: Callable[[str], str | None] = lambda _: None
+        """What a tenant lost most of its last queries by: for those to set who keep an account of that."""
         self._lock = threading.Lock()
         self._open: dict[int, Asked] = {}
         self._told_later: set[int] = set()
@@ -224,7 +227,7 @@ class Counters:
             return
         is_in_time = counted.end(outcome, time_ns - asked.arrival_ns, asked.items, asked.limit_ns)
         if is_in_time is not None and (turn := counted.watch.ended(is_in_time, time_ns)) is not None:
-            self._on_turn(asked.tenant, counted.slo_ns, turn)
+            self._on_turn(asked.tenant, counted.slo_ns, turn, self.leading_cause(asked.tenant) or "")
 
 
 def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:

@@ -71,7 +71,8 @@ def turn_text(tenant: str, slo_ns: int, turn: Turn, cause: str = "") -> str:
     return f"{whom} meets {slo} again: {turn.missed_since} queries missed it in {turn.since_ns / 1e9:.1f} s{why}"
 
 
-def log_turns(clock: Clock, tenant: str, slo_ns: int, turn: Turn) -> None:
+def log_turns(clock: Clock, tenant: str, slo_ns: int, turn: Turn, cause: str) -> None:
     """Write the line, off the way of queries: on the clock's thread."""
     level = logging.WARNING if turn.begins else logging.INFO
-    clock.call_at(clock.now_ns(), _LOG_PRIORITY, partial(_log.log, level, "%s", turn_text(tenant, slo_ns, turn)))
+    write = partial(_log.log, level, "%s", turn_text(tenant, slo_ns, turn, cause))
+    clock.call_at(clock.now_ns(), _LOG_PRIORITY, write)
