@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from tritonclient.grpc import InferenceServerClient as GrpcTriton
 from tritonclient.grpc import InferInput as GrpcInput
 from tritonclient.http import InferenceServerClient as HttpTriton
@@ -25,7 +26,7 @@ from tritonclient.utils import InferenceServerException
 from client import Client, Watch, assert_balanced, feeds, sample, started, until
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Respond
-from cotenant.core.events import AnswerLate, ApplicationEnded, QueryArrived, QueryCancelled, TenantRemoved
+from cotenant.core.events import AnswerLate, ApplicationEnded, QueryArrived, QueryCancelled, QueryRefused, TenantRemoved
 from cotenant.metrics import is_apart
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.counters import Counters, TenantCounters
@@ -33,7 +34,7 @@ from cotenant.serve.brain.slo_watch import SloWatch, Turn, log_turns, turn_text
 from cotenant.serve.door.http_server import readable_since
 from cotenant.serve.opener import profiles
 from cotenant.serve.server import Server
-from cotenant.types import Outcome, Query
+from cotenant.types import LossCause, Outcome, Query
 from cotenant.wire.api import InferResult
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
@@ -128,6 +129,18 @@ def test_impatient_clients_and_those_that_leave_do_not_ruin_the_record(tmp_path:
         server.stop()
 
 
+def test_a_request_that_never_became_a_query_is_a_miss_too() -> None:
+    counters = Counters()
+    counters.add("a", SLO_NS)
+    counted = counters.by_tenant["a"]
+    ended(counters, 1, Outcome.ANSWERED, 10)
+    counters(20 * MS, QueryRefused("a", 15 * MS, LossCause.GONE, "it is being reloaded"), [], None)
+    counters(20 * MS, QueryRefused("never served", 15 * MS, LossCause.GONE, "it is not there"), [], None)
+    counters(20 * MS, TenantRemoved("a", "it is being reloaded"), [], None)
+    counters(20 * MS, QueryRefused("a", 15 * MS, LossCause.GONE, "it is being reloaded"), [], None)
+    assert (counted.arrived, counted.outcomes[Outcome.REJECTED], counted.attainment) == (3, 2, 1 / 3)
+
+
 # --- from when to when time counts ------------------------------------------------------------------------------------
 
 
@@ -205,7 +218,7 @@ def test_an_answer_that_is_written_late_is_late_and_told_of(tmp_path: Path) -> N
         server.cancel(left.query)  # its client went away when it was answered already
         assert counted.outcomes[Outcome.ANSWERED] == 2
         server.counters._unwritten[late.query] = (
-            server.counters._unwritten[late.query][0]._replace(limit_ns=1),
+            structs.replace(server.counters._unwritten[late.query][0], deadline_ns=came + 1),
             Outcome.ANSWERED,
         )
         server.replied(late)
