@@ -239,6 +239,26 @@ def test_explain_and_replay_a_simulated_trace(run: Run, trace: Path) -> None:
     assert result["events"] > 300
 
 
+def test_why_queries_were_lost(run: Run, root: Path, workload: Path, tmp_path: Path, trace: Path) -> None:
+    path = tmp_path / "crowded.jsonl"
+    crowded = ("simulate", workload, root, "--decision-us", "50000", "--trace", path)
+    shown = run(*crowded)[1]
+    [made] = one_object(run(*crowded, "--json")[1])["runs"]
+    lost = sum(sum(causes.values()) for causes in made["lost"].values())
+    assert lost > 50
+    assert "lost queries by cause" in shown
+    status, out, err = run("explain", "--lost", path)
+    assert (status, err) == (0, "")
+    told = one_object(run("explain", "--lost", path, "--json")[1])
+    assert (told["lost"], told["to_neighbours"]) == (made["lost"], made["to_neighbours"])
+    assert len(told["losses"]) == lost
+    assert all(cause in out for causes in told["lost"].values() for cause in causes)
+    loss = told["losses"][-1]
+    story = run("explain", loss["query"], path)[1].splitlines()
+    assert story[-1].startswith(f"Lost by {loss['cause']}: ")
+    assert run("explain", "--lost", trace)[1] == "No query was lost: all that ended were answered in time.\n"
+
+
 def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:
     status, out, err = run("bound", trace)
     assert (status, err) == (0, "")
@@ -323,7 +343,16 @@ def test_what_is_wrong_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("zzz",), ("simulate",), ("explain", "x", "y"), ("serve", ".", "--drop", "zzz"), ("models", "--zzz")]
+    "arguments",
+    [
+        ("zzz",),
+        ("simulate",),
+        ("explain", "x", "y"),
+        ("explain", "1"),
+        ("explain", "--lost", "1", "x"),
+        ("serve", ".", "--drop", "zzz"),
+        ("models", "--zzz"),
+    ],
 )
 def test_wrong_usage_has_status_two(run: Run, arguments: tuple[str, ...]) -> None:
     status, out, err = run(*arguments)

@@ -13,7 +13,9 @@ from cotenant.report.charts import latency_distribution, latency_over_time, late
 from cotenant.report.html import RunResult, Section, write_report
 from cotenant.report.machine import machine_facts
 from cotenant.report.svg import Scale, duration, grouped_bars, round_up
-from cotenant.types import Outcome
+from cotenant.trace.lost import Loss, LossAccount
+from cotenant.types import LossCause, Outcome
+from tests.support.scenario import TWO_LANES, tables
 
 S = 1_000_000_000
 SLO = {"ocr": 400_000_000, "<b>evil</b>": 20_000_000}
@@ -104,6 +106,19 @@ def test_sections_profiles_traces_and_machine_are_shown(tmp_path: Path) -> None:
     text = "".join(reader.text)
     for wanted in ("Recognised", "First.", "TOTAL < 12", "12.35", "edf.json", "ui.perfetto.dev", "abacus"):
         assert wanted in text
+
+
+def test_what_was_lost_is_shown_by_cause(tmp_path: Path) -> None:
+    account = LossAccount(tables({"<b>a": 1}), TWO_LANES)
+    for cause, whom in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.DOOR, "")):
+        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, whom))
+    text, reader = read(tmp_path, [run("edf", 90)], losses={"edf": account})
+    shown = " ".join("".join(reader.text).split())
+    assert "What was lost, and why" in shown
+    assert "tenantlostneighbourdoor<b>a321" in shown.replace(" ", "")
+    assert "<b>a lost 2 to <i>b" in shown
+    assert "<i>b" not in text
+    assert "What was lost" not in read(tmp_path, [run("edf", 90)])[0]
 
 
 def test_a_run_without_any_query_can_be_shown(tmp_path: Path) -> None:

@@ -31,10 +31,13 @@ def demo(
     from cotenant.metrics import to_json
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
+    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import SERVER_FILE, trace_path
     from cotenant.trace import read
+    from cotenant.trace.losses import losses_of
+    from cotenant.trace.lost import LossAccount
     from cotenant.workload import to_toml
     from cotenant.zoo import QUICK_START, build_repository
 
@@ -55,6 +58,7 @@ def demo(
     (folder / "workload.toml").write_text(to_toml(workload), encoding="utf-8")
     runs: list[RunResult] = []
     traces: dict[str, str] = {}
+    losses: dict[str, LossAccount] = {}
     text: list[Any] = []
     for number, contender in enumerate(CONTENDERS, start=3):
         title = f"{contender.policy} (drop: {contender.drop}), {factor:g} x capacity, {seconds:g} s"
@@ -77,11 +81,13 @@ def demo(
         timeline = folder / f"{contender.name}.perfetto.json"
         write_timeline(timeline, read(trace_path(repository))[1])
         traces[contender.name] = timeline.name
+        losses[contender.name], _ = losses_of(*read(trace_path(repository)))
+        console.print(lost_table(losses[contender.name].lost))
     console.rule("5. A picture read through the served models")
     for line in text:
         console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
     report = folder / "report.html"
-    _write_report(report, runs, traces, profile, text)
+    _write_report(report, runs, traces, profile, text, losses)
     took = time.monotonic() - began
     console.rule("Done")
     console.print(f"Report: {report}   Timelines for ui.perfetto.dev: {', '.join(traces.values())}   ({took:.0f} s)")
@@ -89,6 +95,7 @@ def demo(
         print_json(
             {
                 "runs": {run.name: to_json(run.summary) for run in runs},
+                "losses": {name: lost_facts(account) for name, account in losses.items()},
                 "text": [line.text for line in text],
                 "report": str(report),
                 "seconds": round(took, 1),
@@ -106,7 +113,14 @@ def _read_picture(repository: Path, url: str) -> list[Any]:
     return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
 
 
-def _write_report(path: Path, runs: list[Any], traces: dict[str, str], profile: Any, text: list[Any]) -> None:
+def _write_report(
+    path: Path,
+    runs: list[Any],
+    traces: dict[str, str],
+    profile: Any,
+    text: list[Any],
+    losses: dict[str, Any],
+) -> None:
     from cotenant.report.html import Section, write_report
     from cotenant.report.machine import machine_facts
 
@@ -123,4 +137,4 @@ def _write_report(path: Path, runs: list[Any], traces: dict[str, str], profile: 
         for point in model.points
     ]
     picture = Section("A picture read through the served models", verbatim="\n".join(line.text for line in text))
-    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[picture], traces=traces)
+    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[picture], traces=traces, losses=losses)

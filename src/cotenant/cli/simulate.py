@@ -30,12 +30,16 @@ from cotenant.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cotenant.core.actions import Action
+    from cotenant.core.events import Event
     from cotenant.core.snapshot import Policy
     from cotenant.predict.groups.overlap import OverlapPredictor
     from cotenant.predict.online import OnlineModel
     from cotenant.profile.joint_plan import JointPlan
     from cotenant.profile.profile_file import Profile
+    from cotenant.sim.driver import Log
     from cotenant.sim.scenario import Scenario
+    from cotenant.trace.lost import LossAccount
     from cotenant.work import Round, Share
 
 
@@ -81,12 +85,14 @@ def simulate(
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class
     from cotenant.profile.profile_file import load_profile
+    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
     from cotenant.trace import TraceWriter, header
     from cotenant.trace.basis import GroupTally
+    from cotenant.trace.lost import LossAccount
     from cotenant.workload import load_workload, scale
 
     over = chosen_of(
@@ -143,7 +149,8 @@ def simulate(
             if trace is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(trace.open("wb"), head)
-            tally = GroupTally(made, fitted, writer)
+            account = LossAccount(beliefs.predictor, made.lanes, scenario.served(made))
+            tally = GroupTally(made, fitted, _both(account, writer))
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
             )
@@ -160,15 +167,28 @@ def simulate(
                 is_cautious = goes_by_margin(made)
                 told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
-                runs.append({**told, **to_json(summary)})
+                runs.append({**told, **to_json(summary), **lost_facts(account)})
             else:
                 text = policy_text(made)
                 title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
+                if account.lost:
+                    console.print(lost_table(account.lost))
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
+
+
+def _both(account: LossAccount, writer: Log | None) -> Log:
+    """What tells an account, and a trace where one is written."""
+
+    def told(time_ns: int, event: Event, actions: list[Action]) -> None:
+        account(time_ns, event, actions)
+        if writer is not None:
+            writer(time_ns, event, actions)
+
+    return told
 
 
 def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:

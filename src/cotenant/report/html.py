@@ -12,9 +12,11 @@ from cotenant.errors import InvalidValueError
 from cotenant.metrics import TenantSummary
 from cotenant.report import charts
 from cotenant.report.charts import MARKS, RunResult, tenants_of
+from cotenant.report.lost_text import html_rows
 from cotenant.report.page import Cell, Page, bar_key, facts, grid, key, paragraph, short_text, table
 from cotenant.report.svg import SHAPES
 from cotenant.report.tables import attainment_style, milliseconds, percent
+from cotenant.trace.lost import LossAccount
 from cotenant.types import Outcome
 
 __all__ = ["RunResult", "Section", "write_report"]
@@ -44,12 +46,14 @@ def write_report(
     profiles: Sequence[Mapping[str, object]] = (),
     sections: Sequence[Section] = (),
     traces: Mapping[str, str] | None = None,
+    losses: Mapping[str, LossAccount] | None = None,
     created: datetime | None = None,
 ) -> None:
     """Write the report of `runs` (of the same tenants, as a rule) to `path`.
 
     `machine` holds facts such as those of `cotenant.report.machine.machine_facts`; `profiles` are rows of a table, all
-    with the same keys; `traces` maps run names to Perfetto files; `created` is the time shown, now by default.
+    with the same keys; `traces` maps run names to Perfetto files, `losses` to accounts of lost queries; `created` is
+    the time shown, now by default.
 
     Raises InvalidValueError when there is no run, or two of one name.
     """
@@ -62,6 +66,7 @@ def write_report(
     page.add(*(paragraph(f"{run.name}: {text}", "warn") for run in runs for text in run.warnings))
     _attainment(page, runs)
     _tables(page, runs)
+    _lost(page, losses or {})
     _distributions(page, runs)
     _over_time(page, runs)
     _goodput(page, runs)
@@ -121,6 +126,16 @@ def _tables(page: Page, runs: Sequence[RunResult]) -> None:
         parts.append(table(_COLUMNS, rows, last="total" if several else ""))
     note = paragraph("Percentiles are over answered and late queries, from the time a query was due.", "soft")
     page.section("Figures per tenant", *parts, note)
+
+
+def _lost(page: Page, losses: Mapping[str, LossAccount]) -> None:
+    parts = []
+    for name, heads, cells, to_whom in html_rows(losses):
+        last = "total" if len(cells) > 1 else ""
+        parts += [f"<h3>{escape(name)}</h3>", table(heads, cells, last=last), paragraph(to_whom, "soft")]
+    if parts:
+        about = "Every query that was not answered in time, by the one cause that docs/metrics.md gives it."
+        page.section("What was lost, and why", paragraph(about), *parts)
 
 
 def _row(line: TenantSummary) -> list[Cell]:

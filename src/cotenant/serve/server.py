@@ -46,7 +46,7 @@ from cotenant.serve.brain.groups import foresee, knowing, learn_groups
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
-from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
+from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of, told_of_refusals, waiting_of
 from cotenant.serve.brain.reorganise import change
 from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
@@ -54,6 +54,7 @@ from cotenant.serve.opener.application_registry import ApplicationRegistry
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
 from cotenant.serve.opener.versions import open_versions
+from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -83,17 +84,20 @@ class Server:
             grouped=self.policy.grouped,
             cautious=self.policy.cautious and not self.policy.grouped,
         )
+        self.losses = LossAccount(self.beliefs.predictor, self.lanes)
         self._replying = threading.Lock()
         self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
         self._executor = open_executor(settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
+        self._counted_as: dict[str, str] = {}  # tenants of models that are, or were, served
         self._loading = threading.Lock()
         self._is_ready = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
-        self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor, self._figures)
+        looks = partial(waiting_of, lambda: self._driver), self._executor, self._figures
+        self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost)
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
@@ -105,16 +109,14 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.beliefs, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.losses, self.beliefs, *extra))
         self._executor.on_event = self._driver.post
         if self.policy.asks_groups:
             self._groups = fitted_groups(self.root)
         names = model_names(self.root)
         if not names:
-            text = (
-                "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL"
-            )
-            _log.warning(text + " through the API", self.root.name)
+            text = "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), "
+            _log.warning(text + "then load MODEL through the API", self.root.name)
         self._together.read()
         for name in (*names, *application_names(self.root)):
             try:
@@ -231,12 +233,14 @@ class Server:
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
-        served = self._front(request.model, request.version)
-        if isinstance(served, ServedApplication):
-            return self._flows.submit(served, request, done)
-        form = served.form(request)
-        make = partial(query_of, served, form, request.priority, request.timeout_ns)
-        return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
+        known = self._counted_as.get(request.model, request.model if request.model in self._failed else None)
+        with told_of_refusals(self._driver, self.clock, known):
+            served = self._front(request.model, request.version)
+            if isinstance(served, ServedApplication):
+                return self._flows.submit(served, request, done)
+            form = served.form(request)
+            make = partial(query_of, served, form, request.priority, request.timeout_ns)
+            return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
 
     def cancel(self, query: int) -> None:
         """See Backend."""
@@ -358,6 +362,7 @@ class Server:
             self._executor.announce(served.tenant.name)
         self._models[model] = versions
         tenant = versions[""].tenant
+        self._counted_as[model] = tenant.name
         alone = self.beliefs.alone_ns(tenant.name)
         if alone > tenant.slo_ns:
             _log.warning(
@@ -389,12 +394,6 @@ class Server:
 
     def _figures(self) -> PlanFigures | None:
         return None if self.following is None else self.following.figures()
-
-    def _waiting(self) -> Mapping[str, int]:
-        def look(engine: Engine) -> dict[str, int]:
-            return {tenant.name: engine.waiting(tenant.name) for tenant in engine.tenants}
-
-        return self._driver.read(look) if self._driver is not None else {}
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
         return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))

@@ -304,9 +304,16 @@ class LossAccount:
         if profile_ns > ledger.tenant.slo_ns:
             return LossCause.SLO, "", None
         if known is LossCause.SLO:  # by what is believed by now, and not by the profile
-            return LossCause.SLOW, "", None
+            return self._why_long(ledger, now_ns), "", None
         delays = self._delays(inside, ledger, now_ns)
         return *self._pick(delays, inside, ledger, now_ns), delays
+
+    def _why_long(self, ledger: Ledger, now_ns: int) -> LossCause:
+        """Why launches of a tenant have lately taken longer than the profile says."""
+        name = ledger.tenant.name
+        _, slow, stolen = self._held_now(now_ns)[name]
+        _, slow_before, stolen_before = self._looks[0][1].get(name, (0, 0, 0)) if self._looks else (0, 0, 0)
+        return LossCause.STOLEN if stolen - stolen_before > slow - slow_before else LossCause.SLOW
 
     def _is_short(self, query: Query, tenant: Tenant) -> bool:
         """Whether a client allowed less time than the SLO."""
