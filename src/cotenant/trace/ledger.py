@@ -60,6 +60,10 @@ class Ledger:
         self.asked_squares = self.asked_squares * fade + slot_ns * slot_ns
         self.asked_at_ns = now_ns
 
+    def asks_for(self, now_ns: int) -> float:
+        """How many slots the tenant would keep busy as it asks lately."""
+        return self.asked_ns * exp((self.asked_at_ns - now_ns) / FADE_NS) / FADE_NS
+
     def is_over(self, slots: int, now_ns: int) -> bool:
         """Whether the tenant asks for more than its share of `slots`, by more than chance makes likely."""
         fade = exp((self.asked_at_ns - now_ns) / FADE_NS)
