@@ -24,6 +24,24 @@ _CODES: Mapping[Outcome, int] = {outcome: code for code, outcome in enumerate(OU
 _ANSWERED, _LATE = _CODES[Outcome.ANSWERED], _CODES[Outcome.LATE]
 
 
+_NEARLY = 0.95
+"""A client's limit from this part of the SLO on counts as the SLO: a deadline set to it has lost some on its way."""
+
+
+def is_impatient(limit_ns: int | None, slo_ns: int) -> bool:
+    """Whether a client allows its query less time than the SLO."""
+    return limit_ns is not None and limit_ns < _NEARLY * slo_ns
+
+
+def is_apart(outcome: Outcome, latency_ns: int, slo_ns: int, limit_ns: int | None = None) -> bool:
+    """Whether a query is left out of its tenant's attainment, and counted apart.
+
+    It is where its client allowed less time (`limit_ns`) than the SLO, however it ended, or withdrew it before the SLO
+    had passed: of neither can anybody tell whether it would have been answered in time.
+    """
+    return is_impatient(limit_ns, slo_ns) or (outcome is Outcome.CANCELLED and latency_ns <= slo_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
     """How one query ended. Times are nanoseconds from the start of the run.
@@ -63,6 +81,14 @@ class Columns:
     def of(self, outcome: Outcome) -> npt.NDArray[np.bool_]:
         """Whether the query ended so."""
         return np.equal(self.outcome, _CODES[outcome])
+
+    def apart(self, slo_ns: int | None, limit_ns: int | None = None) -> npt.NDArray[np.bool_]:
+        """Whether the query is left out of attainment, see `is_apart`; none is where the SLO is not known."""
+        if slo_ns is None:
+            return np.zeros(len(self.outcome), np.bool_)
+        if is_impatient(limit_ns, slo_ns):
+            return np.ones(len(self.outcome), np.bool_)
+        return self.of(Outcome.CANCELLED) & (self.latency_ns <= slo_ns)
 
     def window(self, start_ns: int, end_ns: int) -> Columns:
         """Only the queries that were due in [start, end)."""
@@ -140,7 +166,8 @@ class TenantSummary:
     """Figures of one tenant (or of all together) over the counted window.
 
     `p50_ns` and `p99_ns` are over answered and late queries, None where there was none. `slo_ns` is None where it is
-    not known or, for the total, not one.
+    not known or, for the total, not one. Of the offered queries `apart` are left out of attainment, `apart_answered` of
+    them answered.
     """
 
     tenant: str
@@ -154,6 +181,8 @@ class TenantSummary:
     cancelled: int
     p50_ns: int | None
     p99_ns: int | None
+    apart: int = 0
+    apart_answered: int = 0
 
     @property
     def offered(self) -> int:
@@ -162,8 +191,9 @@ class TenantSummary:
 
     @property
     def attainment(self) -> float | None:
-        """Share of the offered queries that were answered within the SLO; None when none was offered."""
-        return self.answered / self.offered if self.offered else None
+        """Share of the offered queries that were answered within the SLO, those `apart` left out; None without any."""
+        counted = self.offered - self.apart
+        return (self.answered - self.apart_answered) / counted if counted else None
 
     @property
     def goodput_per_s(self) -> float:
@@ -238,11 +268,13 @@ def summarise(
     end_ns: int,
     start_ns: int = 0,
     slo_ns: Mapping[str, int] | None = None,
+    limit_ns: Mapping[str, int] | None = None,
     tenants: Sequence[str] = (),
 ) -> Summary:
     """Sum up the queries that were due in [start_ns, end_ns), however late they ended.
 
-    `tenants` get a line each even without a query, and come first. Raises InvalidValueError when the window is empty.
+    `limit_ns` is what clients allowed their queries, of tenants whose clients did. `tenants` get a line each even
+    without a query, and come first. Raises InvalidValueError when the window is empty.
     """
     if end_ns <= start_ns:
         raise InvalidValueError("summary", "end_ns", end_ns, f"later than start_ns, which is {start_ns}")
@@ -250,18 +282,23 @@ def summarise(
     names = [*tenants, *(name for name in log.tenants if name not in tenants)]
     logged = set(log.tenants)
     parts = [(log if name in logged else OutcomeLog([name])).columns(name).window(start_ns, end_ns) for name in names]
-    slos = slo_ns or {}
+    slos, limits = slo_ns or {}, limit_ns or {}
     span_ns = end_ns - start_ns
-    lines = tuple(_line(name, span_ns, slos.get(name), part) for name, part in zip(names, parts, strict=True))
+    aparts = [part.apart(slos.get(name), limits.get(name)) for name, part in zip(names, parts, strict=True)]
+    lines = tuple(
+        _line(name, span_ns, slos.get(name), part, apart)
+        for name, part, apart in zip(names, parts, aparts, strict=True)
+    )
     everything = Columns(
         np.concatenate([np.empty(0, np.int64), *(part.scheduled_ns for part in parts)]),
         np.concatenate([np.empty(0, np.int64), *(part.ended_ns for part in parts)]),
         np.concatenate([np.empty(0, np.uint8), *(part.outcome for part in parts)]),
     )
-    return Summary(lines, _line("total", span_ns, None, everything))
+    apart = np.concatenate([np.empty(0, np.bool_), *aparts])
+    return Summary(lines, _line("total", span_ns, None, everything, apart))
 
 
-def _line(name: str, span_ns: int, slo_ns: int | None, columns: Columns) -> TenantSummary:
+def _line(name: str, span_ns: int, slo_ns: int | None, columns: Columns, apart: npt.NDArray[np.bool_]) -> TenantSummary:
     counts = np.bincount(columns.outcome, minlength=len(OUTCOMES))
     latencies = columns.latency_ns[columns.completed]
     return TenantSummary(
@@ -271,14 +308,16 @@ def _line(name: str, span_ns: int, slo_ns: int | None, columns: Columns) -> Tena
         **{outcome.value: int(counts[code]) for code, outcome in enumerate(OUTCOMES)},
         p50_ns=percentile_ns(latencies, 50),
         p99_ns=percentile_ns(latencies, 99),
+        apart=int(apart.sum()),
+        apart_answered=int((apart & columns.of(Outcome.ANSWERED)).sum()),
     )
 
 
 def to_json(summary: Summary) -> dict[str, Any]:
     """Make plain data of a summary, ready for `json.dumps`: `{"tenants": {name: figures}, "total": figures}`.
 
-    Figures: `slo_ms`, `span_s`, the six counts and `offered`, `p50_ms`, `p99_ms`, `goodput_per_s`, `offered_per_s`,
-    `attainment` (0 to 1); null where there is no value.
+    Figures: `slo_ms`, `span_s`, the six counts, `offered` and `apart`, `p50_ms`, `p99_ms`, `goodput_per_s`,
+    `offered_per_s`, `attainment` (0 to 1); null where there is no value.
     """
     return {
         "tenants": {line.tenant: _figures(line) for line in summary.tenants},
@@ -299,6 +338,7 @@ def _figures(line: TenantSummary) -> dict[str, Any]:
         "dropped": line.dropped,
         "failed": line.failed,
         "cancelled": line.cancelled,
+        "apart": line.apart,
         "p50_ms": line.p50_ms,
         "p99_ms": line.p99_ms,
         "goodput_per_s": line.goodput_per_s,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.cli.quick_start import CLIENT_COST_NS, CONTENDERS, MOST_RATE, demo_workload
+from cotenant.cli.quick_start import CLIENT_COST_NS, CONTENDERS, MOST_RATE, demo_workload, latency_targets_ms
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.workload import parse_workload, to_toml
@@ -68,6 +69,18 @@ def test_the_work_is_shared_equally_where_rates_allow() -> None:
     rates = {tenant.name: tenant.process.mean_rate for tenant in workload.tenants}
     assert rates["tiny"] == MOST_RATE
     assert rates["slow"] * 0.1 == pytest.approx(rates["medium"] * 0.05) == pytest.approx((2.0 - 40 * 0.003) / 2)
+
+
+def test_slos_are_what_the_machine_can_do() -> None:
+    """Five times the latency alone at the largest shape, and never less than two stretches, or 20 ms."""
+    profile = profile_of({"slow": 61 * MS, "tiny": MS // 10})
+    large = Point(2, 1, 1, 9, 123 * MS, 1, 1, 1)
+    wide = replace(profile.models["slow"], points=(*profile.models["slow"].points, large))
+    models = profile.models | {"large": replace(wide, unit_ns=(3 * MS, 8 * MS, 9 * MS), cuts=(0, 1, 3))}
+    assert latency_targets_ms(replace(profile, models=models)) == {"slow": 300, "tiny": 34, "large": 620}
+    assert latency_targets_ms(profile_of({"tiny": MS // 10})) == {"tiny": 20}
+    twice = {name: model.points for name, model in profile_of({"slow": 122 * MS}).models.items()}
+    assert latency_targets_ms(replace(profile, models={"slow": replace(wide, points=twice["slow"])})) == {"slow": 610}
 
 
 def test_both_protocols_are_used_and_the_file_says_the_same() -> None:

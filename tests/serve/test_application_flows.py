@@ -170,7 +170,8 @@ def test_a_cancel_ends_the_whole_at_once() -> None:
     assert world.story == [(12, Outcome.CANCELLED, "cancelled by the client")]
     assert world.results[0][1].status is Status.CANCELLED
     assert len(world.events(QueryWithdrawn)) == 2
-    assert world.counters.by_tenant["app"].attainment == 1.0  # withdrawn by the client: nobody's miss
+    assert world.counters.by_tenant["app"].attainment is None  # withdrawn in time by the client: counted apart
+    assert world.counters.by_tenant["app"].apart[Outcome.CANCELLED] == 1
 
 
 def test_a_time_out_withdraws_what_waits() -> None:

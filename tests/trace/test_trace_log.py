@@ -85,7 +85,7 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
             "drop": "hopeless",
             "preempt": True,
             "stretch": 0.1,
-            "cautious": False,
+            "cautious": True,
         },
         {"cpu": CORES},
         (A, B),

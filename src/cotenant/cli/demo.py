@@ -22,20 +22,21 @@ def demo(
 
     from cotenant.cli.console import console as make_console
     from cotenant.cli.profile import profile_table, progress_bar
-    from cotenant.cli.quick_start import CONTENDERS, demo_workload, running_server
+    from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
     from cotenant.execute.layout import device_cores
     from cotenant.load import LiveStats, run_load_process
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.metrics import to_json
+    from cotenant.report import bound_text, lost_text
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
-    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import SERVER_FILE, trace_path
     from cotenant.trace import read
+    from cotenant.trace.bound import RunBound, bound_of
     from cotenant.trace.losses import losses_of
     from cotenant.trace.lost import LossAccount
     from cotenant.workload import to_toml
@@ -53,11 +54,16 @@ def demo(
     for model, error in errors.items():
         console.print(f"[red]{model} was left out:[/red] {error}")
     console.print(profile_table(profile))
+    targets_ms = latency_targets_ms(profile)
+    build_repository(repository, models=list(targets_ms), slos_ms=targets_ms)
+    slos = ", ".join(f"{model} {slo_ms} ms" for model, slo_ms in targets_ms.items())
+    console.print(f"{SLO_TEXT} Here: {slos}.", highlight=False)
     models = tuple(model for model in QUICK_START if model in profile.models)
     workload = demo_workload(profile, models, len(device_cores(settings.device)), factor, seconds)
     (folder / "workload.toml").write_text(to_toml(workload), encoding="utf-8")
     runs: list[RunResult] = []
     traces: dict[str, str] = {}
+    bounds: dict[str, RunBound] = {}
     losses: dict[str, LossAccount] = {}
     text: list[Any] = []
     for number, contender in enumerate(CONTENDERS, start=3):
@@ -81,21 +87,25 @@ def demo(
         timeline = folder / f"{contender.name}.perfetto.json"
         write_timeline(timeline, read(trace_path(repository))[1])
         traces[contender.name] = timeline.name
-        losses[contender.name], _ = losses_of(*read(trace_path(repository)))
-        console.print(lost_table(losses[contender.name].lost))
+        bounds[contender.name] = bound_of(*read(trace_path(repository)))
+        losses[contender.name] = losses_of(*read(trace_path(repository)))[0]
+        said = lost_text.sentences(losses[contender.name]) + bound_text.sentences(bounds[contender.name])
+        console.print("\n".join(said), highlight=False)
     console.rule("5. A picture read through the served models")
     for line in text:
         console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
     report = folder / "report.html"
-    _write_report(report, runs, traces, profile, text, losses)
+    _write_report(report, runs, profile, text, traces=traces, bounds=bounds, losses=losses)
     took = time.monotonic() - began
     console.rule("Done")
     console.print(f"Report: {report}   Timelines for ui.perfetto.dev: {', '.join(traces.values())}   ({took:.0f} s)")
     if as_json:
         print_json(
             {
+                "slos_ms": targets_ms,
                 "runs": {run.name: to_json(run.summary) for run in runs},
-                "losses": {name: lost_facts(account) for name, account in losses.items()},
+                "bounds": {name: bound_text.facts(bound) for name, bound in bounds.items()},
+                "lost": {name: lost_text.facts(account) for name, account in losses.items()},
                 "text": [line.text for line in text],
                 "report": str(report),
                 "seconds": round(took, 1),
@@ -113,14 +123,9 @@ def _read_picture(repository: Path, url: str) -> list[Any]:
     return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
 
 
-def _write_report(
-    path: Path,
-    runs: list[Any],
-    traces: dict[str, str],
-    profile: Any,
-    text: list[Any],
-    losses: dict[str, Any],
-) -> None:
+def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **found: Any) -> None:
+    """`found`: what was found of each run, by its name; see `write_report`."""
+    from cotenant.cli.quick_start import SLO_TEXT
     from cotenant.report.html import Section, write_report
     from cotenant.report.machine import machine_facts
 
@@ -137,4 +142,7 @@ def _write_report(
         for point in model.points
     ]
     picture = Section("A picture read through the served models", verbatim="\n".join(line.text for line in text))
-    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[picture], traces=traces, losses=losses)
+    slos = Section(
+        "Where the SLOs come from", f"{SLO_TEXT} A config.toml that you edited keeps the SLO that you gave it."
+    )
+    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[slos, picture], **found)

@@ -69,16 +69,12 @@ def _tell(query: int, path: Path, as_json: bool) -> None:
 
 
 def _tell_lost(path: Path, as_json: bool) -> None:
-    from cotenant.cli.console import console
-    from cotenant.report.lost_text import lost_facts, lost_table, neighbours
+    from cotenant.report.lost_text import facts, sentences
     from cotenant.trace import read
     from cotenant.trace.losses import losses_of
 
     account, losses = losses_of(*read(path))
     if as_json:
-        print_json({**lost_facts(account), "losses": msgspec.to_builtins(losses)})
-    elif not losses:
-        print("No query was lost: all that ended were answered in time.")
+        print_json({"lost": facts(account), "losses": msgspec.to_builtins(losses)})
     else:
-        console().print(lost_table(account.lost))
-        print("\n".join(neighbours(account)))
+        print("\n".join(sentences(account)) or "No query was lost: all that ended were answered in time.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from cotenant.errors import CotenantError
@@ -22,6 +23,17 @@ CLIENT_COST_NS = 2_000_000
 on two cores with all protocols mixed; it only sets the rates of the demo."""
 MOST_RATE = 40.0
 """Queries/s of one tenant at most: beyond, tiny models would measure the front-ends and not the scheduling."""
+SLO_TIMES = 5.0
+"""SLO of a tenant over the latency of its model alone, on one core at its largest declared shape."""
+LEAST_SLO_NS = 20_000_000
+STRETCHES = 2
+"""An SLO is never less than this, nor than so many of the longest stretches for which any model keeps a core: one may
+be under way when a query comes, and reading, answering and the others' queries take as long again."""
+SLO_TEXT = (
+    f"The SLOs come from this profile: {SLO_TIMES:g} times what the model takes alone, on one core at its largest "
+    f"declared shape, at least {LEAST_SLO_NS / 1e6:g} ms and {STRETCHES} of the longest stretches for which a model "
+    "keeps a core."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,21 @@ CONTENDERS = (
     Contender("edf", "edf", "hopeless"),
 )
 """First come, first served without drops is what servers do unless told otherwise; edf is the default here."""
+
+
+def latency_targets_ms(profile: Profile) -> dict[str, int]:
+    """The SLO of each model in whole milliseconds, with two digits that count: what the machine can do says it."""
+    alone = {
+        name: max(point.p50_ns for point in model.points if (point.items, point.cores) == (1, 1))
+        for name, model in profile.models.items()
+    }
+    stretches = [
+        sum(model.unit_ns[start:end]) * model.segment_ratio
+        for model in profile.models.values()
+        for start, end in pairwise(model.cuts)
+    ]
+    least_ns = max(LEAST_SLO_NS, STRETCHES * max(stretches, default=0))
+    return {name: round(float(f"{max(least_ns, SLO_TIMES * ns) / 1e6:.2g}")) for name, ns in alone.items()}
 
 
 def demo_workload(profile: Profile, models: tuple[str, ...], cores: int, load: float, seconds: float) -> Workload:

@@ -126,6 +126,7 @@ class _Tenant:
             p50_ns=percentile_ns(recent, 50),
             p99_ns=percentile_ns(recent, 99),
             goodput_per_s=self.counts[Outcome.ANSWERED] / counted_s if counted_s > 0 else 0.0,
+            timeout_ns=self.load.timeout_ns,
         )
 
 
@@ -317,6 +318,7 @@ class _Run:
                     shape=tenant.load.shape,
                     reasons={outcome.value: dict(said.most_common()) for outcome, said in tenant.reasons.items()},
                     wrong_answers=tenant.wrong,
+                    timeout_ns=tenant.load.timeout_ns,
                 )
                 for tenant in self._tenants
             ),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import ConfigError
-from cotenant.metrics import OUTCOMES, OutcomeLog, QueryRecord, Summary, percentile_ns, summarise, to_json
+from cotenant.metrics import OUTCOMES, OutcomeLog, QueryRecord, Summary, is_impatient, percentile_ns, summarise, to_json
 from cotenant.types import Outcome
 
 SCHEMA = "cotenant.load/2"
@@ -40,7 +40,8 @@ class Lag:
 class TenantInfo:
     """One tenant of a run. `reasons` counts by outcome what was said of queries without a result, numbers masked as N.
 
-    `wrong_answers` had another answer than their inputs had been given alone; 0 where nothing was checked.
+    `wrong_answers` had another answer than their inputs had been given alone; 0 where nothing was checked. `timeout_ns`
+    is what its queries were allowed.
     """
 
     name: str
@@ -52,6 +53,7 @@ class TenantInfo:
     shape: int = 0
     reasons: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     wrong_answers: int = 0
+    timeout_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,15 @@ class TenantLive:
     p50_ns: int | None
     p99_ns: int | None
     goodput_per_s: float
+    timeout_ns: int | None = None
+
+    @property
+    def attainment(self) -> float | None:
+        """As of a summary; whatever was withdrawn is left out here."""
+        counted = sum(self.counts.values()) - self.counts[Outcome.CANCELLED]
+        if is_impatient(self.timeout_ns, self.slo_ns) or not counted:
+            return None
+        return self.counts[Outcome.ANSWERED] / counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +137,7 @@ class LoadResult:
             start_ns=start_ns,
             end_ns=max(self.sent_until_ns, 1),
             slo_ns=self.slo_ns,
+            limit_ns={each.name: each.timeout_ns for each in self.tenants if each.timeout_ns is not None},
             tenants=[tenant.name for tenant in self.tenants],
         )
 

@@ -55,9 +55,9 @@ def _profile(
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
     opened = open_all(root, campaign.errors, place, lanes)
     profiles = {
-        name: replace(before.models[name], splits=each.splits)
+        name: replace(known, splits=each.splits)
         for name, each in opened.items()
-        if before is not None and _is_known(before, each)
+        if before is not None and (known := _known(before, each)) is not None
     }
     todo = {name: each for name, each in opened.items() if name not in profiles or not covers(profiles[name], lanes)}
     for name, each in opened.items():
@@ -85,10 +85,10 @@ def _profile(
     return profile, campaign.errors
 
 
-def _is_known(before: Profile, opened: OpenedModel) -> bool:
-    """Whether a profile has this very model."""
-    known = before.models.get(opened.found.tenant)
-    return known is not None and known.digest == opened.digest and known.cuts[-1] == opened.runner.unit_count
+def _known(before: Profile, opened: OpenedModel) -> ModelProfile | None:
+    """What a profile has of this very model, under whatever name."""
+    known = before.of_digest(opened.found.tenant, opened.digest)
+    return known if known is not None and known.cuts[-1] == opened.runner.unit_count else None
 
 
 def _with_others(measured: ModelProfile, before: ModelProfile | None) -> ModelProfile:

@@ -61,6 +61,21 @@ class TrackedRate:
     recent: tuple[float, ...] = ()
 
     @property
+    def mean(self) -> float:
+        """Of the last windows."""
+        return sum(self.recent) / len(self.recent) if self.recent else self.ewma
+
+    def is_above(self, served_per_s: float, window_s: float, was_above: bool = False) -> bool:
+        """Whether more rows arrive than a plan serves, by more than a tenth and than chance makes of so many windows
+        (three deviations of a Poisson number); who was above stays so until it is by less than a twentieth.
+        """
+        if was_above:
+            return self.mean > 1.05 * served_per_s
+        length_s = window_s * max(1, len(self.recent))
+        surplus = (self.mean - served_per_s) * length_s
+        return self.mean > 1.1 * served_per_s and surplus > 3 * math.sqrt(served_per_s * length_s)
+
+    @property
     def asked_per_s(self) -> float:
         """What a plan is asked to serve."""
         return max(self.ewma, self.quantile)

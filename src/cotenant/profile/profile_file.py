@@ -77,6 +77,12 @@ class Profile:
     models: dict[str, ModelProfile]
     format: str = FORMAT
 
+    def of_digest(self, tenant: str, digest: str) -> ModelProfile | None:
+        """The profile of this very model: that of the tenant, or of whoever has the same file and configuration."""
+        known = self.models.get(tenant)
+        found = (known, *self.models.values()) if known is not None else self.models.values()
+        return next((each for each in found if each.digest == digest), None)
+
     def tables(self, quantile: str = "p50") -> dict[str, LatencyTable]:
         """The latencies of all models at one quantile, for predictors and worlds."""
         return {name: model.table(quantile) for name, model in self.models.items()}

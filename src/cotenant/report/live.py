@@ -37,9 +37,7 @@ def live_table(stats: LiveStats) -> RenderableType:
 
 
 def _cells(tenant: TenantLive) -> list[Text | str]:
-    counts = tenant.counts
-    ended = sum(counts.values())
-    share = counts[Outcome.ANSWERED] / ended if ended else None
+    counts, share = tenant.counts, tenant.attainment
     return [
         Text(tenant.name),
         milliseconds(tenant.slo_ns / 1e6),

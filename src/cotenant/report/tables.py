@@ -47,20 +47,23 @@ def attainment_style(share: float | None) -> str:
 
 
 def outcome_table(summary: Summary, title: str) -> Table:
-    """One line per tenant and, with several, one for all; a column for cancelled queries where there are any."""
-    cancelled = summary.total.cancelled > 0
+    """One line per tenant and, with several, one for all.
+
+    Columns for cancelled queries, and for those apart from attainment, stand where there are any.
+    """
+    extra = tuple(name for name in ("cancelled", "apart") if getattr(summary.total, name))
     table = Table(title=title, title_justify="left", show_footer=False)
-    for column in _COLUMNS[:8] + (("cancelled",) if cancelled else ()) + _COLUMNS[8:]:
+    for column in _COLUMNS[:8] + extra + _COLUMNS[8:]:
         table.add_column(column, justify="left" if column == "tenant" else "right", no_wrap=True)
     for line in summary.tenants:
-        table.add_row(*_cells(line, cancelled))
+        table.add_row(*_cells(line, extra))
     if len(summary.tenants) > 1:
         table.add_section()
-        table.add_row(*_cells(summary.total, cancelled), style="bold")
+        table.add_row(*_cells(summary.total, extra), style="bold")
     return table
 
 
-def _cells(line: TenantSummary, cancelled: bool) -> list[Text | str]:
+def _cells(line: TenantSummary, extra: tuple[str, ...]) -> list[Text | str]:
     return [
         Text(line.tenant),
         milliseconds(line.slo_ms),
@@ -70,7 +73,7 @@ def _cells(line: TenantSummary, cancelled: bool) -> list[Text | str]:
         _count(line.dropped),
         _count(line.rejected),
         _count(line.failed),
-        *([_count(line.cancelled)] if cancelled else []),
+        *(_count(getattr(line, name)) for name in extra),
         milliseconds(line.p50_ms),
         milliseconds(line.p99_ms),
         f"{line.goodput_per_s:.1f}",

@@ -63,9 +63,16 @@ class _Families(Collector):
 
 def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     queries = CounterMetricFamily("cotenant_queries", "Queries by outcome.", labels=["tenant", "outcome"])
+    apart = CounterMetricFamily(
+        "cotenant_apart_queries",
+        "Queries left out of attainment: clients allowed less than the SLO, or withdrew them before it had passed.",
+        labels=["tenant", "outcome"],
+    )
     slo = GaugeMetricFamily("cotenant_slo_seconds", "Latency target.", labels=["tenant"])
     attainment = GaugeMetricFamily(
-        "cotenant_slo_attainment_ratio", "Share of the last 1000 queries answered in time.", labels=["tenant"]
+        "cotenant_slo_attainment_ratio",
+        "Share of the last 1000 queries answered in time, without those apart.",
+        labels=["tenant"],
     )
     headroom = GaugeMetricFamily(
         "cotenant_headroom_seconds",
@@ -73,7 +80,9 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
         labels=["tenant"],
     )
     latency = HistogramMetricFamily(
-        "cotenant_latency_seconds", "From arrival to answer, of answered queries.", labels=["tenant"]
+        "cotenant_latency_seconds",
+        "From the first byte of a request to its written answer; what never was answered is in the last bucket alone.",
+        labels=["tenant"],
     )
     reruns = CounterMetricFamily(
         "cotenant_query_reruns", "Queries run again after their batch had failed.", labels=["tenant"]
@@ -85,16 +94,19 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
         placed.add_metric([tenant], counted.placed_launches)
         for outcome in Outcome:
             queries.add_metric([tenant, outcome.value], counted.outcomes[outcome])
+            apart.add_metric([tenant, outcome.value], counted.apart[outcome])
         reruns.add_metric([tenant], counted.reruns)
         slo.add_metric([tenant], counted.slo_ns / 1e9)
-        attainment.add_metric([tenant], counted.attainment)
-        headroom.add_metric([tenant], counted.headroom_ns / 1e9)
+        if (share := counted.attainment) is not None:
+            attainment.add_metric([tenant], share)
+        if (headroom_ns := counted.headroom_ns) is not None:
+            headroom.add_metric([tenant], headroom_ns / 1e9)
         buckets, total = [], 0
         for bound, count in zip([*map(str, LATENCY_BUCKETS_S), "+Inf"], counted.latency_buckets, strict=True):
             total += count
             buckets.append((bound, float(total)))
-        latency.add_metric([tenant], buckets, counted.success.ns / 1e9)
-    return iter([queries, reruns, placed, slo, attainment, headroom, latency])
+        latency.add_metric([tenant], buckets, counted.latency_ns / 1e9)
+    return iter([queries, apart, reruns, placed, slo, attainment, headroom, latency])
 
 
 def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:

@@ -29,6 +29,7 @@ from cotenant.measure.layout_facts import fitted_groups
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
+from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import (
     UnknownModelError,
     application_names,
@@ -48,6 +49,8 @@ from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of, told_of_refusals, waiting_of
 from cotenant.serve.brain.reorganise import change
+from cotenant.serve.brain.replies import Replies
+from cotenant.serve.brain.slo_watch import log_turns
 from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application_registry import ApplicationRegistry
@@ -78,25 +81,23 @@ class Server:
         self.machine = layout.machine(self.lanes, cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
-        self.counters = Counters()
-        self.beliefs = OnlineModel(
-            max(share.size for share in self.policy.shares),
-            grouped=self.policy.grouped,
-            cautious=self.policy.cautious and not self.policy.grouped,
-        )
-        self.losses = LossAccount(self.beliefs.predictor, self.lanes)
-        self._replying = threading.Lock()
-        self._groups: OverlapPredictor | None = None
         self.clock = clock or RealClock()
+        self.counters = Counters(partial(log_turns, self.clock))
+        self.beliefs = OnlineModel.under(self.policy)
+        self.losses = LossAccount(self.beliefs.predictor, self.lanes)
+        self.counters.leading_cause = self.losses.leading
+        self._replies = Replies(self.clock, self.counters, self.beliefs)
+        self._groups: OverlapPredictor | None = None
         self._executor = open_executor(settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._counted_as: dict[str, str] = {}  # tenants of models that are, or were, served
+        self._measured: dict[str, ModelProfile] = {}
         self._loading = threading.Lock()
         self._is_ready = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
-        looks = partial(waiting_of, lambda: self._driver), self._executor, self._figures
+        looks = lambda: waiting_of(self._driver), self._executor, self._figures
         self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost)
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None
@@ -109,14 +110,14 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.losses, self.beliefs, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (self.losses, self.counters, self.beliefs, *extra))
         self._executor.on_event = self._driver.post
         if self.policy.asks_groups:
             self._groups = fitted_groups(self.root)
         names = model_names(self.root)
         if not names:
-            text = "%s holds no models yet: add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), "
-            _log.warning(text + "then load MODEL through the API", self.root.name)
+            text = "add MODEL/config.toml and MODEL/1/model.onnx (or model.pt2), then load MODEL through the API"
+            _log.warning("%s holds no models yet: %s", self.root.name, text)
         self._together.read()
         for name in (*names, *application_names(self.root)):
             try:
@@ -234,12 +235,11 @@ class Server:
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
         known = self._counted_as.get(request.model, request.model if request.model in self._failed else None)
-        with told_of_refusals(self._driver, self.clock, known):
+        with told_of_refusals(self._driver, self.clock, request, known):
             served = self._front(request.model, request.version)
             if isinstance(served, ServedApplication):
                 return self._flows.submit(served, request, done)
-            form = served.form(request)
-            make = partial(query_of, served, form, request.priority, request.timeout_ns)
+            make = partial(query_of, served, served.form(request), request, self.counters)
             return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
 
     def cancel(self, query: int) -> None:
@@ -249,9 +249,8 @@ class Server:
 
     def replied(self, result: InferResult) -> None:
         """See Backend."""
-        if result.ended_ns and self.policy.cautious:
-            with self._replying:
-                self.beliefs.replied(self.clock.now_ns() - result.ended_ns)
+        if (late := self._replies.written(result, learns=self.policy.cautious)) is not None:
+            self.driver.post(late)
 
     def metrics(self) -> bytes:
         """See Backend."""
@@ -326,7 +325,8 @@ class Server:
             found = find_versions(self.root, model)
             check_owners(found, self._owners())
             self._applications.check_tenants([each.tenant for each in found], model)
-            versions = open_versions(self.root, found, self._executor, self.policy, self._together.of)
+            opening = self.root, found, self._executor, self.policy
+            versions = open_versions(*opening, self._together.of, self._measured)
         except UnknownModelError as error:
             raise ServeError(Status.NOT_FOUND, str(error)) from None
         except CotenantError as error:

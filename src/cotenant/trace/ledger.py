@@ -115,7 +115,7 @@ class Inside:
 
 def divide(ledgers: Collection[Ledger]) -> None:
     """What each tenant is entitled to: its share, or of what is left by the weights of those that have none."""
-    given = {each.tenant.name: float(getattr(each.tenant, "share", 0.0)) for each in ledgers}
+    given = {each.tenant.name: each.tenant.share for each in ledgers}
     left = max(0.0, 1.0 - sum(given.values()))
     weights = sum(each.tenant.weight for each in ledgers if not given[each.tenant.name])
     for each in ledgers:

@@ -121,7 +121,7 @@ class LossAccount:
 
     def leading(self, tenant: str) -> LossCause | None:
         """The cause that the last losses of a tenant have most often; None before the first."""
-        recent = self._recent.get(tenant)
+        recent = tuple(self._recent.get(tenant, ()))  # a copy: others may add to it meanwhile
         return Counter(recent).most_common(1)[0][0] if recent else None
 
     def __call__(self, time_ns: int, event: Event | None, actions: Sequence[Action], timing: object = None) -> None:

@@ -80,7 +80,8 @@ class ModelMetadata:
 class InferRequest(Struct, frozen=True, gc=False):
     """One inference as a client asked for it, already decoded: arrays have the datatype and shape that was declared.
 
-    BYTES tensors are object arrays of `bytes`. `priority` 0 means unset; `timeout_ns` None means none.
+    BYTES tensors are object arrays of `bytes`. `priority` 0 means unset; `timeout_ns` None means none. `arrival_ns` is
+    the monotonic time when its first byte could be read; 0 stands for the time when it is submitted.
     """
 
     model: str
@@ -91,6 +92,7 @@ class InferRequest(Struct, frozen=True, gc=False):
     """Names asked for; empty means all."""
     priority: int = 0
     timeout_ns: int | None = None
+    arrival_ns: int = 0
 
 
 class InferResult(Struct, frozen=True, gc=False):
@@ -222,7 +224,9 @@ class Backend(Infer, Control, Protocol):
     """The server as its front-ends see it."""
 
     def replied(self, result: InferResult) -> None:
-        """Its answer is ready to be written; queries that are not answered need not be told of."""
+        """An answer is handed to the connection now, or never will be. To be told once of each answered query of a
+        request with an `arrival_ns`; queries that are not answered, or were withdrawn, need not be told of.
+        """
 
 
 DATATYPES: Mapping[str, np.dtype[Any]] = {

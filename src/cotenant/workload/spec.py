@@ -205,6 +205,11 @@ class Workload(_Checked, frozen=True):
         """Mean queries per second over all tenants."""
         return sum(tenant.process.mean_rate for tenant in self.tenants)
 
+    @property
+    def limit_ns(self) -> dict[str, int]:
+        """What clients allow their queries, by name of the load, of those that say so."""
+        return {tenant.name: tenant.timeout_ns for tenant in self.tenants if tenant.timeout_ns is not None}
+
 
 def scale(workload: Workload, factor: float) -> Workload:
     """Return the workload with every rate multiplied by `factor`; a trace is replayed that much faster."""

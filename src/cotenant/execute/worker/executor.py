@@ -7,6 +7,7 @@ reason, its queue waits for the next worker, and other tenants notice nothing.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,6 +45,8 @@ class ProcessExecutor(BaseExecutor):
         self._all: list[WorkerSupervisor] = []
         """Those that have not ended, also of models that were removed."""
         self._late: list[threading.Thread] = []
+        self._lost_before: dict[str, Counter[str]] = {}
+        """Workers lost by the models that tenants had before."""
 
     def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
         """Start a worker for the tenant and wait until it has loaded the model with its sessions.
@@ -89,7 +92,9 @@ class ProcessExecutor(BaseExecutor):
     def remove_model(self, tenant: str) -> None:
         """See ModelExecutor."""
         with self._lock:
-            self._supervisors.pop(tenant, None)
+            gone = self._supervisors.pop(tenant, None)
+            if gone is not None:
+                self._lost_before[tenant] = self._lost_before.get(tenant, Counter()) + Counter(gone.status.restarts)
 
     def problem(self, tenant: str) -> str:
         """See ModelExecutor."""
@@ -100,8 +105,8 @@ class ProcessExecutor(BaseExecutor):
     def workers(self) -> list[WorkerStatus]:
         """See ModelExecutor."""
         with self._lock:
-            supervisors = list(self._supervisors.values())
-        return [supervisor.status for supervisor in supervisors]
+            found = [(each.status, self._lost_before.get(each.tenant)) for each in self._supervisors.values()]
+        return [replace(each, restarts=before + Counter(each.restarts)) if before else each for each, before in found]
 
     def start(self, launch: Launch, on_end: OnEnd) -> None:
         """See Executor."""

@@ -33,7 +33,8 @@ class ListPolicy(BasePolicy):
     one launch may use up before it reaches a boundary. 0 stops at every cut.
     `cautious`: serve waiting queries that are sure to be in time first, with what the predictor's margin adds to their
     latencies, and doubtful ones where there are no others. Under overload that is everything: whoever starts queries
-    at the last moment at which they are predicted to be in time is late with half of them.
+    at the last moment at which they are predicted to be in time is late with half of them. fcfs, sjf and clockwork, the
+    plain orders that others are compared with, are so only where they are told to be.
 
     Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`. A query is hopeless when no
     lane is quick enough; one that is too slow for it leaves it to others.
@@ -42,7 +43,7 @@ class ListPolicy(BasePolicy):
     """
 
     stretch: Stretch = 0.1
-    cautious: bool = False
+    cautious: bool = True
 
     name: ClassVar[str] = "list"
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cotenant.core.actions import Action, Launch, Respond
-from cotenant.core.events import Event, LaunchEnded, QueryArrived
+from cotenant.core.events import ApplicationEnded, Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
 from cotenant.execute.protocol import Timing
-from cotenant.types import ANSWERS, Outcome, Query
+from cotenant.metrics import is_apart
+from cotenant.serve.brain.slo_watch import SloWatch, Turn
+from cotenant.types import ANSWERS, Outcome, StageQuery
 
 LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -33,10 +38,16 @@ class Sum:
 
 @dataclass(slots=True)
 class TenantCounters:
-    """Everything counted of one tenant since it was added."""
+    """Everything counted of one tenant since it was first added.
+
+    `apart` are the queries of `outcomes` that are left out of attainment, see `metrics.is_apart`. Of all others
+    `recent` says whether they were answered in time, and `latency_buckets` how long they took, those that never were
+    answered in the last one; `latency_ns` is the time of the answered ones together.
+    """
 
     slo_ns: int
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+    apart: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     arrived: int = 0
     rows: int = 0
     launches: int = 0
@@ -50,49 +61,115 @@ class TenantCounters:
     compute_infer: Sum = field(default_factory=Sum)
     compute_output: Sum = field(default_factory=Sum)
     latency_buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
+    latency_ns: int = 0
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    headroom_ns: int = 0
+    headroom_ns: int | None = None
     last_ms: int = 0
+    watch: SloWatch = field(default_factory=SloWatch)
 
-    def end(self, outcome: Outcome, latency_ns: int, rows: int) -> None:
-        """Count how a query of so many rows ended."""
+    def end(self, outcome: Outcome, latency_ns: int, rows: int, limit_ns: int | None = None) -> bool | None:
+        """Count how a query of so many rows ended that its client allowed so much time.
+
+        Says whether it was answered in time; None where it is counted apart.
+        """
         self.outcomes[outcome] += 1
-        if outcome is not Outcome.CANCELLED:
-            self.recent.append(outcome is Outcome.ANSWERED)
-        if outcome not in ANSWERS:
+        is_answer, is_in_time = outcome in ANSWERS, outcome is Outcome.ANSWERED
+        if is_answer:
+            self.success.add(latency_ns)
+            self.rows += rows
+            self.last_ms = time.time_ns() // 1_000_000
+        else:
             self.fail.add(latency_ns)
-            return
-        self.success.add(latency_ns)
-        self.rows += rows
-        self.last_ms = time.time_ns() // 1_000_000
-        self.latency_buckets[bisect_left(LATENCY_BUCKETS_S, latency_ns / 1e9)] += 1
+        if is_apart(outcome, latency_ns, self.slo_ns, limit_ns):
+            self.apart[outcome] += 1
+            return None
+        self.recent.append(is_in_time)
+        if is_answer:
+            self.latency_ns += latency_ns
+        self.latency_buckets[bisect_left(LATENCY_BUCKETS_S, latency_ns / 1e9) if is_answer else -1] += 1
+        return is_in_time
 
     @property
-    def attainment(self) -> float:
-        """Share of the last queries that were answered in time; 1 before the first."""
-        return sum(self.recent) / len(self.recent) if self.recent else 1.0
+    def attainment(self) -> float | None:
+        """Share of the last queries that were answered in time, those counted apart left out; None without any."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
+
+
+class Asked(NamedTuple):
+    """A query inside: `limit_ns` is the time that it has, its SLO or less; None of a stage, whose whole has one."""
+
+    tenant: str
+    arrival_ns: int
+    limit_ns: int | None
+    items: int
 
 
 class Counters:
-    """An observer of the driver. Everything is counted under the driver's lock; readers take a moment's view."""
+    """An observer of the driver. Everything is counted under a lock; readers take a moment's view.
 
-    def __init__(self) -> None:
+    A query is counted when it ends; one that is answered, and whose front-end says when its answer is written, then.
+    `on_turn` is told, under that lock, of tenants that begin or cease to miss their SLO: the SLO, the turn, and what
+    they lost most by, as far as that is known.
+    """
+
+    def __init__(self, on_turn: Callable[[str, int, Turn, str], None] = lambda *_: None) -> None:
         self.by_tenant: dict[str, TenantCounters] = {}
-        self._open: dict[int, Query] = {}
+        """Of those that are served now."""
+        self._gone: dict[str, TenantCounters] = {}
+        """Of those that are not: they go on should their tenants come back."""
+        self._on_turn = on_turn
+        self.leading_cause: Callable[[str], str | None] = lambda _: None
+        """What a tenant lost most of its last queries by: for those to set who keep an account of that."""
+        self._lock = threading.Lock()
+        self._open: dict[int, Asked] = {}
+        self._told_later: set[int] = set()
+        """Queries whose front-ends say when their answers are written."""
+        self._unwritten: dict[int, tuple[Asked, Outcome]] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
 
     def add(self, tenant: str, slo_ns: int) -> None:
-        """Start counting for a tenant."""
-        self.by_tenant[tenant] = TenantCounters(slo_ns)
+        """Count for a tenant from now on; what was counted under its name before stays."""
+        counted = self.by_tenant.get(tenant) or self._gone.pop(tenant, None)
+        if counted is None:
+            self.by_tenant[tenant] = TenantCounters(slo_ns)
+        else:
+            counted.slo_ns = slo_ns
+            self.by_tenant[tenant] = counted
+
+    def remove(self, tenant: str) -> None:
+        """A tenant is not served any more."""
+        counted = self.by_tenant.pop(tenant, None)
+        if counted is not None:
+            self._gone[tenant] = counted
+
+    def tell_later(self, query: int) -> None:
+        """`replied` comes when the answer of this query, which is just arriving, is written."""
+        self._told_later.add(query)
+
+    def replied(self, query: int, now_ns: int) -> Asked | None:
+        """An answer is written; or will never be, and is counted as if it were. From any thread.
+
+        Gives the query where its answer was there in time, and is written too late.
+        """
+        with self._lock:
+            return self._written(query, now_ns)
+
+    def arrive(self, query: int, tenant: str, arrival_ns: int, deadline_ns: int, items: int) -> None:
+        """A query came in; those of the core are seen to come."""
+        with self._lock:
+            self._arrived(query, Asked(tenant, arrival_ns, deadline_ns - arrival_ns, items))
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
+        with self._lock:
+            self._observe(time_ns, event, actions, timing)
+        return None
+
+    def _observe(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
         if isinstance(event, QueryArrived):
             query = event.query
-            self._open[query.id] = query
-            counted = self.by_tenant.get(query.tenant)
-            if counted is not None:
-                counted.arrived += 1
+            limit_ns = None if isinstance(query, StageQuery) else query.deadline_ns - query.arrival_ns
+            self._arrived(query.id, Asked(query.tenant, query.arrival_ns, limit_ns, query.items))
         elif isinstance(event, LaunchEnded):
             launch, owner = self._running.pop(event.launch)
             if timing is not None:
@@ -101,13 +178,18 @@ class Counters:
             if isinstance(action, Launch):
                 self._launched(action, time_ns)
             elif isinstance(action, Respond):
-                self._responded(action, time_ns)
+                self._responded(action.query, action.outcome, time_ns)
         if type(event) is LaunchEnded and event.error is not None:
             owner.reruns += sum([query in self._open for query in launch.queries])
-        return None
+        elif type(event) is ApplicationEnded:
+            self._responded(event.query, event.outcome, time_ns)
+        elif type(event) is QueryCancelled:
+            self._written(event.query, time_ns)  # its client went away just as it was answered
+        elif type(event) is TenantRemoved:
+            self.remove(event.tenant)
 
     def _launched(self, launch: Launch, time_ns: int) -> None:
-        counted = self.by_tenant[launch.work.tenant]
+        counted = self.by_tenant.get(launch.work.tenant) or self._gone[launch.work.tenant]
         self._running[launch.id] = launch, counted
         counted.headroom_ns = launch.headroom_ns
         if launch.work.is_first:
@@ -115,11 +197,37 @@ class Counters:
             for query in launch.queries:
                 counted.queue.add(time_ns - self._open[query].arrival_ns)
 
-    def _responded(self, respond: Respond, time_ns: int) -> None:
-        query = self._open.pop(respond.query)
-        counted = self.by_tenant.get(query.tenant)
+    def _arrived(self, query: int, asked: Asked) -> None:
+        self._open[query] = asked
+        counted = self.by_tenant.get(asked.tenant)
         if counted is not None:
-            counted.end(respond.outcome, time_ns - query.arrival_ns, query.items)
+            counted.arrived += 1
+
+    def _responded(self, query: int, outcome: Outcome, time_ns: int) -> None:
+        asked = self._open.pop(query)
+        if query in self._told_later:
+            self._told_later.remove(query)
+            if outcome in ANSWERS:
+                self._unwritten[query] = asked, outcome
+                return
+        self._ended(asked, outcome, time_ns)
+
+    def _written(self, query: int, time_ns: int) -> Asked | None:
+        found = self._unwritten.pop(query, None)
+        if found is None:
+            return None
+        asked, outcome = found
+        is_late = asked.limit_ns is not None and time_ns - asked.arrival_ns > asked.limit_ns
+        self._ended(asked, Outcome.LATE if is_late else outcome, time_ns)
+        return asked if is_late and outcome is Outcome.ANSWERED else None
+
+    def _ended(self, asked: Asked, outcome: Outcome, time_ns: int) -> None:
+        counted = self.by_tenant.get(asked.tenant) or self._gone.get(asked.tenant)
+        if counted is None:
+            return
+        is_in_time = counted.end(outcome, time_ns - asked.arrival_ns, asked.items, asked.limit_ns)
+        if is_in_time is not None and (turn := counted.watch.ended(is_in_time, time_ns)) is not None:
+            self._on_turn(asked.tenant, counted.slo_ns, turn, self.leading_cause(asked.tenant) or "")
 
 
 def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:

@@ -22,6 +22,7 @@ from cotenant.repository.application_form import result_of
 from cotenant.serve.brain.clock import Clock
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Asked, Driver
+from cotenant.serve.brain.queries import arrival_of
 from cotenant.serve.opener.served_application import FindModel, ServedApplication
 from cotenant.serve.opener.served_models import QueryForm
 from cotenant.types import Outcome, StageQuery, priority_rank
@@ -100,17 +101,18 @@ class Flows:
         runs: list[_Run] = []
 
         def arrive(number: int, now_ns: int) -> ApplicationArrived:
+            began_ns = arrival_of(request, now_ns)
             slo_ns = spec.slo_ns if request.timeout_ns is None else min(spec.slo_ns, request.timeout_ns)
             run = _Run(
                 application,
                 request,
                 done,
                 number,
-                now_ns,
-                now_ns + slo_ns,
-                None if request.timeout_ns is None else now_ns + request.timeout_ns,
-                Flow(spec.graph, now_ns + slo_ns, needed),
-                self._deadlines(application, needed, forms, items, now_ns, now_ns + slo_ns),
+                began_ns,
+                began_ns + slo_ns,
+                None if request.timeout_ns is None else began_ns + request.timeout_ns,
+                Flow(spec.graph, began_ns + slo_ns, needed),
+                self._deadlines(application, needed, forms, items, now_ns, began_ns + slo_ns),
                 items,
                 wanted,
                 forms,
@@ -119,10 +121,10 @@ class Flows:
             runs.append(run)
             with self._changed:
                 self._runs[number] = run
-            counted = self._counters.by_tenant.get(spec.name)
-            if counted is not None:
-                counted.arrived += 1
-            return ApplicationArrived(number, spec.name, now_ns, now_ns + slo_ns)
+            self._counters.arrive(number, spec.name, began_ns, began_ns + slo_ns, items)
+            if request.arrival_ns:
+                self._counters.tell_later(number)
+            return ApplicationArrived(number, spec.name, began_ns, began_ns + slo_ns)
 
         number = self._driver().begin(arrive)
         run = runs[0]
@@ -259,16 +261,9 @@ class Flows:
             self._driver().post(QueryWithdrawn(number, reason))
 
     def _finish(self, run: _Run, finish: Finish) -> None:
-        spec = run.application.spec
-        now = self._clock.now_ns()
         result = result_of(run.number, finish, run.wanted, run.outputs)
-        outcome = result.outcome
-        counted = self._counters.by_tenant.get(spec.name)
-        if counted is not None:
-            with self._changed:
-                counted.end(outcome, now - run.arrival_ns, run.items)
         reason = result.reason or finish.reason
-        self._driver().post(ApplicationEnded(run.number, outcome, reason, now))
+        self._driver().post(ApplicationEnded(run.number, result.outcome, reason, self._clock.now_ns()))
         try:
             run.done(result)
         except Exception:

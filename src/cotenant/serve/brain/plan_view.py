@@ -19,7 +19,8 @@ from cotenant.serve.brain.plan_lanes import PlanLanes
 class PlanFigures:
     """The plan at a moment: its number from 1 on, and how often it was changed.
 
-    `share` is the part of the rates that the plan was made for, of those that were wanted.
+    `share` is the part of the rates that the plan serves: of those that were wanted of it, or that come where more do,
+    of the tenant of whom it serves least.
     """
 
     version: int
@@ -65,7 +66,9 @@ def plan_metrics(figures: PlanFigures) -> Iterator[Metric]:
     yield GaugeMetricFamily("cotenant_plan_version", "Number of the plan that runs.", value=figures.version)
     yield CounterMetricFamily("cotenant_plan_changes", "Changes of the plan since the start.", value=figures.changes)
     yield GaugeMetricFamily(
-        "cotenant_plan_served_ratio", "Share of the wanted rates that the plan was made for.", value=figures.share
+        "cotenant_plan_served_ratio",
+        "Share of the rates that come, or were wanted, that the plan serves.",
+        value=figures.share,
     )
     rates = GaugeMetricFamily(
         "cotenant_tenant_rate", "Rows a second that arrive: average, and quantile of windows.", labels=["tenant", "by"]

@@ -9,31 +9,47 @@ from cotenant.core.actions import Respond
 from cotenant.core.events import QueryRefused
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.brain.clock import Clock
-from cotenant.serve.brain.counters import Sum, TenantCounters
+from cotenant.serve.brain.counters import Counters, Sum, TenantCounters
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.opener.served_models import QueryForm, ServedModel
 from cotenant.types import LossCause, Query, priority_rank
-from cotenant.wire.api import Duration, InferResult, ModelStatistics, ServeError, Status, unanswered
+from cotenant.wire.api import (
+    Duration,
+    InferRequest,
+    InferResult,
+    ModelStatistics,
+    ServeError,
+    Status,
+    unanswered,
+)
 
 Done = Callable[[InferResult], None]
 
 
+def arrival_of(request: InferRequest, now_ns: int) -> int:
+    """From when the time of a request counts: since its first byte could be read, where the front-end tells that."""
+    return min(request.arrival_ns, now_ns) if request.arrival_ns else now_ns
+
+
 def query_of(
-    served: ServedModel, form: QueryForm, priority: int, timeout_ns: int | None, number: int, now_ns: int
+    served: ServedModel, form: QueryForm, request: InferRequest, counters: Counters, number: int, now_ns: int
 ) -> Query:
     """The query of a request. A time-out shorter than the SLO is its deadline. Raises as `still_served` does."""
-    tenant = served.still_served()
+    tenant, timeout_ns = served.still_served(), request.timeout_ns
     slo = tenant.slo_ns if timeout_ns is None else min(tenant.slo_ns, timeout_ns)
+    arrival_ns = arrival_of(request, now_ns)
+    if request.arrival_ns:
+        counters.tell_later(number)
     return Query(
         id=number,
         tenant=tenant.name,
-        arrival_ns=now_ns,
-        deadline_ns=now_ns + slo,
-        rank=priority_rank(priority or tenant.priority),
+        arrival_ns=arrival_ns,
+        deadline_ns=arrival_ns + slo,
+        rank=priority_rank(request.priority or tenant.priority),
         items=form.items,
         shape=form.shape,
         merge_key=form.merge_key,
-        expiry_ns=None if timeout_ns is None else now_ns + timeout_ns,
+        expiry_ns=None if timeout_ns is None else arrival_ns + timeout_ns,
     )
 
 
@@ -46,22 +62,22 @@ def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Te
 
 
 @contextmanager
-def told_of_refusals(driver: Driver | None, clock: Clock, tenant: str | None) -> Iterator[None]:
+def told_of_refusals(driver: Driver | None, clock: Clock, request: InferRequest, tenant: str | None) -> Iterator[None]:
     """Those who look on hear of a request that a tenant, None for an unknown one, cannot take at the moment."""
     try:
         yield
     except ServeError as error:
         if error.status is Status.UNAVAILABLE and driver is not None and tenant is not None:
-            driver.post(QueryRefused(tenant, clock.now_ns(), LossCause.GONE, error.message))
+            came_ns = request.arrival_ns or clock.now_ns()
+            driver.post(QueryRefused(tenant, came_ns, LossCause.GONE, error.message))
         raise
 
 
-def waiting_of(driver: Callable[[], Driver | None]) -> Mapping[str, int]:
+def waiting_of(driver: Driver | None) -> Mapping[str, int]:
     """Queries that wait for their first launch, by tenant; none before the start."""
-    known = driver()
-    if known is None:
+    if driver is None:
         return {}
-    return known.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
+    return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
 
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:

@@ -72,6 +72,8 @@ class Replanner:
         self._held = RunningPlan(Plan((served.plan,)))
         self._window_s = section.period_s / WINDOWS_A_PERIOD if section.period_s else _WINDOW_S
         self._rows: dict[str, int] = {}
+        self._above: dict[str, float] = {}
+        """Tenants of whom more rows arrive than the plan serves, and the part of them that it does serve."""
         self._counting = threading.Lock()
         self._stopping = threading.Event()
         self._version, self._breaks = 1, ""
@@ -127,7 +129,8 @@ class Replanner:
     def figures(self) -> PlanFigures:
         """See PlanView."""
         with self._changed:
-            return PlanFigures(self._version, self._version - 1, self._held.share, self._tracker.rates)
+            share = min((self._held.share, *self._above.values()))
+            return PlanFigures(self._version, self._version - 1, share, self._tracker.rates)
 
     def status(self) -> Mapping[str, Any]:
         """See PlanView."""
@@ -168,6 +171,26 @@ class Replanner:
             rows, self._rows = self._rows, {}
         with self._changed:
             self._tracker = self._tracker.after(rows, max(1, window_ns))
+        self._compare(window_ns / 1e9)
+
+    def _compare(self, window_s: float) -> None:
+        """Say of whom more arrives than the plan serves: once as it begins, and once as it ends."""
+        with self._changed:
+            rates, served, before = self._tracker.rates, self._held.plan.rates_per_s, self._above
+            self._above = {
+                tenant: served[tenant] / rate.mean
+                for tenant, rate in rates.items()
+                if served.get(tenant) and rate.is_above(served[tenant], window_s, tenant in before)
+            }
+            above = self._above
+        for tenant in rates:
+            if (tenant in above) == (tenant in before):
+                continue
+            figures = tenant, rates[tenant].mean, served.get(tenant, 0.0)
+            if tenant in above:
+                _log.warning("tenant %r sends %.3g rows a second, above the %.3g that the plan serves", *figures)
+            else:
+                _log.info("tenant %r is within the plan again: %.3g rows a second of %.3g", *figures)
 
     def _reload(self) -> None:
         served = open_plan(self._path, self._section.device, self._place, self._served.lanes, self._server.root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, NoReturn
@@ -23,7 +24,7 @@ from cotenant.serve.door.grpc_stream import Stream, encode_answer
 from cotenant.serve.door.grpc_threads import CallThreads, Slots
 from cotenant.types import Outcome
 from cotenant.wire import codec_grpc
-from cotenant.wire.api import Backend, Control, InferResult, ServeError, Status
+from cotenant.wire.api import Backend, Control, InferRequest, InferResult, ServeError, Status
 from cotenant.wire.codec import Limits, WireRequest, less_spent
 from cotenant.wire.ending import Ending
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, NO_SHARED_MEMORY, QUERY_KEY, SERVICE, SPENT_KEY
@@ -103,8 +104,8 @@ class GrpcServer:
                 f"gRPC: cannot listen on {self._host} port {self._port}; stop what uses the port or choose another one "
                 "(0 takes any free one)"
             )
-        server.start()
         self._threads = threads
+        server.start()
         self._server = server
         return int(port)
 
@@ -171,12 +172,15 @@ class GrpcServer:
         if not self._slots.take():
             raise self._overload()
         try:
+            came_ns = self._came_ns()
             wire = codec_grpc.decode_request(message, self._limits)
             if wire.request.timeout_ns is None:
-                wire = with_deadline(wire, context.time_remaining())
+                remaining_s = context.time_remaining()
+                spent_s = (time.monotonic_ns() - came_ns) / 1e9
+                wire = with_deadline(wire, None if remaining_s is None else remaining_s + spent_s)
             else:
                 wire = less_spent(wire, str(dict(context.invocation_metadata()).get(SPENT_KEY, "")))
-            result = self._wait(wire, context)
+            result = self._wait(structs.replace(wire.request, arrival_ns=came_ns), context)
             try:
                 return encode_answer(self._backend, wire, result, self._backend.replied)
             except ServeError:
@@ -186,6 +190,10 @@ class GrpcServer:
         finally:
             self._slots.give_back()
 
+    def _came_ns(self) -> int:
+        """When the library handed over the call that runs on this thread: it does not tell when bytes came."""
+        return (self._threads.came_ns() if self._threads is not None else 0) or time.monotonic_ns()
+
     def _overload(self) -> ServeError:
         return ServeError(
             Status.UNAVAILABLE,
@@ -193,9 +201,9 @@ class GrpcServer:
             Ending(Outcome.REJECTED),
         )
 
-    def _wait(self, wire: WireRequest, context: Any) -> InferResult:
+    def _wait(self, request: InferRequest, context: Any) -> InferResult:
         answers: SimpleQueue[InferResult | None] = SimpleQueue()
-        query = self._backend.submit(wire.request, answers.put)
+        query = self._backend.submit(request, answers.put)
         # The callback runs when the call ends in whatever way: by a cancel, a passed deadline, a lost connection or our
         # own answer. The thread is released at once, even where the backend cannot withdraw the query any more.
         if not context.add_callback(lambda: answers.put(None)):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
+from msgspec import structs
 
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_grpc
@@ -29,10 +31,12 @@ _FIRST_IN_FLIGHT = 16
 def encode_answer(
     backend: Infer, wire: WireRequest, result: InferResult, replied: Callable[[InferResult], None] = lambda _: None
 ) -> Any:
-    """Make the response message of a query, and tell `replied`. Raises ServeError when it was not answered."""
+    """Make the response message of a query, and tell `replied`, see Backend, if it was answered.
+
+    Raises ServeError when it was not, or cannot be written.
+    """
     if result.outcome not in ANSWERS:
         raise not_answered(result, ready=backend.ready())
-    replied(result)
     try:
         batched = False
         if wire.wants_classes:
@@ -40,6 +44,8 @@ def encode_answer(
         return codec_grpc.encode_response(wire, result, batched)
     except ServeError as error:  # it has run: it is not for a gateway to send it again
         raise ServeError(error.status, error.message, FAILURE) from None
+    finally:
+        replied(result)
 
 
 class _Answer(NamedTuple):
@@ -88,6 +94,7 @@ class Stream:
         """Requests that were answered before `submit` returned their query."""
         self._ended = False
         self._closing = False
+        self._has_left = False
 
     def answers(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Yield serialised answers until the client has closed its side and all are out, or the call has ended.
@@ -98,21 +105,35 @@ class Stream:
             return
         threading.Thread(target=self._read, args=(requests,), name="cotenant-grpc-read", daemon=True).start()
         written, expected = 0, -1
-        while written != expected:
-            item = self._outbox.get()
-            if item is None:
-                return
-            if isinstance(item, _AllRead):
-                expected = item.requests
-                continue
-            yield self._encode(item)
-            written += 1
-            with self._changed:
-                self._unwritten -= 1
-                self._kept_bytes -= item.nbytes
-                self._changed.notify()
+        try:
+            while written != expected:
+                item = self._outbox.get()
+                if item is None:
+                    return
+                if isinstance(item, _AllRead):
+                    expected = item.requests
+                    continue
+                yield self._encode(item)
+                written += 1
+                with self._changed:
+                    self._unwritten -= 1
+                    self._kept_bytes -= item.nbytes
+                    self._changed.notify()
+        finally:
+            self._leave()
         if self._closing:
             raise ServeError(Status.UNAVAILABLE, "the server is stopping")
+
+    def _leave(self) -> None:
+        """Nobody writes answers any more: tell of those that are there, and have those that still come told of."""
+        with self._changed:
+            self._has_left = True
+        while not self._outbox.empty():
+            self._unsent(self._outbox.get())
+
+    def _unsent(self, item: _Item) -> None:
+        if isinstance(item, _Answer) and item.result.outcome in ANSWERS:
+            self._backend.replied(item.result)
 
     def close(self) -> None:
         """Take no further request; the stream ends when those taken are answered."""
@@ -134,10 +155,11 @@ class Stream:
     def _read(self, requests: Iterator[bytes]) -> None:
         try:
             for data in requests:
+                came_ns = time.monotonic_ns()
                 number = self._enter(len(data))
                 if number is None:
                     return
-                self._take(number, data)
+                self._take(number, data, came_ns)
         except Exception:
             # grpcio raises a bare Exception here when the call has ended; `_end` has then released the writer.
             if not self._ended:
@@ -165,7 +187,7 @@ class Stream:
         believed = self._kept_bytes + nbytes + (self._computing + 1) * self._largest_bytes
         return self._unwritten < most and believed <= self._limits.max_stream_bytes
 
-    def _take(self, number: int, data: bytes) -> None:
+    def _take(self, number: int, data: bytes, came_ns: int) -> None:
         """Submit one request; puts exactly one item into the outbox, now or when its query ends."""
         id_ = ""
         try:
@@ -188,9 +210,14 @@ class Stream:
                     if result.outcome in ANSWERS:
                         self._largest_bytes = max(nbytes, self._largest_bytes or 0)
                     self._changed.notify()
-                self._outbox.put(_Answer(wire, result, final_flag, request_bytes + nbytes))
+                    answer = _Answer(wire, result, final_flag, request_bytes + nbytes)
+                    has_left = self._has_left
+                    if not has_left:
+                        self._outbox.put(answer)
+                if has_left:
+                    self._unsent(answer)
 
-            query = self._backend.submit(wire.request, done)
+            query = self._backend.submit(structs.replace(wire.request, arrival_ns=came_ns), done)
         except ServeError as error:
             self._refuse(id_, error, len(data))
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -73,7 +74,8 @@ class CallThreads:
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
-        self._work: SimpleQueue[tuple[PendingCall, Callable[..., object], Any, Any] | None] = SimpleQueue()
+        self._work: SimpleQueue[tuple[PendingCall, Callable[..., object], Any, Any, int] | None] = SimpleQueue()
+        self._present = threading.local()
         self._lock = threading.Lock()
         self._unfinished = 0
         self._started = 0
@@ -81,7 +83,7 @@ class CallThreads:
     def submit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> PendingCall:
         """Run a function on one of the threads."""
         call = PendingCall()
-        self._work.put((call, function, args, kwargs))
+        self._work.put((call, function, args, kwargs, time.monotonic_ns()))
         with self._lock:
             self._unfinished += 1
             if self._unfinished <= self._started or self._started >= self._limit:
@@ -90,6 +92,11 @@ class CallThreads:
             number = self._started
         threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
         return call
+
+    def came_ns(self) -> int:
+        """When the call that runs on this thread was submitted, in monotonic nanoseconds; 0 on another thread."""
+        since_ns: int = getattr(self._present, "since_ns", 0)
+        return since_ns
 
     def shutdown(self, wait: bool = False) -> None:
         """Let the threads end when the work is done; they are never waited for."""
@@ -101,7 +108,7 @@ class CallThreads:
             item = self._work.get()
             if item is None:
                 return
-            call, function, args, kwargs = item
+            call, function, args, kwargs, self._present.since_ns = item
             try:
                 function(*args, **kwargs)
             except Exception:

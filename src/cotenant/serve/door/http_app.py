@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from msgspec import structs
+
 from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, Answer, error_answer
 from cotenant.serve.door.http_pending import PendingReplies, Receive
 from cotenant.serve.door.http_routes import Endpoint, HttpRoute, Router
@@ -30,6 +32,8 @@ Headers = list[tuple[bytes, bytes]]
 
 _log = logging.getLogger("cotenant.http")
 
+ARRIVAL = "cotenant.arrival_ns"
+"""The key of a scope that tells when the first byte of its request could be read, in monotonic nanoseconds."""
 _OCTETS = b"application/octet-stream"
 _QUERY_HEADER = QUERY_KEY.encode()
 _SPENT_HEADER = SPENT_KEY.encode()
@@ -62,7 +66,7 @@ def http_app(backend: Backend, limits: Limits) -> HttpApp:
 class HttpApp:
     """An ASGI application with two small pools of threads, which `close` lets go.
 
-    `control` answers every other endpoint that it is asked for; `replied` is told of answers that are to be written.
+    `control` answers every other endpoint that it is asked for; `replied`: see Backend.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class HttpApp:
                 message = f"method {shown(scope['method'])} is not allowed here, expected {route.method}"
                 answer = error_answer(405, message)
             elif route.endpoint is Endpoint.INFER:
-                answer, extra = await self._infer(route, scope["headers"], receive)
+                answer, extra = await self._infer(route, scope["headers"], receive, scope.get(ARRIVAL, 0))
             else:
                 answer = await self._control(route, scope["headers"], receive)
         except ServeError as error:
@@ -162,7 +166,9 @@ class HttpApp:
             raise ServeError(Status.TOO_LARGE, f"the body has more than {self._limits.max_body_bytes} bytes, the limit")
         return body if len(chunks) == 1 else b"".join(chunks)
 
-    async def _infer(self, route: HttpRoute, headers: Headers, receive: Receive) -> tuple[Answer, Headers]:
+    async def _infer(
+        self, route: HttpRoute, headers: Headers, receive: Receive, arrival_ns: int
+    ) -> tuple[Answer, Headers]:
         header_length: int | None = None
         content_encoding = accept = b""
         spent_us = ""
@@ -191,7 +197,7 @@ class HttpApp:
         def submit(done: Callable[[InferResult], None]) -> int:
             wire = self._decode(route, body, header_length, content_encoding if compressed else b"")
             wires.append(less_spent(wire, spent_us) if spent_us else wire)
-            return self._backend.submit(wires[0].request, done)
+            return self._backend.submit(structs.replace(wires[0].request, arrival_ns=arrival_ns), done)
 
         result = await self._pending_of(loop).result(submit, receive, self._codec_threads if is_long else None)
         wire = wires[0]
@@ -199,7 +205,6 @@ class HttpApp:
         if result.outcome not in ANSWERS:
             end = not_answered(result, ready=self._backend.ready())
             return error_answer(end.status.value[0], end.message), [number, *_told(end.ending)]
-        self._replied(result)
         try:
             batched = wire.wants_classes and self._backend.metadata(route.model, route.version).max_batch_size > 0
             if _writing_ns(wire, result, accept) >= _OFF_LOOP_NS:
@@ -209,6 +214,8 @@ class HttpApp:
                 answer, described = _encode(wire, result, batched, accept)
         except ServeError as error:  # it has run: it is not for a gateway to send it again
             return error_answer(error.status.value[0], error.message), [number, *_told(FAILURE)]
+        finally:
+            self._replied(result)  # what follows waits for the client's socket alone
         return answer, [number, *_told(Ending(result.outcome)), *described]
 
     def _decode(self, route: HttpRoute, body: bytes, header_length: int | None, encoding: bytes) -> WireRequest:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -14,7 +16,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from cotenant.errors import CotenantError
-from cotenant.serve.door.http_app import http_app
+from cotenant.serve.door.http_app import ARRIVAL, http_app
 from cotenant.serve.door.http_control import error_answer
 from cotenant.wire.api import Backend
 from cotenant.wire.codec import Limits
@@ -24,6 +26,22 @@ _KEEP_ALIVE_S = 65
 """Longer than the 60 s of common load balancers, so that these never reuse a connection just closed."""
 _PIPELINED = 16
 """Requests of a connection that are read ahead of the one that is answered."""
+_SILENT_MS_AT = 52
+"""Where Linux's `tcp_info` has the milliseconds since the last data came (`tcpi_last_data_recv`)."""
+
+
+def readable_since(connection: Any) -> int:
+    """The monotonic time, in nanoseconds, since when the bytes just read from a TCP connection could be read.
+
+    The kernel notes it for the last piece that came, to one of its ticks (1 to 4 ms). Where it does not tell: now.
+    """
+    now = time.monotonic_ns()
+    try:
+        told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SILENT_MS_AT + 4)
+        silent_ms: int = struct.unpack_from("I", told, _SILENT_MS_AT)[0]
+    except (AttributeError, OSError, struct.error):  # no Linux, no TCP, or the connection is gone
+        return now
+    return now - silent_ms * 1_000_000
 
 
 def listen(host: str, port: int, what: str) -> socket.socket:
@@ -70,6 +88,7 @@ def bounded_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._unanswered: deque[RequestResponseCycle] = deque()
+            self._socket = transport.get_extra_info("socket")
 
         def connection_lost(self, exc: Exception | None) -> None:
             for cycle in self._unanswered:  # uvicorn tells the last one alone
@@ -79,6 +98,7 @@ def bounded_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
         def on_message_begin(self) -> None:
             self._in_headers = True
             super().on_message_begin()
+            self.scope[ARRIVAL] = readable_since(self._socket)  # type: ignore[literal-required]
 
         def on_headers_complete(self) -> None:
             if self.parser.should_upgrade():

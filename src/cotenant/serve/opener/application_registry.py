@@ -71,10 +71,8 @@ class ApplicationRegistry:
                 self.failed[name] = told
             _log.error("application %r is not loaded: %s", name, error)
             raise ServeError(Status.INVALID_ARGUMENT, told) from None
-        old = self._specs.get(name)
         self._specs[name] = spec
-        if name not in self._counters.by_tenant or old is None or old.slo_ns != spec.slo_ns:
-            self._counters.add(name, spec.slo_ns)
+        self._counters.add(name, spec.slo_ns)
         self._refit(name)
         if name not in self.served:
             raise ServeError(Status.UNAVAILABLE, self.failed[name])
@@ -86,6 +84,7 @@ class ApplicationRegistry:
         self.failed[name] = "it was unloaded"
         self.served.pop(name, None)
         self.flows.fail(name, "the application was unloaded")
+        self._counters.remove(name)
         return True
 
     def follow(self) -> None:
