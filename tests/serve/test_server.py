@@ -355,7 +355,7 @@ def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:
         server.unload("chooser")
         with pytest.raises(ServeError, match="it was unloaded"):
             client.ask("chooser", {"index": np.array([1])})
-        assert sample(server.metrics().decode(), "cotenant_lost_total", tenant="chooser", cause="gone") == 1
+        assert server.losses.lost["chooser"] == {LossCause.FAILED: 1, LossCause.GONE: 1}
     finally:
         server.stop()
 
