@@ -18,11 +18,13 @@ from msgspec import structs
 
 from cotenant import trace
 from cotenant.core.events import (
+    AnswerLate,
     DrainStarted,
     Event,
     PolicyChanged,
     PredictorChanged,
     QueryCancelled,
+    QueryRefused,
     TenantAdded,
     TenantRemoved,
     TenantResumed,
@@ -46,7 +48,7 @@ from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.plan_lanes import Cores, lay_out
 from cotenant.sim.applications import SimulatedApplication
-from cotenant.types import Outcome, Query, Tenant, priority_rank
+from cotenant.types import LossCause, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Round, Share, Slot
 from golden_files import GOLDEN, agree
 from golden_runs import BELIEVED, CROWDED, Change, Crowded, find_groups, record
@@ -193,7 +195,8 @@ CHANGES: dict[str, Change] = {
         [
             *at(210, TenantSuspended("tag", "its worker died")),
             *at(250, PredictorChanged(BELIEVED.scaled(SLOWER))),  # the deadlines of stages follow what is believed
-            *at(260, TenantResumed("tag")),
+            *at(260, TenantResumed("tag"), QueryRefused("tag", 255_000_000, LossCause.GONE, "it is being reloaded")),
+            *at(270, AnswerLate(1, "tag", 200_000_000, 269_000_000)),
             *at(330, DrainStarted()),  # stages are let in, since their queries are inside
         ],
         queries=staged(1.5, {"scan": 150, "seek": 55}),

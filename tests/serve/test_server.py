@@ -35,7 +35,7 @@ from cotenant.serve.opener import profiles as profiles_module
 from cotenant.serve.opener import served_models as models_module
 from cotenant.serve.opener import versions
 from cotenant.serve.server import Server
-from cotenant.types import ANSWERS, Outcome, priority_rank
+from cotenant.types import ANSWERS, LossCause, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status
 from cotenant.work import Share, Work
 from intruder import Intruder
@@ -343,6 +343,8 @@ def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:
         assert sample(page, "cotenant_latency_seconds_count", tenant="Owner of two") == 3
         assert sample(page, "cotenant_slo_seconds", tenant="chooser") == SLO_MS / 1000
         assert sample(page, "cotenant_slo_attainment_ratio", tenant="chooser") == 0.5
+        causes = {each: sample(page, "cotenant_lost_total", tenant="chooser", cause=each) for each in LossCause}
+        assert causes == dict.fromkeys(LossCause, 0) | {LossCause.FAILED: 1}
         assert sample(page, "cotenant_queue_length", tenant="chooser") == 0
         assert sample(page, "nv_inference_request_success", model="Owner of two") == 3
         assert sample(page, "nv_inference_count", model="Owner of two") == 6
@@ -350,6 +352,10 @@ def test_statistics_and_metrics_count_exactly(tmp_path: Path) -> None:
         assert sample(page, "nv_inference_pending_request_count", model="chooser") == 0
         launches = len(watch.actions(Launch))
         assert launches == sum(each.execution_count for each in statistics.values()) == 6
+        server.unload("chooser")
+        with pytest.raises(ServeError, match="it was unloaded"):
+            client.ask("chooser", {"index": np.array([1])})
+        assert server.losses.lost["chooser"] == {LossCause.FAILED: 1, LossCause.GONE: 1}
     finally:
         server.stop()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -11,19 +12,26 @@ from prometheus_client.registry import Collector
 from cotenant.execute.protocol import ModelExecutor, WorkerStatus
 from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
 from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
-from cotenant.types import Outcome
+from cotenant.types import LossCause, Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
 Figures = Callable[[], PlanFigures | None]
+Lost = Mapping[str, Mapping[LossCause, int]]
 
 
 class _Families(Collector):
     """Makes the metric families anew at each scrape."""
 
     def __init__(
-        self, counters: Mapping[str, TenantCounters], waiting: Waiting, executor: ModelExecutor, plan: Figures
+        self,
+        counters: Mapping[str, TenantCounters],
+        waiting: Waiting,
+        executor: ModelExecutor,
+        plan: Figures,
+        lost: Lost,
     ) -> None:
         self._counters = counters
+        self._lost = lost
         self._plan = plan
         self._waiting = waiting
         self._executor = executor
@@ -36,6 +44,7 @@ class _Families(Collector):
         """All families."""
         counters = sorted(self._counters.items())
         yield from _own(counters)
+        yield _lost(counters, self._lost)
         queued = GaugeMetricFamily(
             "cotenant_queue_length", "Queries that wait for their first launch.", labels=["tenant"]
         )
@@ -100,6 +109,17 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     return iter([queries, apart, reruns, placed, slo, attainment, headroom, latency])
 
 
+def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:
+    made = CounterMetricFamily(
+        "cotenant_lost", "Queries that were not answered in time, by cause.", labels=["tenant", "cause"]
+    )
+    for tenant, _ in counters:
+        causes = lost.get(tenant, {})
+        for cause in LossCause:
+            made.add_metric([tenant, cause.value], causes.get(cause, 0))
+    return made
+
+
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "cotenant_worker_restarts", "Worker processes lost, by reason.", labels=["tenant", "reason"]
@@ -151,9 +171,10 @@ class MetricsPage:
         waiting: Waiting,
         executor: ModelExecutor,
         plan: Figures = lambda: None,
+        lost: Lost = MappingProxyType({}),
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(counters, waiting, executor, plan))
+        self._registry.register(_Families(counters, waiting, executor, plan, lost))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

@@ -47,7 +47,7 @@ from cotenant.serve.brain.groups import foresee, knowing, learn_groups
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
-from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of
+from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of, told_of_refusals, waiting_of
 from cotenant.serve.brain.reorganise import change
 from cotenant.serve.brain.replies import Replies
 from cotenant.serve.brain.slo_watch import log_turns
@@ -57,6 +57,7 @@ from cotenant.serve.opener.application_registry import ApplicationRegistry
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
 from cotenant.serve.opener.versions import open_versions
+from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -83,17 +84,21 @@ class Server:
         self.clock = clock or RealClock()
         self.counters = Counters(partial(log_turns, self.clock))
         self.beliefs = OnlineModel.under(self.policy)
+        self.losses = LossAccount(self.beliefs.predictor, self.lanes)
+        self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._groups: OverlapPredictor | None = None
         self._executor = open_executor(settings.device, self.policy.shares)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
+        self._counted_as: dict[str, str] = {}  # tenants of models that are, or were, served
         self._measured: dict[str, ModelProfile] = {}
         self._loading = threading.Lock()
         self._is_ready = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
-        self._page = MetricsPage(self.counters.by_tenant, self._waiting, self._executor, self._figures)
+        looks = lambda: waiting_of(self._driver), self._executor, self._figures
+        self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost)
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
@@ -105,7 +110,7 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        self._driver = Driver(engine, self._executor, self.clock, (self.counters, self.beliefs, *extra))
+        self._driver = Driver(engine, self._executor, self.clock, (self.losses, self.counters, self.beliefs, *extra))
         self._executor.on_event = self._driver.post
         if self.policy.asks_groups:
             self._groups = fitted_groups(self.root)
@@ -229,11 +234,13 @@ class Server:
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
-        served = self._front(request.model, request.version)
-        if isinstance(served, ServedApplication):
-            return self._flows.submit(served, request, done)
-        make = partial(query_of, served, served.form(request), request, self.counters)
-        return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
+        known = self._counted_as.get(request.model, request.model if request.model in self._failed else None)
+        with told_of_refusals(self._driver, self.clock, request, known):
+            served = self._front(request.model, request.version)
+            if isinstance(served, ServedApplication):
+                return self._flows.submit(served, request, done)
+            make = partial(query_of, served, served.form(request), request, self.counters)
+            return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
 
     def cancel(self, query: int) -> None:
         """See Backend."""
@@ -355,6 +362,7 @@ class Server:
             self._executor.announce(served.tenant.name)
         self._models[model] = versions
         tenant = versions[""].tenant
+        self._counted_as[model] = tenant.name
         alone = self.beliefs.alone_ns(tenant.name)
         if alone > tenant.slo_ns:
             _log.warning(
@@ -386,11 +394,6 @@ class Server:
 
     def _figures(self) -> PlanFigures | None:
         return None if self.following is None else self.following.figures()
-
-    def _waiting(self) -> Mapping[str, int]:
-        if self._driver is None:
-            return {}
-        return self._driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
     def _counted(self, served: ServedModel | ServedApplication) -> ModelStatistics:
         return statistics_of(served.metadata.name, served.version, self.counters.by_tenant.get(served.counted_as))

@@ -60,6 +60,10 @@ class Ledger:
         self.asked_squares = self.asked_squares * fade + slot_ns * slot_ns
         self.asked_at_ns = now_ns
 
+    def asks_for(self, now_ns: int) -> float:
+        """How many slots the tenant would keep busy as it asks lately."""
+        return self.asked_ns * exp((self.asked_at_ns - now_ns) / FADE_NS) / FADE_NS
+
     def is_over(self, slots: int, now_ns: int) -> bool:
         """Whether the tenant asks for more than its share of `slots`, by more than chance makes likely."""
         fade = exp((self.asked_at_ns - now_ns) / FADE_NS)
@@ -111,7 +115,7 @@ class Inside:
 
 def divide(ledgers: Collection[Ledger]) -> None:
     """What each tenant is entitled to: its share, or of what is left by the weights of those that have none."""
-    given = {each.tenant.name: float(getattr(each.tenant, "share", 0.0)) for each in ledgers}
+    given = {each.tenant.name: each.tenant.share for each in ledgers}
     left = max(0.0, 1.0 - sum(given.values()))
     weights = sum(each.tenant.weight for each in ledgers if not given[each.tenant.name])
     for each in ledgers:

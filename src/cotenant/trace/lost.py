@@ -121,7 +121,7 @@ class LossAccount:
 
     def leading(self, tenant: str) -> LossCause | None:
         """The cause that the last losses of a tenant have most often; None before the first."""
-        recent = self._recent.get(tenant)
+        recent = tuple(self._recent.get(tenant, ()))  # a copy: others may add to it meanwhile
         return Counter(recent).most_common(1)[0][0] if recent else None
 
     def __call__(self, time_ns: int, event: Event | None, actions: Sequence[Action], timing: object = None) -> None:
@@ -304,9 +304,20 @@ class LossAccount:
         if profile_ns > ledger.tenant.slo_ns:
             return LossCause.SLO, "", None
         if known is LossCause.SLO:  # by what is believed by now, and not by the profile
-            return LossCause.SLOW, "", None
+            return self._why_long(ledger, now_ns), "", None
         delays = self._delays(inside, ledger, now_ns)
         return *self._pick(delays, inside, ledger, now_ns), delays
+
+    def _why_long(self, ledger: Ledger, now_ns: int) -> LossCause:
+        """Why launches of a tenant have lately taken longer than the profile says."""
+        name = ledger.tenant.name
+        _, slow, stolen = self._held_now(now_ns)[name]
+        _, slow_before, stolen_before = self._looks[0][1].get(name, (0, 0, 0)) if self._looks else (0, 0, 0)
+        return LossCause.STOLEN if stolen - stolen_before > slow - slow_before else LossCause.SLOW
+
+    def _is_crowded(self, now_ns: int) -> bool:
+        """Whether all tenants together ask for more, by the profile, than there is."""
+        return sum([each.asks_for(now_ns) for each in self._ledgers.values()]) > self._slots
 
     def _is_short(self, query: Query, tenant: Tenant) -> bool:
         """Whether a client allowed less time than the SLO."""
@@ -353,6 +364,10 @@ class LossAccount:
                 if (LossCause.OWN_RATE, "") not in found and each.is_over(self._slots, now_ns):
                     waited += delays.behind.get(name, 0)
                 found[LossCause.NEIGHBOUR, name] = waited
+        if self._is_crowded(now_ns):  # it would be lost, too, if no launch took longer than the profile says
+            asked = {each: ns for each, ns in found.items() if each[0] in _OF_LOAD}
+            if sum(asked.values()) > _LEAST_PART * delays.total_ns:
+                found = asked
         cause = max(found, key=found.__getitem__)
         if found[cause] > _LEAST_PART * delays.total_ns:
             return cause
@@ -362,6 +377,7 @@ class LossAccount:
         return LossCause.OWN_RATE if delays.behind.get(own) else LossCause.SLOW, ""
 
 
+_OF_LOAD = (LossCause.OWN_RATE, LossCause.NEIGHBOUR)
 _CERTAIN = (LossCause.GONE, LossCause.FAILED, LossCause.CLIENT)
 _RARE = (
     *(AnswerLate, ApplicationArrived, ApplicationEnded, PolicyChanged, PredictorChanged, QueryRefused, TenantAdded),

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from cotenant.core.actions import Respond
+from cotenant.core.events import QueryRefused
 from cotenant.execute.protocol import Tensors
 from cotenant.serve.brain.clock import Clock
 from cotenant.serve.brain.counters import Counters, Sum, TenantCounters
+from cotenant.serve.brain.driver import Driver
 from cotenant.serve.opener.served_models import QueryForm, ServedModel
-from cotenant.types import Query, priority_rank
-from cotenant.wire.api import Duration, InferRequest, InferResult, ModelStatistics, unanswered
+from cotenant.types import LossCause, Query, priority_rank
+from cotenant.wire.api import (
+    Duration,
+    InferRequest,
+    InferResult,
+    ModelStatistics,
+    ServeError,
+    Status,
+    unanswered,
+)
 
 Done = Callable[[InferResult], None]
 
@@ -48,6 +59,25 @@ def answer(done: Done, version: str, clock: Clock, respond: Respond, outputs: Te
         done(InferResult(respond.outcome, respond.query, version, outputs, ended_ns=clock.now_ns()))
     else:
         done(unanswered(respond.outcome, respond.query, version, respond.reason))
+
+
+@contextmanager
+def told_of_refusals(driver: Driver | None, clock: Clock, request: InferRequest, tenant: str | None) -> Iterator[None]:
+    """Those who look on hear of a request that a tenant, None for an unknown one, cannot take at the moment."""
+    try:
+        yield
+    except ServeError as error:
+        if error.status is Status.UNAVAILABLE and driver is not None and tenant is not None:
+            came_ns = request.arrival_ns or clock.now_ns()
+            driver.post(QueryRefused(tenant, came_ns, LossCause.GONE, error.message))
+        raise
+
+
+def waiting_of(driver: Driver | None) -> Mapping[str, int]:
+    """Queries that wait for their first launch, by tenant; none before the start."""
+    if driver is None:
+        return {}
+    return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
 
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
