@@ -112,7 +112,7 @@ class Flows:
                 began_ns + slo_ns,
                 None if request.timeout_ns is None else began_ns + request.timeout_ns,
                 Flow(spec.graph, began_ns + slo_ns, needed),
-                self._deadlines(application, needed, forms, items, now_ns, began_ns + slo_ns),
+                self._deadlines(application, needed, forms, items, began_ns, began_ns + slo_ns),
                 items,
                 wanted,
                 forms,
