@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +27,7 @@ from cotenant.repository import SERVER_FILE
 from cotenant.wire.encode import http_request
 from cotenant.workload import Poisson, TenantLoad, Workload
 from cotenant.zoo import build_repository, sample_inputs
+from cotenant.zoo.catalogue import ENTRIES
 
 SATURATE_S, QUICK_SATURATE_S = 10.0, 2.0
 SATURATIONS, QUICK_SATURATIONS = 3, 2
@@ -36,6 +38,19 @@ SAMPLES = 4
 QUICK_EFFORT = Effort(budget_s=0.05, min_runs=3)
 WARM_UPS = 3
 """Queries of each model before anything is measured."""
+ALONE_MS = {
+    "ocr_detection": (21.0, 47.0, 107.0),
+    "ocr_orientation": (0.9,),
+    "ocr_recognition": (20.0, 52.0, 87.0),
+    "magika": (6.4,),
+    "silero_vad": (0.09,),
+    "minilm": (5.8, 24.0),
+    "resnet50": (55.0,),
+}
+"""Latency alone on one core of the machine that the SLOs of the quick start were chosen on, at each declared shape
+(docs/models.md)."""
+LEAST_SLO_MS = 20
+"""SLO of models that take next to nothing (docs/models.md)."""
 _SAMPLE_TRIES = 64
 _PATIENCE_S = 60.0
 
@@ -52,20 +67,45 @@ class Contender:
     prefix: str = ""
 
 
-def prepare(root: Path, models: Sequence[str], server: str, quick: bool) -> tuple[Path, dict[str, float]]:
+def prepare(
+    root: Path, models: Sequence[str], server: str, quick: bool, shape: int = 0
+) -> tuple[Path, dict[str, float]]:
     """Quick-start models profiled at the one shape that is sent, afresh in a full run; the core time of one query.
 
-    `server` is the configuration of the server.
+    `server` is the configuration of the server, `shape` numbers the declared shape as an index does. The SLOs are those
+    of the quick start, times what the models take here over what they took where these were chosen.
     """
     build_repository(root, models=models)
     for model in models:
         path = root / model / "config.toml"
-        lines = path.read_text(encoding="utf-8").split("[[model.shapes]]")
-        if len(lines) > 2:  # the first declared shape and what follows the last one
-            tail = "\n[segments]" + lines[-1].split("[segments]")[1]
-            path.write_text("[[model.shapes]]".join(lines[:2]) + tail, encoding="utf-8")
+        head, *shapes = path.read_text(encoding="utf-8").split("[[model.shapes]]")
+        if len(shapes) > 1:
+            tail = shapes[-1].partition("[segments]")[2]
+            path.write_text(f"{head}[[model.shapes]]{shapes[shape].partition('[segments]')[0]}[segments]{tail}")
     (root / SERVER_FILE).write_text(server, encoding="utf-8")
-    return root, core_times(root, models, quick)
+    service_ns = core_times(root, models, quick)
+    for model, slo_ms in scaled_slos_ms(service_ns, shape).items():
+        set_slo(root, model, slo_ms)
+    return root, service_ns
+
+
+def scaled_slos_ms(service_ns: Mapping[str, float], shape: int = 0) -> dict[str, int]:
+    """SLOs of the quick start for models that take so long alone on one core here, at a declared shape; the least ones
+    have nothing to do with the models, and stay."""
+    usual = {model: ENTRIES[model].slo_ms for model in service_ns}
+    return {
+        model: max(1, round(slo_ms * service_ns[model] / NS_PER_MS / ALONE_MS[model][shape]))
+        if slo_ms > LEAST_SLO_MS
+        else slo_ms
+        for model, slo_ms in usual.items()
+    }
+
+
+def set_slo(root: Path, model: str, slo_ms: int) -> None:
+    """Give a model of a repository another SLO."""
+    path = root / model / "config.toml"
+    text = re.sub(r"(?m)^slo_ms = \d+", f"slo_ms = {slo_ms}", path.read_text(encoding="utf-8"), count=1)
+    path.write_text(text, encoding="utf-8")
 
 
 def core_times(root: Path, models: Sequence[str], quick: bool) -> dict[str, float]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import statistics
 import tempfile
@@ -35,7 +34,18 @@ from rich.table import Table
 
 from bench._registry import BenchError
 from bench._server import cache_folder
-from bench._tenants import SAMPLES, WARM_UPS, Inputs, clients, prepare, sample_all, warm_up, workload
+from bench._tenants import (
+    SAMPLES,
+    WARM_UPS,
+    Inputs,
+    clients,
+    prepare,
+    sample_all,
+    scaled_slos_ms,
+    set_slo,
+    warm_up,
+    workload,
+)
 from cotenant.cluster.types import Counts
 from cotenant.load import LiveStats, LoadResult, run_load_process
 from cotenant.load.http import HttpPool
@@ -48,9 +58,9 @@ from cotenant.types import Outcome
 from cotenant.workload import for_capacity
 
 NAME = "cluster"
-SLOS_MS = {"magika": 120, "minilm": 480, "resnet50": 1000}
-"""Four times those of the quick start, as a core of the node is shared with everything else."""
-MODELS = tuple(SLOS_MS)
+MODELS = ("magika", "minilm", "resnet50")
+SLO_TIMES = 4
+"""SLOs over those of the quick start, as a core of the node is shared with everything else."""
 NODES = 2
 PLANNED, SENT = 0.8, 0.35
 """What is planned for, as a share of the most that the planner fits onto all nodes; and what is sent of that."""
@@ -110,9 +120,8 @@ def run(
     if len(os.sched_getaffinity(0)) < NODES:
         raise BenchError(f"two nodes need {NODES} cores")
     root, service_ns = prepare(cache_folder() / "cluster", MODELS, "", quick)
-    for model, slo_ms in SLOS_MS.items():
-        path = root / model / "config.toml"
-        path.write_text(re.sub(r"(?m)^slo_ms = .*$", f"slo_ms = {slo_ms}", path.read_text(encoding="utf-8")))
+    for model, slo_ms in scaled_slos_ms(service_ns).items():
+        set_slo(root, model, SLO_TIMES * slo_ms)
     planned = _plannable(root, service_ns)
     sent = {model: rate * SENT for model, rate in planned.items()}
     inputs = sample_all(root, MODELS)

@@ -70,7 +70,7 @@ class _Counting:
 
     def __init__(self, policy: ListPolicy) -> None:
         self.name, self.drop, self.lanes, self.queue_key = policy.name, policy.drop, policy.lanes, policy.queue_key
-        self.grouped, self.shares = policy.grouped, policy.shares
+        self.grouped, self.shares, self.selects = policy.grouped, policy.shares, policy.selects
         self._decide = policy.decide
         self.decisions = 0
 

@@ -31,12 +31,14 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class TenantSection(_Section, frozen=True):
     """`[tenant]`: who owns the model and what was promised. `slo_ms` is required.
 
+    `share` is the part of device time that is guaranteed; left out, what named shares leave over is dealt by weight.
     `memory_limit_mib` bounds the resident memory of the tenant's worker process.
     """
 
     slo_ms: Annotated[float, Meta(gt=0, le=3_600_000)]
     name: str | None = None
     weight: Positive = 1.0
+    share: Annotated[float, Meta(gt=0, le=1)] | None = None
     priority: Annotated[int, Meta(ge=0, le=65535)] = 0
     max_queue: PositiveInt = 256
     memory_limit_mib: Positive | None = None

@@ -94,6 +94,7 @@ class Tenant(_Remembers):
     `cuts` are the unit boundaries at which the model may be left and resumed, from 0 to the number of units.
     `max_batch` counts rows along the batch dimension; 1 means that queries are never merged. `splits` are runs of units
     that treat every row by itself: the boundaries between which launches may have some rows of a batch. Unset: none.
+    `share` is the part of all device time that is guaranteed; 0: what named shares leave over is dealt by weight.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -106,6 +107,7 @@ class Tenant(_Remembers):
     priority: int = DEFAULT_PRIORITY
     max_queue: int = 256
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    share: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_works", {})
@@ -119,6 +121,8 @@ class Tenant(_Remembers):
             raise InvalidValueError(where, "max_batch", self.max_batch, "at least 1")
         if not 0 < self.weight < float("inf"):
             raise InvalidValueError(where, "weight", self.weight, "a positive finite number")
+        if not 0 <= self.share <= 1:
+            raise InvalidValueError(where, "share", self.share, "a part of device time, above 0 to 1, or 0 (by weight)")
         if self.priority < 0:
             raise InvalidValueError(where, "priority", self.priority, "0 (unset) or a level from 1 (most urgent)")
         if self.max_queue < 1:

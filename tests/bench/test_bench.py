@@ -302,13 +302,13 @@ def test_answers_over_tritons_are_of_medians_and_never_over_none() -> None:
         return [{"contender": name, "pair": at, "goodput_per_s": each} for name, each in per_s.items()]
 
     made = [
-        *rows("1x", edf=30.0, edf_cautious=33.0, triton_tuned=10.0, triton_default=0.0),
-        *rows("1x", edf=20.0, edf_cautious=33.0, triton_tuned=20.0, triton_default=0.0),
-        *rows("1x", edf=40.0, edf_cautious=33.0, triton_tuned=15.0, triton_default=0.0),
+        *rows("1x", shares=30.0, edf=33.0, triton_tuned=10.0, triton_default=0.0),
+        *rows("1x", shares=20.0, edf=33.0, triton_tuned=20.0, triton_default=0.0),
+        *rows("1x", shares=40.0, edf=33.0, triton_tuned=15.0, triton_default=0.0),
         *rows("tuning", triton_tuned=99.0),
     ]
     assert goodput._pair_summary(made, 20.0) == {
         "over_triton_tuned_1x": 2.0,
-        "cautious_over_triton_tuned_1x": 2.2,
+        "edf_over_triton_tuned_1x": 2.2,
         "over_triton_default_1x": 600.0,
     }

@@ -146,7 +146,7 @@ def test_profile_as_json(run: Run, tmp_path: Path) -> None:
 def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root: Path, workload: Path) -> None:
     status, out, err = run("simulate", workload, root, "--policy", "edf", "--policy", "fcfs", "--drop", "expired")
     assert (status, err) == (0, "")
-    assert "edf (drop: expired), seed 3, noise 0.05" in out
+    assert "edf (drop: expired, cautious), seed 3" in out
     assert "fcfs (drop: expired), seed 3" in out
     assert "add_sub" in out
     arguments = ("simulate", workload, root, "--json", "--seeds", "2", "--noise", "0.3")
@@ -162,8 +162,9 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
 @pytest.mark.parametrize(
     ("settings", "policy", "wish", "is_cautious"),
     [
-        ("", "edf", None, False),
-        ("", "edf", "--cautious", True),
+        ("", "edf", None, True),
+        ("", "edf", "--no-cautious", False),
+        ("", "sjf", None, False),
         ("", "clockwork", "--cautious", True),
         ("[policy]\ncautious = true", "sjf", None, True),
         ("[policy]\nname = 'overlap'\nbarrier = true", "overlap", "--cautious", False),
@@ -239,6 +240,28 @@ def test_explain_and_replay_a_simulated_trace(run: Run, trace: Path) -> None:
     assert result["events"] > 300
 
 
+def test_why_queries_were_lost(run: Run, root: Path, workload: Path, tmp_path: Path, trace: Path) -> None:
+    path = tmp_path / "crowded.jsonl"
+    crowded = ("simulate", workload, root, "--decision-us", "50000", "--trace", path)
+    shown = run(*crowded)[1]
+    [made] = one_object(run(*crowded, "--json")[1])["runs"]
+    lost = sum(sum(causes.values()) for causes in made["lost"].values())
+    assert lost > 50
+    assert "lost queries by cause" in shown
+    status, out, err = run("explain", "--lost", path)
+    assert (status, err) == (0, "")
+    told = one_object(run("explain", "--lost", path, "--json")[1])
+    assert (told["lost"], told["to_neighbours"]) == (made["lost"], made["to_neighbours"])
+    assert len(told["losses"]) == lost
+    assert told["bound"] == one_object(run("bound", path, "--json")[1])
+    assert "could be answered in time" in out
+    assert all(cause in out for causes in told["lost"].values() for cause in causes)
+    loss = told["losses"][-1]
+    story = run("explain", loss["query"], path)[1].splitlines()
+    assert story[-1].startswith(f"Lost by {loss['cause']}: ")
+    assert run("explain", "--lost", trace)[1] == "No query was lost: all that ended were answered in time.\n"
+
+
 def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:
     status, out, err = run("bound", trace)
     assert (status, err) == (0, "")
@@ -247,6 +270,23 @@ def test_what_a_run_could_have_been(run: Run, trace: Path) -> None:
     assert facts["in_time"] <= facts["most"] <= facts["asked"] == sum(each["asked"] for each in facts["tenants"])
     assert facts["least_attainment"] <= facts["fair"] <= 1
     assert all(each["tenant"] in out for each in facts["tenants"])
+
+
+def test_simulate_says_how_far_each_run_was_from_the_best(run: Run, root: Path, workload: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    arguments = ("simulate", workload, root, "--policy", "fcfs", "--policy", "edf", "--bound")
+    status, out, err = run(*arguments)
+    assert (status, err) == (0, "")
+    assert out.count("could be answered in time") == out.count("fair: the smallest attainment") == 2
+    first, last = (each["bound"] for each in one_object(run(*arguments, "--json")[1])["runs"])
+    assert one_object(run(*arguments, "--trace", path, "--json")[1])["runs"][1]["bound"] == last
+    assert one_object(run("bound", path, "--json")[1]) == last
+    assert first["asked"] == last["asked"]
+    lost = one_object(run(*arguments, "--json")[1])["runs"][0]["lost"]
+    for each in first["tenants"]:
+        assert sum(lost.get(each["tenant"], {}).values()) == each["asked"] - each["in_time"]
+    assert first["in_time"] <= first["most"]
+    assert "bound" not in one_object(run(*arguments[:-1], "--json")[1])["runs"][0]
 
 
 def test_a_trace_that_was_tampered_with_differs(run: Run, trace: Path, tmp_path: Path) -> None:
@@ -323,7 +363,16 @@ def test_what_is_wrong_is_one_sentence(
 
 
 @pytest.mark.parametrize(
-    "arguments", [("zzz",), ("simulate",), ("explain", "x", "y"), ("serve", ".", "--drop", "zzz"), ("models", "--zzz")]
+    "arguments",
+    [
+        ("zzz",),
+        ("simulate",),
+        ("explain", "x", "y"),
+        ("explain", "1"),
+        ("explain", "--lost", "1", "x"),
+        ("serve", ".", "--drop", "zzz"),
+        ("models", "--zzz"),
+    ],
 )
 def test_wrong_usage_has_status_two(run: Run, arguments: tuple[str, ...]) -> None:
     status, out, err = run(*arguments)

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.cli.quick_start import CLIENT_COST_NS, CONTENDERS, MOST_RATE, demo_workload
+from cotenant.cli.quick_start import (
+    ASKED,
+    CLIENT_COST_NS,
+    CONTENDERS,
+    MOST_RATE,
+    demo_workload,
+    latency_targets_ms,
+    patiently,
+)
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.wire.api import Array
+from cotenant.wire.encode import ClientError
 from cotenant.workload import parse_workload, to_toml
 
 MS = 1_000_000
@@ -70,6 +83,18 @@ def test_the_work_is_shared_equally_where_rates_allow() -> None:
     assert rates["slow"] * 0.1 == pytest.approx(rates["medium"] * 0.05) == pytest.approx((2.0 - 40 * 0.003) / 2)
 
 
+def test_slos_are_what_the_machine_can_do() -> None:
+    """Five times the latency alone at the largest shape, and never less than two stretches, or 20 ms."""
+    profile = profile_of({"slow": 61 * MS, "tiny": MS // 10})
+    large = Point(2, 1, 1, 9, 123 * MS, 1, 1, 1)
+    wide = replace(profile.models["slow"], points=(*profile.models["slow"].points, large))
+    models = profile.models | {"large": replace(wide, unit_ns=(3 * MS, 8 * MS, 9 * MS), cuts=(0, 1, 3))}
+    assert latency_targets_ms(replace(profile, models=models)) == {"slow": 300, "tiny": 34, "large": 620}
+    assert latency_targets_ms(profile_of({"tiny": MS // 10})) == {"tiny": 20}
+    twice = {name: model.points for name, model in profile_of({"slow": 122 * MS}).models.items()}
+    assert latency_targets_ms(replace(profile, models={"slow": replace(wide, points=twice["slow"])})) == {"slow": 610}
+
+
 def test_both_protocols_are_used_and_the_file_says_the_same() -> None:
     latencies_ns = {"a": 50 * MS, "b": 20 * MS, "c": 10 * MS}
     workload = demo_workload(profile_of(latencies_ns), tuple(latencies_ns), 2, 1.3, 7.5)
@@ -79,8 +104,27 @@ def test_both_protocols_are_used_and_the_file_says_the_same() -> None:
     assert parse_workload(tomllib.loads(to_toml(workload))) == workload
 
 
+def test_what_is_refused_is_asked_again_and_not_for_ever() -> None:
+    refusals, asked = [3], [0]
+
+    def ask(model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        asked[0] += 1
+        if refusals[0]:
+            refusals[0] -= 1
+            raise ClientError(f"{model} is refused")
+        return dict(inputs)
+
+    given = {"x": np.ones(3)}
+    assert patiently(ask)("m", given) == given
+    assert asked == [4]
+    refusals[0], asked[0] = 1000, 0
+    with pytest.raises(ClientError, match="m is refused"):
+        patiently(ask)("m", given)
+    assert asked == [ASKED]
+
+
 def test_the_contenders_are_what_serve_takes() -> None:
     assert [contender.arguments for contender in CONTENDERS] == [
         ("--policy", "fcfs", "--drop", "none"),
-        ("--policy", "edf", "--drop", "hopeless"),
+        ("--policy", "shares", "--drop", "hopeless"),
     ]

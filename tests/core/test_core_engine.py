@@ -360,6 +360,7 @@ class Scripted:
     lanes: tuple[Share, ...] = TWO_LANES
     shares: tuple[Share, ...] = TWO_LANES
     grouped: bool = False
+    selects: bool = False
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: object) -> tuple[int, ...]:
         return (query.id,)

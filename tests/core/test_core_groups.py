@@ -37,7 +37,7 @@ Step = Callable[[Snapshot], Decision]
 class Groups:
     """Decides what it is told, once each, as groups; with nothing left to be told, nothing."""
 
-    name, drop, preempt, cautious, grouped = "groups", DropRule.NONE, True, False, True
+    name, drop, preempt, cautious, grouped, selects = "groups", DropRule.NONE, True, False, True, False
     lanes = shares = (LEFT, RIGHT)
 
     def __init__(self, *steps: Step) -> None:

@@ -40,7 +40,7 @@ WHOLE = DEEP.work(0, 2)
 class Script:
     """Decides what it is told, once each; nothing else. Lanes are all slots by themselves."""
 
-    name, drop, preempt, cautious, grouped = "script", DropRule.NONE, True, False, False
+    name, drop, preempt, cautious, grouped, selects = "script", DropRule.NONE, True, False, False, False
     lanes = shares = (LEFT, RIGHT, GPU)
 
     def __init__(self, *decisions: Decision | Callable[[Snapshot], Decision]) -> None:

@@ -139,7 +139,7 @@ def test_long_histories_keep_the_contract_when_the_policy_changes_at_any_time() 
                 self.change_policy(self.rng.randrange(len(CHOICES)))
             super().wait(step)
 
-    for number in range(80):
+    for number in range(120):
         machine = Walking()
         machine.rng = Random(number)
         walk(machine, machine.rng)

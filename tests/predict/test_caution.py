@@ -33,7 +33,7 @@ from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
 
 MARGIN = SafetyMargin({"a": Spread(1.5, 10 * MS)}, 2 * MS)
-CAUTIOUS = Edf(ONE_LANE, cautious=True)
+CAUTIOUS = Edf(ONE_LANE)
 TABLES = {"a": 10 * MS, "b": 4 * MS}
 PREDICTOR = tables(TABLES, batch_slope=0.5).with_margin(MARGIN)
 TENANTS = {name: Tenant(name, 100 * MS, max_batch=4) for name in TABLES}
@@ -144,7 +144,7 @@ def test_no_lane_stays_idle_and_nobody_else_is_dropped(
 ) -> None:
     queries = [Query(n, name, 0, limit * MS, merge_key=n) for n, (name, limit) in enumerate(deadlines)]
     cautious = decide(replace(CAUTIOUS, lanes=lanes), queries)
-    plain = decide(Edf(lanes), queries)
+    plain = decide(Edf(lanes, cautious=False), queries)
     assert len(cautious.starts) == len(plain.starts)
     hopeless = {query.id for query in queries if TABLES[query.tenant] > query.deadline_ns}
     assert {drop.query for drop in cautious.drops} <= hopeless
@@ -160,7 +160,7 @@ def test_overlap_without_a_barrier_is_cautious_edf() -> None:
     queries = [Query(number, "ab"[number % 2], number * 3 * MS, number * 3 * MS + 25 * MS) for number in range(60)]
     made = [
         play(policy, TENANTS.values(), PREDICTOR, queries)
-        for policy in (Overlap(TWO_LANES, barrier=False), Edf(TWO_LANES, cautious=True), Edf(TWO_LANES))
+        for policy in (Overlap(TWO_LANES, barrier=False), Edf(TWO_LANES), Edf(TWO_LANES, cautious=False))
     ]
     assert made[0].launches == made[1].launches
     assert made[0].outcomes == made[1].outcomes
@@ -175,7 +175,7 @@ def test_under_overload_far_more_are_in_time_where_latencies_spread(seed: int) -
     predictor = tables({"a": 10 * MS}).with_margin(SafetyMargin({"a": spread}))
     queries = [Query(number, "a", number * 5 * MS, number * 5 * MS + 60 * MS) for number in range(600)]
     counts = {}
-    for policy in (Edf(ONE_LANE), CAUTIOUS):
+    for policy in (Edf(ONE_LANE, cautious=False), CAUTIOUS):
         made = play(policy, [tenant], predictor, queries, TableWorld(predictor, noise=noise, seed=seed))
         counts[policy.cautious] = Counter(made.outcomes.values())
     assert counts[True][Outcome.ANSWERED] > 1.2 * counts[False][Outcome.ANSWERED]
@@ -240,7 +240,7 @@ def test_beliefs_take_the_margin_from_launches_and_keep_it_when_a_model_comes() 
 
 
 def test_a_trace_holds_the_margin_and_its_replay_decides_the_same(tmp_path: Path) -> None:
-    policy = Edf(TWO_LANES, cautious=True)
+    policy = Edf(TWO_LANES)
     queries = [Query(number, "ab"[number % 2], number * 3 * MS, number * 3 * MS + 25 * MS) for number in range(60)]
     file = io.BytesIO()
     log = trace.TraceWriter(
@@ -259,6 +259,8 @@ def test_a_trace_holds_the_margin_and_its_replay_decides_the_same(tmp_path: Path
 
 NEVER = {"duty_cycle", "model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"}
 """Policies that plan for a part of the time that is left, or for a round."""
+PLAIN = {"fcfs", "sjf", "clockwork"}
+"""Orders that others are compared with."""
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
@@ -269,7 +271,7 @@ def test_every_policy_but_those_with_a_plan_can_be_cautious(tmp_path: Path, name
             make_policy(name, {"cautious": True}, TWO_LANES)
         return
     made = [make_policy(name, options, TWO_LANES) for options in ({}, {"cautious": True}, {"cautious": False})]
-    assert [policy.cautious for policy in made] == [name == "overlap", True, False]
+    assert [policy.cautious for policy in made] == [name not in PLAIN, True, False]
     (tmp_path / "cotenant.toml").write_text("[policy]\ncautious = true\n", encoding="utf-8")
     assert settings_of(tmp_path, {"policy.name": name}).policy.options["cautious"] is True
     assert settings_of(tmp_path, {"policy.name": name, "policy.cautious": False}).policy.options["cautious"] is False

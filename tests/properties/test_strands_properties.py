@@ -31,7 +31,7 @@ class Wild:
     """Decides at random, but never wrongly: whole batches, halves of rows, stretches of units side by side, all of it
     on slots that are free or will be when those before have ended."""
 
-    name, drop, preempt, cautious, grouped = "wild", DropRule.NONE, True, False, False
+    name, drop, preempt, cautious, grouped, selects = "wild", DropRule.NONE, True, False, False, False
     lanes = shares = tuple(Share((core,), each.device, each.first) for each in MACHINE.devices for core in each.cores)
 
     def __init__(self, random: Random) -> None:

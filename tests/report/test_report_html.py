@@ -13,7 +13,10 @@ from cotenant.report.charts import latency_distribution, latency_over_time, late
 from cotenant.report.html import RunResult, Section, write_report
 from cotenant.report.machine import machine_facts
 from cotenant.report.svg import Scale, duration, grouped_bars, round_up
-from cotenant.types import Outcome
+from cotenant.trace.bound import RunBound, TenantBound
+from cotenant.trace.lost import Loss, LossAccount
+from cotenant.types import LossCause, Outcome
+from tests.support.scenario import TWO_LANES, tables
 
 S = 1_000_000_000
 SLO = {"ocr": 400_000_000, "<b>evil</b>": 20_000_000}
@@ -104,6 +107,36 @@ def test_sections_profiles_traces_and_machine_are_shown(tmp_path: Path) -> None:
     text = "".join(reader.text)
     for wanted in ("Recognised", "First.", "TOTAL < 12", "12.35", "edf.json", "ui.perfetto.dev", "abacus"):
         assert wanted in text
+
+
+def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
+    tenants = (
+        TenantBound("ocr", 1.0, 100, 30, 2e6, 1.25, 0.5, 40.0),
+        TenantBound("<b>evil</b>", 1.0, 100, 60, 1e6, 1.0, 0.5, 60.0),
+    )
+    found = RunBound(tenants, 2, most=120.0, shares=100.0, weighted=120.0, fair=0.6, limited_by=("ocr",))
+    _, reader = read(tmp_path, [run("fcfs", 30), run("edf", 90)], bounds={"edf": found})
+    text = "".join(reader.text)
+    assert text.count("75.0 % of what any schedule could have answered in time") == 1
+    assert "at most 120 of 200 queries could be answered in time, 90 were: 75.0 % of it." in text
+    assert "by what ocr ask for, and was 30.0 %: 50.0 % of it." in text
+    assert "at most 100 could be; the run had 90.0 % of it, but ocr got 30 of the 40 that it could have had so." in text
+    assert "1.25x" in text
+    _, reader = read(tmp_path, [run("edf", 90)])
+    assert "any schedule" not in "".join(reader.text)
+
+
+def test_what_was_lost_is_shown_by_cause(tmp_path: Path) -> None:
+    account = LossAccount(tables({"<b>a": 1}), TWO_LANES)
+    for cause, whom in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.DOOR, "")):
+        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, whom))
+    text, reader = read(tmp_path, [run("edf", 90)], losses={"edf": account})
+    shown = " ".join("".join(reader.text).split())
+    assert "What was lost, and why" in shown
+    assert "tenantlostneighbourdoor<b>a321" in shown.replace(" ", "")
+    assert "<b>a lost 2 to <i>b" in shown
+    assert "<i>b" not in text
+    assert "What was lost" not in read(tmp_path, [run("edf", 90)])[0]
 
 
 def test_a_run_without_any_query_can_be_shown(tmp_path: Path) -> None:

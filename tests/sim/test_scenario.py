@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.predict.groups.grouped import FittedGroups
+from cotenant.predict.margin import NO_MARGIN
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
@@ -210,6 +212,10 @@ class Watcher:
     def __init__(self, scenario: Scenario) -> None:
         self.predictor = TablePredictor(scenario.tables)
         self.kinds: list[str] = []
+        self.delays_ns: list[int] = []
+
+    def replied(self, delay_ns: int) -> None:
+        self.delays_ns.append(delay_ns)
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         self.kinds.append(type(event).__name__)
@@ -235,9 +241,34 @@ def test_a_follower_is_told_everything_and_may_change_the_belief(sparse: Scenari
     assert counts == {Outcome.ANSWERED: 1, Outcome.REJECTED: 4}
 
 
+def test_a_follower_hears_of_answers_when_they_are_written(sparse: Scenario) -> None:
+    watcher = Watcher(sparse)
+    assumptions = Assumptions(response_ns=8 * MS, reply_share=0.5)
+    run_scenario(sparse, PolicySection(), assumptions, 1, follower=watcher)
+    assert watcher.delays_ns == [4 * MS]
+    silent = Watcher(sparse)
+    run_scenario(sparse, PolicySection(), Assumptions(), 1, follower=silent)
+    assert silent.delays_ns == []
+
+
+@pytest.mark.parametrize("policy", ["edf", "sjf"])
+def test_a_simulation_learns_the_margin_that_a_server_would(scenario: Scenario, policy: str) -> None:
+    """By the class that the server has: spreads of noisy launches, the way of answers twice; none in a plain order."""
+    many = replace(scenario, workload=parse_workload({**WORKLOAD, "duration_s": 60.0}))
+    beliefs = many.beliefs(many.policy(PolicySection(policy)))
+    run_scenario(many, PolicySection(policy), Assumptions(noise=0.3, response_ns=4 * MS), 1, follower=beliefs)
+    margin = beliefs.predictor.margin
+    if policy == "sjf":
+        assert margin == NO_MARGIN
+        return
+    assert margin.spreads["eye"].factor == pytest.approx(exp(1.645 * 0.3), rel=0.35)
+    assert margin.reply_ns == pytest.approx(2 * 4 * MS, rel=0.35)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"reply_share": 1.5}, "reply_share is 1.5, expected a share up to 1"),
         ({"noise": -0.1}, "noise is -0.1"),
         ({"request_ns": -1}, "request_ns is -1"),
         ({"front_end_share": 1.0}, "front_end_share is 1.0, expected a share below 1"),

@@ -80,13 +80,13 @@ class Watched:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.name, self.drop, self.lanes = policy.name, policy.drop, policy.lanes
-        self.grouped, self.shares = policy.grouped, policy.shares
+        self.grouped, self.shares, self.selects = policy.grouped, policy.shares, policy.selects
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         return self._policy.queue_key(query, tenant, predictor)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        if not self.grouped:
+        if not self.grouped and not self.selects:
             assert any(lane.mask & snapshot.free_mask == lane.mask for lane in self.lanes), "asked without a free lane"
         before = frozen(snapshot)
         decision = self._policy.decide(snapshot, memory)

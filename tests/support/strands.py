@@ -24,6 +24,7 @@ class Strands:
     name: ClassVar[str] = "strands"
     cautious: ClassVar[bool] = False
     grouped: ClassVar[bool] = False
+    selects: ClassVar[bool] = False
 
     @property
     def shares(self) -> tuple[Share, ...]:

@@ -61,6 +61,11 @@ def test_a_run_is_set_beside_what_could_have_been(tmp_path: Path) -> None:
     assert found.weighted == pytest.approx(1 + 2 * left / (80 * MS))
     assert (found.in_time, found.worth, found.least) == (2, 3.0, 0.5)
     assert found.limited_by == ("long", "short")
+    assert [each.share for each in found.tenants] == pytest.approx([2 / 3, 1 / 3])
+    assert long.alone == pytest.approx(2 / 3 * 101 / 80)
+    assert short.alone == pytest.approx(1)
+    assert found.shares == pytest.approx(found.most)
+    assert found.short is None
 
 
 def test_launches_that_take_longer_than_the_profile_says_count_as_they_were(tmp_path: Path) -> None:

@@ -18,12 +18,22 @@ from cotenant.policies.ordered.sjf import Sjf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
-from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_worth
+from cotenant.workload.bound import (
+    TimedQuery,
+    answers_alone,
+    largest_least_share,
+    most_answers,
+    most_answers_with_shares,
+    most_worth,
+)
 from scenario import ONE_LANE, TWO_LANES, play
 
 
-def by_programme(demands: Sequence[TimedQuery], slots: int, worth: Mapping[str, float]) -> tuple[float, float]:
-    """The largest worth, and the largest least attainment, of flows between the times at which something changes."""
+def by_programme(
+    demands: Sequence[TimedQuery], slots: float, worth: Mapping[str, float], kept: Mapping[str, float] | None = None
+) -> tuple[float, float]:
+    """The largest worth, where each tenant keeps so many answers, and the largest least attainment, of flows between
+    the times at which something changes."""
     times = sorted({time for each in demands for time in (each.arrival_ns, each.deadline_ns)})
     spans = [
         (number, at)
@@ -43,8 +53,10 @@ def by_programme(demands: Sequence[TimedQuery], slots: int, worth: Mapping[str, 
     cost = np.zeros(width)
     cost[:count] = [-worth.get(each.tenant, 0.0) for each in demands]
     equal = {"A_eq": served, "b_eq": np.zeros(count), "bounds": limits}
-    most = linprog(cost, A_ub=room, b_ub=fits, **equal)
     tenants = sorted({each.tenant for each in demands})
+    answers = np.array([[each.tenant == name for each in demands] + [False] * (width - count) for name in tenants])
+    keeps = [1e-9 - (kept or {}).get(name, 0.0) for name in tenants]
+    most = linprog(cost, A_ub=np.vstack([room, -1.0 * answers]), b_ub=[*fits, *keeps], **equal)
     least = np.zeros((len(tenants), width))
     for row, name in enumerate(tenants):
         mine = [number for number, each in enumerate(demands) if each.tenant == name]
@@ -78,6 +90,48 @@ def test_they_are_what_linear_programmes_find(
     assert largest_least_share(demands, slots)[0] == pytest.approx(fair, abs=1e-6)
 
 
+shares = st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lengths=lengths, some=queries, slots=st.integers(1, 3), parts=shares)
+def test_with_shares_they_are_what_a_linear_programme_finds(
+    lengths: dict[str, float], some: list[tuple[str, int, int]], slots: int, parts: list[int]
+) -> None:
+    demands = drawn(lengths, some)
+    share = {name: part / sum(parts) for name, part in zip("abc", parts, strict=True)}
+    one = dict.fromkeys("abc", 1.0)
+    alone = {
+        name: by_programme(mine, slots * share[name], one)[0] if share[name] else 0.0
+        for name in sorted({each.tenant for each in demands})
+        for mine in [[each for each in demands if each.tenant == name]]
+    }
+    found, kept = most_answers_with_shares(demands, slots, share)
+    assert kept.keys() == alone.keys()
+    assert all(kept[name] <= alone[name] + 1e-6 for name in alone)
+    assert found == pytest.approx(by_programme(demands, slots, one, kept)[0], abs=1e-5)
+    assert sum(kept.values()) - 1e-6 <= found <= most_answers(demands, slots)
+
+
+def test_with_many_tenants_or_queries_of_many_times_a_bound_with_shares_is_still_one_and_near() -> None:
+    random = np.random.default_rng(7)
+    for case in range(12):
+        count = 9 if case % 2 else 3
+        times = {f"t{number}": float(random.integers(1, 12)) for number in range(count)}
+        demands = [
+            TimedQuery(
+                name,
+                at := int(random.integers(0, 60)),
+                at + int(random.integers(2, 40)),
+                times[name] if case % 2 else float(random.integers(1, 12)),
+            )
+            for name in sorted(times) * (27 // count)
+        ]
+        found, kept = most_answers_with_shares(demands, 1, dict.fromkeys(times, 1 / count))
+        exact = by_programme(demands, 1, dict.fromkeys(times, 1.0), kept)[0]
+        assert exact - 1e-6 <= found <= exact * 1.05
+
+
 def test_with_many_tenants_the_least_share_is_still_a_bound_and_near() -> None:
     random = np.random.default_rng(5)
     for _ in range(10):
@@ -101,6 +155,18 @@ def test_by_hand() -> None:
     assert most_worth(two, 1, {"a": 3.0, "b": 1.0}) == pytest.approx(3.0)
     assert largest_least_share(two, 1) == (pytest.approx(2 / 3), ("a", "b"))
     assert largest_least_share([], 1) == (1.0, ())
+    half = {"a": 0.5, "b": 0.5}
+    found, kept = most_answers_with_shares(two, 1, half)
+    assert (found, kept) == (pytest.approx(2.5), pytest.approx({"a": 0.5, "b": 1.0, "c": 0.0}))
+    one = [TimedQuery("a", at, at + 10, 4.0) for at in (0, 1, 5, 30)]
+    assert [answers_alone(one, slots) for slots in (0, 0.25, 0.5, 1)] == pytest.approx([0, 1.5625, 2, 4])
+    both = [TimedQuery("a", 0, 10, 4.0), TimedQuery("a", 1, 16, 4.0)]
+    assert answers_alone(both, 0.5) == 2
+    long = [TimedQuery("a", 0, 8, 8.0), *[TimedQuery("b", 0, 8, 1.0)] * 8]
+    assert most_answers(long, 1) == pytest.approx(8)
+    found, kept = most_answers_with_shares(long, 1, half)
+    assert (found, kept) == (pytest.approx(4.5), pytest.approx({"a": 0.5, "b": 4.0}))
+    assert most_answers_with_shares([], 1, half) == (0.0, {})
 
 
 @settings(max_examples=200, deadline=None)

@@ -95,7 +95,7 @@ def test_an_edited_config_stays_and_an_old_one_is_renewed(tmp_path, monkeypatch)
     config = tmp_path / "silero_vad" / "config.toml"
     newer = config.read_text(encoding="utf-8").replace("slo_ms = 20", "slo_ms = 25")
     with monkeypatch.context() as patch:
-        patch.setattr(catalogue, "config_text", lambda model: newer)
+        patch.setattr(catalogue, "config_text", lambda model, slo_ms: newer)
         assert zoo.build_repository(tmp_path, models=["silero_vad"]) == ["silero_vad"]
     assert config.read_text(encoding="utf-8") == newer
     config.write_text("# mine\n" + newer, encoding="utf-8")
@@ -104,6 +104,24 @@ def test_an_edited_config_stays_and_an_old_one_is_renewed(tmp_path, monkeypatch)
     (tmp_path / "silero_vad" / "1" / "model.onnx").unlink()
     assert zoo.build_repository(tmp_path, models=["silero_vad"]) == ["silero_vad"]
     assert config.read_text(encoding="utf-8").startswith("# mine")
+
+
+def test_another_slo_is_kept_until_another_is_given_and_never_goes_over_an_edit(tmp_path):
+    def slo_ms() -> int:
+        return tomllib.loads(config.read_text(encoding="utf-8"))["tenant"]["slo_ms"]
+
+    config = tmp_path / "silero_vad" / "config.toml"
+    zoo.build_repository(tmp_path, models=["silero_vad"], slos_ms={"silero_vad": 37, "minilm": 1})
+    assert slo_ms() == 37
+    assert zoo.build_repository(tmp_path, models=["silero_vad"]) == []
+    assert zoo.build_repository(tmp_path, models=["silero_vad"], slos_ms={"silero_vad": 41}) == ["silero_vad"]
+    assert slo_ms() == 41
+    usual = catalogue.ENTRIES["silero_vad"].slo_ms
+    assert zoo.build_repository(tmp_path, models=["silero_vad"], slos_ms={"silero_vad": usual}) == ["silero_vad"]
+    assert config.read_text(encoding="utf-8") == catalogue.config_text("silero_vad")
+    config.write_text(config.read_text(encoding="utf-8").replace("slo_ms = 20", "slo_ms = 25"), encoding="utf-8")
+    assert zoo.build_repository(tmp_path, models=["silero_vad"], slos_ms={"silero_vad": 41}) == []
+    assert slo_ms() == 25
 
 
 @pytest.mark.parametrize("carrier", carriers.CARRIERS, ids=lambda c: c.distribution)

@@ -46,7 +46,7 @@ class Contender:
             return Overlap(lanes, self.drop, repeat=False)  # the network was made for distinct models
         cls = POLICIES[self.policy]
         assert issubclass(cls, ListPolicy)
-        return cls((Share(tuple(range(slots)), "a100"),), self.drop)
+        return cls((Share(tuple(range(slots)), "a100"),), self.drop, cautious=False)  # as published
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,10 @@ _CLIPPED = 0.01
 """Share of the launches at each end whose ratio counts as that of the last one inside: stalls of the whole machine."""
 _LEAST = 0.01
 """Slowness is at least this, whatever a stalled run shows."""
-_NORMAL_P90 = 1.2816
-"""90th percentile of the standard normal distribution."""
+_NORMAL_P90, _NORMAL_P95 = 1.2816, 1.6449
+"""Percentiles of the standard normal distribution."""
+_WAYS = 2
+"""The margin that a server learns has the way of an answer twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class Service:
     `slowness` is, by tenant, the time that the model runs over what the profile says, both summed over launches.
     `noise` is the deviation of the logarithm of that from launch to launch: from successive differences within a
     tenant (von Neumann 1941), since a slow drift of the machine is no noise of launches, and beliefs follow it.
-    `busy_share` is the share of the lanes' time in which launches were under way.
+    `busy_share` is the share of the lanes' time in which launches were under way. `reply_ns` is the 95th percentile of
+    the time from the end of a query to its written answer, as the server has learnt it; 0 where it learns none.
     """
 
     launch_ns: float
@@ -60,6 +63,7 @@ class Service:
     slowness: dict[str, float]
     noise: float
     busy_share: float
+    reply_ns: float = 0.0
 
     def assumptions(self, queries_per_s: float, cores: int, own_share: float) -> Assumptions:
         """What to assume at a rate of queries; `own_share` is the front-ends' share of the cores in this run.
@@ -69,13 +73,16 @@ class Service:
         """
         share = queries_per_s * self.front_end_ns / 1e9 / cores
         request_ns = round(self.shortest_wire_ns / 2)
+        response_ns = round(self.wire_ns) - request_ns
+        long_ns = response_ns * exp(_NORMAL_P95 * self.wire_noise)
         return Assumptions(
             noise=self.noise,
             decision_ns=round(self.launch_ns),
             front_end_share=min(share, 0.9),
             request_ns=request_ns,
-            response_ns=round(self.wire_ns) - request_ns,
+            response_ns=response_ns,
             response_noise=self.wire_noise,
+            reply_share=min(1.0, self.reply_ns / long_ns) if self.reply_ns else 1.0,
             inflation={name: slow * (1.0 - own_share) for name, slow in self.slowness.items()},
         )
 
@@ -165,7 +172,7 @@ def read_service(
 
     `ran_ns` is what `model_ns` grew by; the trace begins with warming up, which is left out.
     """
-    arrived, launches, ended, span_ns = _read_trace(path, len(result.log))
+    arrived, launches, ended, span_ns, reply_ns = _read_trace(path, len(result.log))
     wall = sum(took * len(launch["queries"]) for launch, took in launches)
     weight = sum(len(launch["queries"]) for launch, _ in launches)
     launch_ns = max(0.0, (wall - sum(ran_ns.values())) / weight)
@@ -188,14 +195,18 @@ def read_service(
     shortest, middle, long = np.percentile(_wires_ns(result, arrived, ended), (5, 50, 90)).clip(min=1.0).tolist()
     wire_noise = log((long - shortest / 2) / (middle - shortest / 2)) / _NORMAL_P90
     busy = sum(took for _, took in launches) / (span_ns * cores)
-    return Service(launch_ns, front_end_ns, middle, shortest, wire_noise, slowness, noise, busy)
+    return Service(launch_ns, front_end_ns, middle, shortest, wire_noise, slowness, noise, busy, reply_ns / _WAYS)
 
 
 Launched = tuple[dict[str, Any], int]
 
 
-def _read_trace(path: Path, sent: int) -> tuple[dict[str, list[tuple[int, int]]], list[Launched], dict[int, int], int]:
-    """(number, time) of the arrivals by tenant, launches with their durations, answered queries' ends, time spanned."""
+def _read_trace(
+    path: Path, sent: int
+) -> tuple[dict[str, list[tuple[int, int]]], list[Launched], dict[int, int], int, int]:
+    """(number, time) of the arrivals by tenant, launches with their durations, answered queries' ends, time spanned,
+    and what the last margin has for the way of answers."""
+    reply_ns = 0
     _, records = trace.read(path)
     arrivals: list[tuple[int, int, str]] = []
     began: dict[int, tuple[dict[str, Any], int]] = {}
@@ -208,6 +219,8 @@ def _read_trace(path: Path, sent: int) -> tuple[dict[str, list[tuple[int, int]]]
         elif record.kind == "LaunchEnded":
             launch, at = began.pop(record.event["launch"])
             launches.append((launch, record.time_ns - at))
+        elif record.kind == "PredictorChanged":
+            reply_ns = record.event["predictor"].get("margin", {}).get("reply_ns", 0)
         for kind, action in record.actions:
             if kind == "Launch":
                 began[action["id"]] = action, record.time_ns
@@ -220,7 +233,7 @@ def _read_trace(path: Path, sent: int) -> tuple[dict[str, list[tuple[int, int]]]
     for number, at, tenant in arrivals[first:]:
         by_tenant[tenant].append((number, at))
     counted = [each for each in launches if min(each[0]["queries"]) >= first]
-    return by_tenant, counted, ended, arrivals[-1][1] - arrivals[first][1]
+    return by_tenant, counted, ended, arrivals[-1][1] - arrivals[first][1], reply_ns
 
 
 def _wires_ns(result: LoadResult, arrived: Mapping[str, list[tuple[int, int]]], ended: Mapping[int, int]) -> list[int]:

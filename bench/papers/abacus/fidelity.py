@@ -18,11 +18,10 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -30,13 +29,12 @@ from bench import goodput
 from bench._server import cache_folder, serving
 from bench._tenants import Inputs, ours, prepare, sample_all, saturation, warm_up, workload
 from bench.papers.abacus._service import Meter, Service, between, model_ns, read_service
-from cotenant.config import ServerConfig, load_server_config
+from cotenant.config import PolicySection, ServerConfig, load_server_config
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.load import LoadResult, run_load_process
 from cotenant.measure.contention_profile import ContentionProfile, calibrate
 from cotenant.measure.solo import Effort
 from cotenant.metrics import OutcomeLog, Summary, TenantSummary, summarise
-from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import SERVER_FILE, profile_path, trace_path
@@ -46,7 +44,8 @@ from cotenant.workload import Workload, for_capacity
 NAME = "fidelity"
 _SERVER = '[device]\nlanes = "single"\nisolation = "thread"\n'
 """All models in the server's process: the cost of a command to another process is one that `dispatch` measures."""
-POLICIES = ("edf",)
+POLICIES: dict[str, dict[str, bool]] = {"edf": {}, "edf_plain": {"cautious": False}, "overlap": {"barrier": False}}
+"""What is compared: policies, by the first part of these names, and their options."""
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = {0.8: 0.7, 1.2: 1.4, 2.0: 2.4}, {1.2: 1.4}
 """The loads that are compared, each with the one at which its costs are measured. That is on the same side of capacity:
@@ -85,11 +84,11 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     capacity = saturation(ours("fcfs", root, "--policy", "fcfs", "--drop", "none"), mix, inputs, quick)
     console.print(f"capacity: {capacity:.1f} queries/s", highlight=False)
     bench = _Bench(root, settings, profile, contention, mix, inputs, capacity, quick)
-    rows = [row for policy in POLICIES for row in bench.compare(policy, console)]
+    rows = [row for policy in (list(POLICIES)[:1] if quick else POLICIES) for row in bench.compare(policy, console)]
     summary = _summary(rows)
     _show(console, rows, summary)
     if quick:
-        console.print("quick: one seed, one load, runs of 5 s, coarser profile and calibration")
+        console.print("quick: edf alone, one seed, one load, runs of 5 s, coarser profile and calibration")
     summary["capacity_per_s"] = capacity
     return {"summary": summary, "rows": rows, "seeds": QUICK_SEEDS if quick else SEEDS}
 
@@ -134,6 +133,10 @@ class _Bench:
             rows.append({**row, **self._hindsight(policy, factor, seed, real.summary, service)})
         return rows
 
+    def section(self, policy: str) -> PolicySection:
+        """What is configured for one of those that are compared."""
+        return self.settings.policy.over(policy.split("_")[0], POLICIES[policy], NAME)
+
     def calibrate(
         self, policy: str, factor: float, seed: int, turn: int, rows: list[dict[str, Any]], console: Console
     ) -> Service:
@@ -155,7 +158,9 @@ class _Bench:
 
     def measure(self, policy: str, factor: float, seed: int) -> tuple[LoadResult, Service]:
         """A real server and a real client."""
-        options = ("--policy", policy, "--drop", "hopeless")
+        section = self.section(policy)
+        given = [("--set", f"policy.{key}={str(value).lower()}") for key, value in section.options.items()]
+        options = ("--policy", section.name, "--drop", "hopeless", *chain.from_iterable(given))
         with serving(self.root, *options) as server:
             url = server.http_url
             asyncio.run(warm_up(url, "", self.inputs, strict=False))
@@ -174,18 +179,16 @@ class _Bench:
     def simulate(self, policy: str, factor: float, seed: int, base: Service, own_share: float) -> Summary:
         """The same arrivals in the simulator, under several draws of its noise taken together."""
         scenario = self.scenario(factor, seed)
-        section = msgspec.structs.replace(self.settings.policy, name=policy)
+        section = self.section(policy)
+        made = scenario.policy(section)
         assumptions = base.assumptions(self.capacity * factor, self.cores, own_share)
         contention = self.contention.contention()
         outcomes = OutcomeLog(scenario.slo_ns)
         for draw in range(NOISES):
-            beliefs = OnlineModel(max(lane.size for lane in self.lanes))
-            for name, table in scenario.tables.items():
-                beliefs.add(name, table)
             drawn = run_scenario(
                 *(scenario, section, assumptions, seed),
                 contention=contention,
-                follower=beliefs,
+                follower=scenario.beliefs(made),
                 noise_seed=seed + _NOISE_STEP * draw,
             )
             outcomes.extend(drawn)

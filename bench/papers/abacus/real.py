@@ -86,7 +86,10 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         urls = {}
         grouped = _with_barrier(root)
         contenders = [
-            ours(name, grouped if name == BARRIER else root, "--policy", name.split()[0], "--no-trace")
+            ours(
+                *(name, grouped if name == BARRIER else root, "--policy", name.split()[0], "--no-trace"),
+                *(() if name.startswith("overlap") else ("--no-cautious",)),
+            )
             for name in POLICIES
         ]
         contenders += _peer(root, models, quick, console)

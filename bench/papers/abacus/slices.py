@@ -24,17 +24,24 @@ from random import Random
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
+from bench._campaign import digest_of, run_all
+from bench._weights import FOLDER, MIG2G, MIG4G, PAIRS, find_weights
+from bench.papers import abacus
 from bench.papers.abacus._a100 import FOUR, targets_ms
 from bench.papers.abacus._comparison import BASELINES, FULL_RATE, RATE, contenders, fitted
 from bench.papers.abacus._divisions import Divided, World, as_planned, part_of, planned
 from bench.papers.abacus._experiment import Contender
 from bench.papers.abacus._slices import SIZES, TARGETS, Slice
+from cotenant import core
+from cotenant import plan as planning
 from cotenant.core.predictor import GroupPredictor
 from cotenant.core.snapshot import DropRule
+from cotenant.plan import search
 from cotenant.plan.types import Plan
+from cotenant.policies import ordered, overlap
+from cotenant.predict import groups
 
 NAME = "abacus-slices"
 SEEDS, QUICK_SEEDS = (1, 2), (1,)
@@ -53,6 +60,7 @@ _PAIRINGS = ((0, 1), (0, 2), (0, 3))
 _QUICK_RATED = ("overlap", "overlap, no merging", "edf")
 _BELIEVED_SEED = 100
 """Of the first arrivals with which plans are tried in what is believed: others than those of the world."""
+_SOURCES = (abacus, core, planning, search, ordered, overlap, groups)
 _shared: dict[str, Any] = {}
 
 
@@ -148,6 +156,15 @@ def _groups(plan: Plan) -> str:
     return ", ".join("+".join(f"{slot.tenant} {slot.batch}" for slot in step) for step in steps)
 
 
+class Task(NamedTuple):
+    """What is simulated at once: a world, by where it lies between the bounds, and a mix of models."""
+
+    place: tuple[float, float]
+    mix: str
+    by_plan: bool
+    quick: bool
+
+
 class Verdict(NamedTuple):
     """What was said of one world and mix, and what the simulations of the world say; rates by size of slice."""
 
@@ -209,14 +226,15 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     }
     mixes = ["even"] if quick else list(MIXES)
     context = multiprocessing.get_context("fork")
-    rows: list[dict[str, Any]] = []
     _shared.update(slices=slices, targets=targets, quick=quick)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         _shared["believed"] = dict(zip(slices, pool.map(_believed, slices), strict=True))
-    tasks = [(place, mix, by_plan) for mix in mixes for place in places for by_plan in (False, True)]
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        for found in track(pool.map(_rows_of, tasks), "worlds and mixes", len(tasks), console=console):
-            rows += found
+    tasks = [Task(place, mix, by_plan, quick) for mix in mixes for place in places for by_plan in (False, True)]
+    files = [
+        *sorted((data_dir / FOLDER).glob("*.csv")),
+        *(find_weights(data_dir, each) for each in (PAIRS, MIG2G, MIG4G)),
+    ]
+    rows = run_all(NAME, digest_of(_SOURCES, files), tasks, _rows_of, _said)
     summary = _summary(rows)
     _show(console, rows, summary, quick)
     return {"summary": summary, "rows": rows, "seeds": list(QUICK_SEEDS if quick else SEEDS)}
@@ -226,12 +244,19 @@ def _believed(which: tuple[int, float]) -> GroupPredictor:
     return fitted(_shared["slices"][which], _shared["quick"], FOUR, which[0])
 
 
-def _rows_of(task: tuple[tuple[float, float], str, bool]) -> list[dict[str, Any]]:
-    (alone_at, few_at), mix, by_plan = task
+def _rows_of(task: Task) -> list[dict[str, Any]]:
+    (alone_at, few_at), mix, by_plan, quick = task
     keys = {1: (1, alone_at), 2: (2, 0.5), 4: (4, few_at)}
     slices, believed = ({size: _shared[of][key] for size, key in keys.items()} for of in ("slices", "believed"))
     make = rows_by_plan if by_plan else rows_as_in_the_paper
-    return make(World(alone_at, few_at, slices, believed), mix, _shared["targets"], _shared["quick"])
+    return make(World(alone_at, few_at, slices, believed), mix, _shared["targets"], quick)
+
+
+def _said(rows: Sequence[Mapping[str, Any]]) -> str:
+    rates = [row["max_rate"] for row in rows if "max_rate" in row]
+    first, how = rows[0], "planned" if "planned_rate" in rows[0] else "as in the paper"
+    place = f"{first['alone_at']:.2f}, {first['few_at']:.2f}"
+    return f"world {place}, {first['mix']}, {how}: up to {max(rates, default=0):.0f}/s"
 
 
 def _median(rows: Sequence[Mapping[str, Any]], size: int, contender: str, key: str) -> float:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from rich.table import Table
 from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
-from bench._tenants import Contender, Inputs, ours, prepare, sample_all, warm_up, workload
+from bench._tenants import Contender, Inputs, ours, prepare, sample_all, set_slo, warm_up, workload
 from bench.papers.gpulet._simulate import simulate_plan
 from cotenant.config import NS_PER_MS, load_model_config
 from cotenant.load import run_load_process
@@ -134,11 +133,8 @@ def _prepared(quick: bool, console: Console) -> tuple[Path, dict[str, float]]:
         cache_folder() / ("gpulet-real-quick" if quick else "gpulet-real"), MODELS, _SERVER, quick
     )
     for model, points in _on_one_core(root).items():
-        path = root / model / "config.toml"
         rows = max(each for each in points if each <= SLO_ROWS)
-        slo_ms = max(1, round(SLO_TIMES * points[rows] * SLO_ROWS / rows / NS_PER_MS))
-        text = re.sub(r"(?m)^slo_ms = \d+", f"slo_ms = {slo_ms}", path.read_text(encoding="utf-8"), count=1)
-        path.write_text(text, encoding="utf-8")
+        set_slo(root, model, max(1, round(SLO_TIMES * points[rows] * SLO_ROWS / rows / NS_PER_MS)))
     if not quick:
         coruns_path(root).unlink(missing_ok=True)
     single = ",".join(["1"] * len(os.sched_getaffinity(0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,19 +23,24 @@ def demo(
 
     from cotenant.cli.console import console as make_console
     from cotenant.cli.profile import profile_table, progress_bar
-    from cotenant.cli.quick_start import CONTENDERS, demo_workload, running_server
+    from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
     from cotenant.execute.layout import device_cores
     from cotenant.load import LiveStats, run_load_process
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.metrics import to_json
+    from cotenant.report.bound_text import facts, sentences
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
+    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import SERVER_FILE, trace_path
     from cotenant.trace import read
+    from cotenant.trace.bound import RunBound, bound_of
+    from cotenant.trace.losses import losses_of
+    from cotenant.trace.lost import LossAccount
     from cotenant.workload import to_toml
     from cotenant.zoo import QUICK_START, build_repository
 
@@ -50,11 +56,17 @@ def demo(
     for model, error in errors.items():
         console.print(f"[red]{model} was left out:[/red] {error}")
     console.print(profile_table(profile))
+    targets_ms = latency_targets_ms(profile)
+    build_repository(repository, models=list(targets_ms), slos_ms=targets_ms)
+    slos = ", ".join(f"{model} {slo_ms} ms" for model, slo_ms in targets_ms.items())
+    console.print(f"{SLO_TEXT} Here: {slos}.", highlight=False)
     models = tuple(model for model in QUICK_START if model in profile.models)
     workload = demo_workload(profile, models, len(device_cores(settings.device)), factor, seconds)
     (folder / "workload.toml").write_text(to_toml(workload), encoding="utf-8")
     runs: list[RunResult] = []
     traces: dict[str, str] = {}
+    bounds: dict[str, RunBound] = {}
+    losses: dict[str, LossAccount] = {}
     text: list[Any] = []
     for number, contender in enumerate(CONTENDERS, start=3):
         title = f"{contender.policy} (drop: {contender.drop}), {factor:g} x capacity, {seconds:g} s"
@@ -77,18 +89,25 @@ def demo(
         timeline = folder / f"{contender.name}.perfetto.json"
         write_timeline(timeline, read(trace_path(repository))[1])
         traces[contender.name] = timeline.name
+        bounds[contender.name] = bound_of(*read(trace_path(repository)))
+        losses[contender.name] = losses_of(*read(trace_path(repository)))[0]
+        console.print(lost_table(losses[contender.name].lost))
+        console.print("\n".join(sentences(bounds[contender.name])), highlight=False)
     console.rule("5. A picture read through the served models")
     for line in text:
         console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
     report = folder / "report.html"
-    _write_report(report, runs, traces, profile, text)
+    _write_report(report, runs, profile, text, traces=traces, bounds=bounds, losses=losses)
     took = time.monotonic() - began
     console.rule("Done")
     console.print(f"Report: {report}   Timelines for ui.perfetto.dev: {', '.join(traces.values())}   ({took:.0f} s)")
     if as_json:
         print_json(
             {
+                "slos_ms": targets_ms,
                 "runs": {run.name: to_json(run.summary) for run in runs},
+                "bounds": {name: facts(bound) for name, bound in bounds.items()},
+                "losses": {name: lost_facts(account) for name, account in losses.items()},
                 "text": [line.text for line in text],
                 "report": str(report),
                 "seconds": round(took, 1),
@@ -98,15 +117,17 @@ def demo(
 
 def _read_picture(repository: Path, url: str) -> list[Any]:
     """Draw lines, and read them through detection, orientation and recognition as they are served."""
-    from cotenant.cli.quick_start import PICTURE_LINES
+    from cotenant.cli.quick_start import PICTURE_LINES, patiently
     from cotenant.wire.client import infer_once
     from cotenant.zoo.ocr import RECOGNITION, draw_picture, load_labels, read_text
 
     characters = load_labels(repository / RECOGNITION / "labels.txt")
-    return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
+    return read_text(draw_picture(PICTURE_LINES), patiently(partial(infer_once, url)), characters)
 
 
-def _write_report(path: Path, runs: list[Any], traces: dict[str, str], profile: Any, text: list[Any]) -> None:
+def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **found: Any) -> None:
+    """`found`: what was found of each run, by its name; see `write_report`."""
+    from cotenant.cli.quick_start import SLO_TEXT
     from cotenant.report.html import Section, write_report
     from cotenant.report.machine import machine_facts
 
@@ -123,4 +144,7 @@ def _write_report(path: Path, runs: list[Any], traces: dict[str, str], profile: 
         for point in model.points
     ]
     picture = Section("A picture read through the served models", verbatim="\n".join(line.text for line in text))
-    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[picture], traces=traces)
+    slos = Section(
+        "Where the SLOs come from", f"{SLO_TEXT} A config.toml that you edited keeps the SLO that you gave it."
+    )
+    write_report(path, runs, machine=machine_facts(), profiles=rows, sections=[slos, picture], **found)

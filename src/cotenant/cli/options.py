@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from cotenant.config import ServerConfig, load_server_config
-from cotenant.core.snapshot import DropRule, Policy
+from cotenant.core.snapshot import DropRule, Policy, goes_by_margin
 from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
 from cotenant.policies.rounds.duty_cycle import DutyCycle
@@ -35,7 +35,7 @@ Cautious = Annotated[
     typer.Option(
         "--cautious/--no-cautious",
         help="Let queries that are sure to be in time go before doubtful ones.",
-        show_default="overlap: yes, others: no",
+        show_default="fcfs, sjf, clockwork: no, others: yes",
     ),
 ]
 Lanes = Annotated[
@@ -127,11 +127,6 @@ def settings_of(root: Path, chosen: Mapping[str, object] = MappingProxyType({}))
     elif "plan.device" in chosen:
         raise ConfigError(f"plan.device is {chosen['plan.device']!r}, but there is no plan: name one with --plan")
     return load_server_config(root / SERVER_FILE, chosen)
-
-
-def goes_by_margin(policy: Policy) -> bool:
-    """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
-    return policy.cautious and not policy.grouped
 
 
 def policy_text(policy: Policy) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +22,6 @@ from cotenant.cli.options import (
     Preempt,
     Repository,
     chosen_of,
-    goes_by_margin,
     policy_text,
     print_json,
     settings_of,
@@ -30,12 +30,13 @@ from cotenant.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cotenant.core.snapshot import Policy
+    from cotenant.core.actions import Action
+    from cotenant.core.events import Event
     from cotenant.predict.groups.overlap import OverlapPredictor
-    from cotenant.predict.online import OnlineModel
     from cotenant.profile.joint_plan import JointPlan
     from cotenant.profile.profile_file import Profile
-    from cotenant.sim.scenario import Scenario
+    from cotenant.sim.driver import Log
+    from cotenant.trace.lost import LossAccount
     from cotenant.work import Round, Share
 
 
@@ -72,21 +73,29 @@ def simulate(
         ),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
+    bound: Annotated[
+        bool, typer.Option("--bound", help="Also say how far each run was from the best that is possible.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
     from cotenant.cli.console import console as make_console
+    from cotenant.core.snapshot import goes_by_margin
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class
     from cotenant.profile.profile_file import load_profile
+    from cotenant.report.bound_text import facts, sentences
+    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
-    from cotenant.trace import TraceWriter, header
+    from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
+    from cotenant.trace.bound import bound_of
+    from cotenant.trace.lost import LossAccount
     from cotenant.workload import load_workload, scale
 
     over = chosen_of(
@@ -134,16 +143,19 @@ def simulate(
         contention = load_contention(contention_path(repository)).contention()
     console = make_console()
     runs = []
+    scratch = TemporaryDirectory(prefix="cotenant-") if bound and trace is None else None
+    recorded = Path(scratch.name) / "trace.jsonl" if scratch else trace
     for name in names:
         asked = settings.policy.over(name, chosen, "command line")
         section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
         made = scenario.policy(section)
         for seed in range(spec.seed, spec.seed + seeds):
-            beliefs, writer = _beliefs(scenario, made), None
-            if trace is not None:
+            beliefs, writer = scenario.beliefs(made), None
+            if recorded is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
-                writer = TraceWriter(trace.open("wb"), head)
-            tally = GroupTally(made, fitted, writer)
+                writer = TraceWriter(recorded.open("wb"), head)
+            account = LossAccount(beliefs.predictor, made.lanes, scenario.served(made))
+            tally = GroupTally(made, fitted, _both(account, writer))
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
             )
@@ -157,19 +169,38 @@ def simulate(
                 limit_ns=spec.limit_ns,
                 tenants=list(scenario.slo_ns),
             )
+            found = bound_of(*read(recorded)) if bound and recorded is not None else None
             if as_json:
                 is_cautious = goes_by_margin(made)
                 told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
-                runs.append({**told, **to_json(summary)})
+                told |= {"bound": facts(found)} if found else {}
+                runs.append({**told, **to_json(summary), **lost_facts(account)})
             else:
                 text = policy_text(made)
                 title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
+                if account.lost:
+                    console.print(lost_table(account.lost))
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
+                if found:
+                    console.print("\n".join(sentences(found)), highlight=False, soft_wrap=True)
+    if scratch:
+        scratch.cleanup()
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
+
+
+def _both(account: LossAccount, writer: Log | None) -> Log:
+    """What tells an account, and a trace where one is written."""
+
+    def told(time_ns: int, event: Event, actions: list[Action]) -> None:
+        account(time_ns, event, actions)
+        if writer is not None:
+            writer(time_ns, event, actions)
+
+    return told
 
 
 def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:
@@ -178,19 +209,6 @@ def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointP
 
     graphs = {name: (model.digest, model.cuts[-1]) for name, model in profile.models.items()}
     return tuple(usable(read_together(root), graphs, [lane.size for lane in lanes]))
-
-
-def _beliefs(scenario: Scenario, policy: Policy) -> OnlineModel:
-    """What a server would believe: the profile, corrected by what is observed, with the margin of cautious policies."""
-    from cotenant.core.admission import most_cores
-    from cotenant.predict.online import OnlineModel
-
-    made = OnlineModel(most_cores(policy), grouped=policy.grouped, cautious=goes_by_margin(policy))
-    for tenant, table in scenario.tables.items():
-        made.add(tenant, table)
-    if policy.asks_groups:
-        made.believe_groups(scenario.groups)
-    return made
 
 
 def _fitted(root: Path, profile: Profile) -> OverlapPredictor | None:

@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 
 from msgspec import UNSET, UnsetType, structs
 
+from cotenant.core.accounts import Accounts
 from cotenant.core.actions import Action, Enqueue, Launch, Release, Respond
 from cotenant.core.expiries import Expiries
 from cotenant.core.launches import Launches
@@ -30,6 +31,7 @@ class Books:
     def __init__(self, predictor: Predictor, machine: Machine, expiries: Expiries) -> None:
         self.predictor = predictor
         self._queues = TenantQueues()
+        self._accounts = Accounts()
         self._live: dict[int, Live] = {}
         self._paused: list[Batch] = []
         """Batches between two decisions, in the order in which they stopped."""
@@ -113,6 +115,7 @@ class Books:
         live = self._live.pop(number)
         next_query_state(live.state, step, number)
         actions.append(respond)
+        self._accounts.leave(live.query, respond.outcome)
         return live
 
     def _step_batch(self, batch: Batch, step: BatchStep) -> None:

@@ -133,6 +133,7 @@ class Engine(Books):
             queues.weights_differ,
             launches.waiting,
             launches.count,
+            self._accounts.known,
         )
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -146,6 +147,8 @@ class Engine(Books):
             pass  # they are decided on together
         elif self._grouped:
             self._schedule_groups(event, now_ns, actions)
+        elif self._selects and type(event) is QueryArrived and self._queues.waiting:
+            self._decide(now_ns, actions, event.query.id)
         elif self._queues.waiting or self._paused or self._launches.growable:
             free = self._launches.free_mask
             for mask in self._lane_masks:
@@ -175,6 +178,9 @@ class Engine(Books):
         assert queue is not None  # without one there is a reason
         key = self.policy.queue_key(query, queue.tenant, predictor)
         live = self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
+        lanes = self.policy.lanes
+        work_ns = predictor.latency_ns(queue.tenant.work(query.shape, query.items), lanes[0].size)
+        self._accounts.enter(query, work_ns, len(lanes), now_ns)
         self._queues.push(key, query)
         self._expiries.watch(live)
 
@@ -253,6 +259,7 @@ class Engine(Books):
         if event.tenant.name in self._queues.known:
             raise ProtocolViolationError(f"tenant {event.tenant.name!r} is there already; remove it first")
         self._queues.add(event.tenant)
+        self._accounts.deal(self.tenants)
 
     def _on_tenant_removed(self, event: TenantRemoved, now_ns: int, actions: list[Action]) -> None:
         if event.tenant not in self._queues.known:
@@ -261,6 +268,7 @@ class Engine(Books):
             if live.query.tenant == event.tenant:
                 self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, event.reason, actions, LossCause.GONE)
         self._queues.drop(event.tenant)
+        self._accounts.deal(self.tenants)
 
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
         if not self._queues.suspend(event.tenant, event.reason):
@@ -303,6 +311,7 @@ class Engine(Books):
                 raise InvalidValueError(f"policy {policy.name!r}", "lane", lane, "a share of the machine")
         self.policy = policy
         self._grouped = policy.grouped
+        self._selects = policy.selects
         self._memory: object = None
         self._again_ns = _NEVER
         self._sizes = sizes_to_try(policy)
@@ -335,7 +344,8 @@ class Engine(Books):
         elif self._again_ns != _NEVER:
             self._expiries.arm_at(self._again_ns, actions)
 
-    def _decide(self, now_ns: int, actions: list[Action]) -> Decision:
+    def _decide(self, now_ns: int, actions: list[Action], arrived: int = -1) -> Decision:
+        """Ask the policy, and carry out what it says. It may refuse the query that has `arrived` just now."""
         decision = self.policy.decide(self.snapshot(now_ns), self._memory)
         fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches)
         if decision.starts and self._grouped and not is_behind(decision.starts, self._launches):
@@ -344,8 +354,8 @@ class Engine(Books):
             raise ProtocolViolationError(f"policy {self.policy.name!r} {fault}")
         self._memory = decision.memory
         for drop in decision.drops:
-            told = drop.reason, actions, drop.cause, drop.whom
-            self._end(drop.query, QueryStep.DROP, Outcome.DROPPED, *told)
+            outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED
+            self._end(drop.query, QueryStep.DROP, outcome, drop.reason, actions, drop.cause, drop.whom)
         if decision.starts:
             starts = decision.starts
             whose = [(start.batch, start.queries) for start in starts] if len(starts) > 1 else []

@@ -71,6 +71,22 @@ class BatchView(Protocol):
         """Where its launch ran that ended last: what of it is free may still hold its data. None before that."""
 
 
+class AccountView(Protocol):
+    """What a tenant has had so far, and what it is entitled to."""
+
+    @property
+    def attainment(self) -> float:
+        """Share of its queries of late that were answered in time; 1 for one that has had none."""
+
+    @property
+    def due_ns(self) -> Mapping[int, int]:
+        """When those of its live queries are due that are within its share of device time, by number."""
+
+    @property
+    def even_due_ns(self) -> Mapping[int, int]:
+        """The same were device time dealt in proportion to what each tenant asks for."""
+
+
 class DropRule(StrEnum):
     """When a waiting query is given up. A client's own time-out holds under every rule."""
 
@@ -109,6 +125,8 @@ class Snapshot(Struct, frozen=True, gc=False):
     """Launches that are decided and wait for others, by their number."""
     next_launch: int = 0
     """The number that the first start of a decision gets; those after it count up."""
+    accounts: Mapping[str, AccountView] = {}
+    """What every tenant has had, by name."""
 
 
 class Start(Struct, frozen=True, gc=False):
@@ -207,6 +225,10 @@ class Policy(Protocol):
         """Whether it looks at the margin of latencies, which is then learnt."""
 
     @property
+    def selects(self) -> bool:
+        """Whether it is asked at each arrival, even when no lane is free, to give up at once what cannot be in time."""
+
+    @property
     def grouped(self) -> bool:
         """Whether it launches groups: a group starts only when the last launch of the one before has ended.
 
@@ -226,7 +248,12 @@ class Policy(Protocol):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Decide. Called after an event while one of the lanes is free, and something waits or could grow; see also
-        `grouped`."""
+        `grouped` and `selects`."""
+
+
+def goes_by_margin(policy: Policy) -> bool:
+    """Whether a policy is cautious in what it does: a margin is learnt for it, and it looks at that."""
+    return policy.cautious and not policy.grouped
 
 
 class GroupPolicy(Policy, Protocol):

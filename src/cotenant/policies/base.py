@@ -26,6 +26,11 @@ class CheckedOptions:
         return False
 
     @property
+    def selects(self) -> bool:
+        """See Policy."""
+        return False
+
+    @property
     def asks_groups(self) -> bool:
         """See Policy."""
         return self.grouped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -166,6 +166,12 @@ class Desk:
         """Give queries up."""
         self.taken.update([query.id for query in queries])
         self.drops += [Drop(query.id, reason) for query in queries]
+
+    def give_up(self, reasons: Mapping[int, str]) -> None:
+        """Give up the queries of these numbers, wherever they are."""
+        self.taken.update(reasons)
+        self.drops += [Drop(number, reason) for number, reason in reasons.items()]
+        self._pass_over_only(self._passed)
 
     def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:
         """Give up the queries of work that a share of none of these sizes ends in the time left; whether it did."""

@@ -23,6 +23,7 @@ from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
+from cotenant.policies.ordered.selective import Fair, Most, Shares, Weighted
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.rounds.duty_cycle import DutyCycle
@@ -36,7 +37,8 @@ _GIVEN = ("lanes", "rounds", "joint_plans")
 
 _BLOCKS = (ModelWise, LayerWise, FixedBlocks, Prema, LayerBlock, SlackBlocks)
 POLICIES: dict[str, type[Any]] = {
-    kind.name: kind for kind in (Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle, Clustered, *_BLOCKS)
+    kind.name: kind
+    for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf, Clockwork, Overlap, DutyCycle, Clustered, *_BLOCKS)
 }
 """Policies by the name that configuration and the command line use."""
 

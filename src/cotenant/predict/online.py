@@ -12,9 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import exp, log
+from typing import Self
 
 from cotenant.core.actions import Action, Grow, Launch, Respond
+from cotenant.core.admission import most_cores
 from cotenant.core.events import Event, LaunchEnded, PredictorChanged, QueryArrived
+from cotenant.core.snapshot import Policy, goes_by_margin
 from cotenant.errors import InvalidValueError
 from cotenant.predict.conformal import SURE_QUANTILE
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
@@ -238,6 +241,11 @@ class OnlineModel:
         self._launched: dict[int, _Expected] = {}
         self._groups: dict[int, _Expected] = {}
         """By launch: those of one group have the same."""
+
+    @classmethod
+    def under(cls, policy: Policy) -> Self:
+        """What a server believes under a policy, and whoever simulates one: with a margin where it goes by that."""
+        return cls(most_cores(policy), grouped=policy.grouped, cautious=goes_by_margin(policy))
 
     def add(self, tenant: str, table: LatencyTable) -> None:
         """Believe this table of a tenant from now on; what was observed under the name before is forgotten."""

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from cotenant.errors import InvalidValueError
 from cotenant.metrics import TenantSummary
-from cotenant.report import charts
+from cotenant.report import bound_text, charts
 from cotenant.report.charts import MARKS, RunResult, tenants_of
+from cotenant.report.lost_text import html_rows
 from cotenant.report.page import Cell, Page, bar_key, facts, grid, key, paragraph, short_text, table
 from cotenant.report.svg import SHAPES
 from cotenant.report.tables import attainment_style, milliseconds, percent
+from cotenant.trace.bound import RunBound
+from cotenant.trace.lost import LossAccount
 from cotenant.types import Outcome
 
 __all__ = ["RunResult", "Section", "write_report"]
@@ -44,12 +47,15 @@ def write_report(
     profiles: Sequence[Mapping[str, object]] = (),
     sections: Sequence[Section] = (),
     traces: Mapping[str, str] | None = None,
+    bounds: Mapping[str, RunBound] | None = None,
+    losses: Mapping[str, LossAccount] | None = None,
     created: datetime | None = None,
 ) -> None:
     """Write the report of `runs` (of the same tenants, as a rule) to `path`.
 
     `machine` holds facts such as those of `cotenant.report.machine.machine_facts`; `profiles` are rows of a table, all
-    with the same keys; `traces` maps run names to Perfetto files; `created` is the time shown, now by default.
+    with the same keys; `traces` maps run names to Perfetto files, `bounds` to what no schedule could have beaten, and
+    `losses` to accounts of lost queries; `created` is the time shown, now by default.
 
     Raises InvalidValueError when there is no run, or two of one name.
     """
@@ -58,10 +64,12 @@ def write_report(
         raise InvalidValueError("report", "runs", names, "at least one run, with distinct names")
     moment = (created or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z")
     page = Page(title)
-    page.add(paragraph(f"cotenant report, {moment}", "soft"), _headline(runs))
+    page.add(paragraph(f"cotenant report, {moment}", "soft"), _headline(runs, bounds or {}))
     page.add(*(paragraph(f"{run.name}: {text}", "warn") for run in runs for text in run.warnings))
     _attainment(page, runs)
     _tables(page, runs)
+    _lost(page, losses or {})
+    _bounds(page, bounds or {})
     _distributions(page, runs)
     _over_time(page, runs)
     _goodput(page, runs)
@@ -73,7 +81,7 @@ def write_report(
     page.write(path)
 
 
-def _headline(runs: Sequence[RunResult]) -> str:
+def _headline(runs: Sequence[RunResult], bounds: Mapping[str, RunBound]) -> str:
     shares = [run.summary.total.attainment or 0.0 for run in runs]
     best, worst = max(range(len(runs)), key=shares.__getitem__), min(range(len(runs)), key=shares.__getitem__)
     if not any(run.summary.total.offered for run in runs):
@@ -89,14 +97,18 @@ def _headline(runs: Sequence[RunResult]) -> str:
             key=lambda line: line.attainment or 0.0,
             default=None,
         )
-        low = ""
+        lines = [f"of {total.offered} queries answered within their SLO"]
         if lowest and len(run.summary.tenants) > 1:
-            low = f"average of the tenants {percent(run.summary.mean_attainment)}, "
-            low += f"lowest {escape(lowest.tenant)} {percent(lowest.attainment)}"
+            mean, least = percent(run.summary.mean_attainment), percent(lowest.attainment)
+            lines.append(f"average of the tenants {mean}, lowest {lowest.tenant} {least}")
+        lines.append(f"goodput {total.goodput_per_s:.1f} of {total.offered_per_s:.1f} queries/s offered")
+        if found := bounds.get(run.name):
+            part = bound_text.of_bound(found.in_time, found.most)
+            lines.append(f"{part} of what any schedule could have answered in time")
         cards.append(
             f'<div class="card b{series}"><span class="run">{escape(run.name)}</span><b>{percent(total.attainment)}</b>'
-            f"<span>of {total.offered} queries answered within their SLO</span><span>{low}</span>"
-            f"<span>goodput {total.goodput_per_s:.1f} of {total.offered_per_s:.1f} queries/s offered</span></div>"
+            + "".join(f"<span>{escape(line)}</span>" for line in lines)
+            + "</div>"
         )
     return f'<p class="lead">{sentence}.</p><div class="cards">{"".join(cards)}</div>'
 
@@ -132,6 +144,32 @@ def _row(line: TenantSummary) -> list[Cell]:
         *(milliseconds(line.p50_ms), milliseconds(line.p99_ms), f"{line.goodput_per_s:.1f}"),
         (percent(line.attainment), _GRADES[attainment_style(line.attainment)]),
     ]
+
+
+def _lost(page: Page, losses: Mapping[str, LossAccount]) -> None:
+    parts = []
+    for name, heads, cells, to_whom in html_rows(losses):
+        last = "total" if len(cells) > 1 else ""
+        parts += [f"<h3>{escape(name)}</h3>", table(heads, cells, last=last), paragraph(to_whom, "soft")]
+    if parts:
+        about = "Every query that was not answered in time, by the one cause that docs/metrics.md gives it."
+        page.section("What was lost, and why", paragraph(about), *parts)
+
+
+def _bounds(page: Page, bounds: Mapping[str, RunBound]) -> None:
+    if bounds:
+        parts = [
+            f"<h3>{escape(name)}</h3>{''.join(map(paragraph, bound_text.sentences(found)))}"
+            + table(bound_text.COLUMNS, bound_text.rows(found))
+            for name, found in bounds.items()
+        ]
+        page.section(
+            "How far from the best that is possible",
+            "<p>What no schedule could beat, even one that knew all arrivals: every query may be stopped at any time, "
+            "answered in parts and spread over all slots, and takes the least time that its profile says, times what "
+            "the tenant's launches took over it. As the server saw the run.</p>",
+            *parts,
+        )
 
 
 def _distributions(page: Page, runs: Sequence[RunResult]) -> None:

@@ -82,11 +82,7 @@ class Server:
         self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
         self.clock = clock or RealClock()
         self.counters = Counters(partial(log_turns, self.clock))
-        self.beliefs = OnlineModel(
-            max(share.size for share in self.policy.shares),
-            grouped=self.policy.grouped,
-            cautious=self.policy.cautious and not self.policy.grouped,
-        )
+        self.beliefs = OnlineModel.under(self.policy)
         self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._groups: OverlapPredictor | None = None
         self._executor = open_executor(settings.device, self.policy.shares)

@@ -11,7 +11,8 @@ measured (`python -m bench fidelity` measures them).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from heapq import heappop, heappush
 from math import exp
 from pathlib import Path
 from random import Random
@@ -27,6 +28,7 @@ from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
+from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.latency_table import LatencyTable
@@ -91,6 +93,15 @@ class Scenario:
             return GroupedPredictor(self.tables, None, self.groups)
         return TablePredictor(self.tables)
 
+    def beliefs(self, policy: Policy) -> OnlineModel:
+        """What a server would believe: the profile, corrected by what it observes, and the margin that it learns."""
+        made = OnlineModel.under(policy)
+        for tenant, table in self.tables.items():
+            made.add(tenant, table)
+        if policy.asks_groups:
+            made.believe_groups(self.groups)
+        return made
+
     @property
     def slo_ns(self) -> dict[str, int]:
         """SLO by name of the load, for accounting."""
@@ -106,9 +117,10 @@ class Assumptions:
     that of its profile, front-ends left out. `decision_ns` is charged before every launch: the decision, handing the
     launch over, and noticing its end. `front_end_share` is the part of every core that front-ends (and clients on the
     same machine) take. A query reaches the core `request_ns` after it was sent, and its answer the client
-    `response_ns` after its end, times a log-normal factor whose logarithm deviates by `response_noise`.
+    `response_ns` after its end, times a log-normal factor whose logarithm deviates by `response_noise`. The part
+    `reply_share` of that passes until the answer is written, which is what a server can see of it and learns from.
 
-    Raises InvalidValueError when a value is negative, or `front_end_share` not below 1.
+    Raises InvalidValueError when a value is negative, `front_end_share` not below 1, or `reply_share` above it.
     """
 
     noise: float = 0.0
@@ -117,12 +129,15 @@ class Assumptions:
     request_ns: int = 0
     response_ns: int = 0
     response_noise: float = 0.0
+    reply_share: float = 1.0
     inflation: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("noise", "decision_ns", "front_end_share", "request_ns", "response_ns", "response_noise"):
+        for name in (each.name for each in fields(self) if each.name != "inflation"):
             if getattr(self, name) < 0:
                 raise InvalidValueError("assumptions", name, getattr(self, name), "a number from 0")
+        if self.reply_share > 1:
+            raise InvalidValueError("assumptions", "reply_share", self.reply_share, "a share up to 1")
         if self.front_end_share >= 1:
             raise InvalidValueError("assumptions", "front_end_share", self.front_end_share, "a share below 1")
         for tenant, factor in self.inflation.items():
@@ -136,6 +151,9 @@ class Follower(Protocol):
     @property
     def predictor(self) -> TablePredictor:
         """The predictor to begin with."""
+
+    def replied(self, delay_ns: int) -> None:
+        """An answer was written so long after its query had ended."""
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         """An event was handled; what it returns happens next."""
@@ -185,6 +203,7 @@ def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
         cuts=measured.cuts,
         max_batch=found.config.model.max_batch,
         weight=section.weight,
+        share=section.share or 0.0,
         priority=section.priority,
         max_queue=section.max_queue,
         splits=measured.splits,
@@ -239,7 +258,7 @@ def run_scenario(
         engine, outer_log = Engine(tenants, made, predictor, scenario.machine), log
     else:
         engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.machine), None
-        engine.follower, engine.log = follower, log
+        engine.follower, engine.log, engine.replies = follower, log, []
     driven: Engine | StagedEngine = engine
     if scenario.applications:
         driven, outer_log = StagedEngine(engine, scenario.applications, outer_log), None
@@ -263,6 +282,9 @@ def run_scenario(
             response_ns = int(response_ns * exp(wire.gauss(0.0, assumptions.response_noise)))
         ended_ns = now_ns + response_ns
         if outcome in ANSWERS:
+            if response_ns and isinstance(engine, _FollowedEngine):
+                delay_ns = int(response_ns * assumptions.reply_share)
+                heappush(engine.replies, (now_ns + delay_ns, delay_ns))
             outcome = Outcome.ANSWERED if ended_ns - sent_ns <= slo_ns[name] else Outcome.LATE
         outcomes.add(name, sent_ns, ended_ns, outcome)
 
@@ -311,9 +333,13 @@ class _FollowedEngine(Engine):
 
     follower: Follower
     log: Log | None
+    replies: list[tuple[int, int]]
+    """When answers are written, and how long after the ends of their queries; a heap."""
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """See Engine."""
+        while self.replies and self.replies[0][0] <= now_ns:
+            self.follower.replied(heappop(self.replies)[1])
         actions = super().handle(event, now_ns)
         if self.log is not None:
             self.log(now_ns, event, actions)

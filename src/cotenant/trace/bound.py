@@ -7,19 +7,24 @@ from dataclasses import dataclass
 
 from msgspec import convert
 
+from cotenant.core.accounts import Accounts
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.trace_log import Header, Record, TraceError, work_of
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Work
-from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_worth
+from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_answers_with_shares, most_worth
+
+_WHOLE = 1e-6
+"""By how much bounds that are whole numbers may be computed too small."""
 
 
 @dataclass(frozen=True, slots=True)
 class TenantBound:
     """A tenant of a run: its queries, those answered in time, and the slot time that one takes at least on average.
 
-    `pace` is how many times as long as the profile says its launches took.
+    `pace` is how many times as long as the profile says its launches took. `alone` is how many answers in time it could
+    have had alone on its share of the device, which is `share` from 0 to 1.
     """
 
     tenant: str
@@ -28,6 +33,8 @@ class TenantBound:
     in_time: int
     slot_ns: float
     pace: float
+    share: float
+    alone: float
 
     @property
     def attainment(self) -> float:
@@ -37,12 +44,14 @@ class TenantBound:
 
 @dataclass(frozen=True, slots=True)
 class RunBound:
-    """What a run achieved, beside what no schedule could beat: answers in time, their worth by the tenants' weights,
-    and the smallest attainment, with the tenants that keep it from being larger."""
+    """What a run achieved, beside what no schedule could beat: answers in time, these where every tenant keeps what it
+    could have alone on its share, their worth by the tenants' weights, and the smallest attainment, with the tenants
+    that keep it from being larger."""
 
     tenants: tuple[TenantBound, ...]
     slots: int
     most: float
+    shares: float
     weighted: float
     fair: float
     limited_by: tuple[str, ...]
@@ -61,6 +70,12 @@ class RunBound:
     def least(self) -> float:
         """The smallest attainment of a tenant that asked."""
         return min((each.attainment for each in self.tenants if each.asked), default=1.0)
+
+    @property
+    def short(self) -> TenantBound | None:
+        """Who got the smallest part of what it could have had alone on its share, where that is less than all of it."""
+        below = [each for each in self.tenants if each.in_time < int(each.alone + _WHOLE)]
+        return min(below, key=lambda each: each.in_time / each.alone, default=None)
 
 
 def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
@@ -124,6 +139,10 @@ def _bound(
     pace: Mapping[str, float],
     slots: int,
 ) -> RunBound:
+    accounts = Accounts()
+    accounts.deal(known.values())
+    share = {name: each.share for name, each in accounts.known.items()}
+    shares, alone = most_answers_with_shares(demands, slots, share)
     made = []
     for name, tenant in known.items():
         mine = [(each, outcome) for each, outcome in zip(demands, outcomes, strict=True) if each.tenant == name]
@@ -135,13 +154,14 @@ def _bound(
                 sum(outcome == Outcome.ANSWERED for _, outcome in mine),
                 sum(each.slot_ns for each, _ in mine) / len(mine) if mine else 0.0,
                 pace.get(name, 1.0),
+                share[name],
+                alone.get(name, 0.0),
             )
         )
     weights = {each.tenant: each.weight for each in made}
     fair, limited_by = largest_least_share(demands, slots)
-    return RunBound(
-        tuple(made), slots, most_answers(demands, slots), most_worth(demands, slots, weights), fair, limited_by
-    )
+    most, weighted = most_answers(demands, slots), most_worth(demands, slots, weights)
+    return RunBound(tuple(made), slots, most, shares, weighted, fair, limited_by)
 
 
 def _pace(

@@ -5,8 +5,9 @@ Importing this package is cheap: numpy, onnx and Pillow are loaded by the functi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from cotenant.zoo.errors import ZooError
@@ -43,11 +44,16 @@ def build(name: str, path: Path, seed: int = 0) -> None:
 
 
 def build_repository(
-    root: Path, *, models: Sequence[str] | None = None, progress: Callable[[str], None] | None = None
+    root: Path,
+    *,
+    models: Sequence[str] | None = None,
+    slos_ms: Mapping[str, int] = MappingProxyType({}),
+    progress: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Make `root/<model>/config.toml` and `root/<model>/1/model.onnx` for the models named (default: `QUICK_START`).
 
-    What is there and up to date is left alone, and so is a `config.toml` that was edited. `progress` gets one line of
+    What is there and up to date is left alone, and so is a `config.toml` that was edited. `slos_ms` gives models
+    another SLO than the catalogue has, which they keep when the repository is made again. `progress` gets one line of
     text per model. Returns the names of the models made or renewed.
 
     Raises:
@@ -55,7 +61,7 @@ def build_repository(
     """
     from cotenant.zoo import repository
 
-    return repository.build_repository(Path(root), models=models, progress=progress)
+    return repository.build_repository(Path(root), models=models, slos_ms=slos_ms, progress=progress)
 
 
 def sample_inputs(model: str, rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:

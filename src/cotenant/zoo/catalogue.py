@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotenant.zoo.carriers import MAGIKA, MINILM, RAPIDOCR, SILERO, Carrier
 from cotenant.zoo.errors import ZooError
@@ -113,9 +113,10 @@ def entry(model: str) -> Entry:
     return ENTRIES[model]
 
 
-def config_text(model: str) -> str:
-    """Return the model's `config.toml`."""
-    return entry_text(model, entry(model))
+def config_text(model: str, slo_ms: int | None = None) -> str:
+    """Return the model's `config.toml`, with another SLO than the catalogue's where one is given."""
+    spec = entry(model)
+    return entry_text(model, replace(spec, slo_ms=slo_ms or spec.slo_ms))
 
 
 def entry_text(model: str, spec: Entry) -> str:

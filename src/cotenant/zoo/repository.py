@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cotenant.files import write_whole
@@ -24,7 +25,11 @@ RECIPE = 1
 
 
 def build_repository(
-    root: Path, *, models: Sequence[str] | None = None, progress: Callable[[str], None] | None = None
+    root: Path,
+    *,
+    models: Sequence[str] | None = None,
+    slos_ms: Mapping[str, int] = MappingProxyType({}),
+    progress: Callable[[str], None] | None = None,
 ) -> list[str]:
     """Make the repository; see `cotenant.zoo.build_repository`."""
     chosen = list(QUICK_START if models is None else models)
@@ -32,7 +37,7 @@ def build_repository(
         catalogue.entry(model)  # an unknown name stops before anything is written
     made = []
     for model in chosen:
-        renewed = _make(model, root / model)
+        renewed = _make(model, root / model, slos_ms.get(model))
         if renewed:
             made.append(model)
         if progress is not None:
@@ -40,9 +45,10 @@ def build_repository(
     return made
 
 
-def _make(model: str, directory: Path) -> bool:
+def _make(model: str, directory: Path, slo_ms: int | None) -> bool:
     spec = catalogue.entry(model)
     stamp = _read_stamp(directory / STAMP)
+    slo_ms = slo_ms or stamp.get("slo_ms") or spec.slo_ms
     origin = {"recipe": RECIPE, "weights": spec.carrier.requirement if spec.carrier else "seeded, seed 0"}
     model_file, labels_file, config_file = directory / "1" / "model.onnx", directory / LABELS, directory / "config.toml"
     same_model = (
@@ -52,7 +58,7 @@ def _make(model: str, directory: Path) -> bool:
         and (labels_file.is_file() or not spec.labelled)
     )
     # A config.toml is ours to renew only while it is what we wrote; after an edit it belongs to the user.
-    config = catalogue.config_text(model).encode("utf-8")
+    config = catalogue.config_text(model, slo_ms).encode("utf-8")
     current = _digest(config_file.read_bytes()) if config_file.is_file() else None
     ours = current is None or current == stamp.get("config")
     if same_model and (current == _digest(config) or not ours):
@@ -64,6 +70,7 @@ def _make(model: str, directory: Path) -> bool:
     if ours:
         write_whole(config_file, config)
     written = {"model_bytes": model_file.stat().st_size, "config": _digest(config) if ours else stamp.get("config")}
+    written |= {} if slo_ms == spec.slo_ms else {"slo_ms": slo_ms}
     write_whole(directory / STAMP, (json.dumps(origin | written, indent=1) + "\n").encode("utf-8"))
     return True
 

@@ -26,6 +26,8 @@ class Clockwork(ListPolicy):
     inside a model.
     """
 
+    cautious: bool = False
+
     name: ClassVar[str] = "clockwork"
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:

@@ -15,6 +15,8 @@ from cotenant.types import Query, Tenant, priority_rank
 class Fcfs(ListPolicy):
     """Serve in the order of arrival. Weights play no part."""
 
+    cautious: bool = False
+
     name: ClassVar[str] = "fcfs"
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:

@@ -16,6 +16,8 @@ from cotenant.types import Query, Tenant, priority_rank
 class Sjf(ListPolicy):
     """Serve the shortest job first; with `preempt`, the one with the shortest remaining time."""
 
+    cautious: bool = False
+
     name: ClassVar[str] = "sjf"
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:

@@ -280,7 +280,7 @@ class Flows:
         needed: Sequence[bool],
         forms: dict[int, QueryForm],
         items: int,
-        now_ns: int,
+        arrival_ns: int,
         deadline_ns: int,
     ) -> list[int]:
         """When each stage has to end. Called under the driver's lock.
@@ -289,7 +289,7 @@ class Flows:
         have been in time whatever came.
         """
         return application.spec.graph.deadlines_ns(
-            now_ns, deadline_ns, application.ends_ns, lambda: self._times(application, needed, forms, items)
+            arrival_ns, deadline_ns, application.ends_ns, lambda: self._times(application, needed, forms, items)
         )
 
     def _times(

@@ -181,6 +181,7 @@ def serve_model(
         cuts=cuts,
         max_batch=config.model.max_batch,
         weight=config.tenant.weight,
+        share=config.tenant.share or 0.0,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
         splits=opened.splits if profile.splits is UNSET else profile.splits,
