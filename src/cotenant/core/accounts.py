@@ -81,6 +81,9 @@ class Account:
             self.attainment += step * ((outcome is Outcome.ANSWERED) - self.attainment)
 
 
+_MOST_SCALES = 200.0
+
+
 class Accounts:
     """Those of all tenants, by name in `known`."""
 
@@ -110,7 +113,8 @@ class Accounts:
     def enter(self, query: Query, work_ns: int, lanes: int, now_ns: int) -> None:
         """A query is admitted that is predicted to take `work_ns` of one of the lanes."""
         account = self.known[query.tenant]
-        self._scale *= exp((now_ns - self._now_ns) / _ASKED_NS)
+        # the clock begins anywhere, and may have stood still for days: what was asked then counts for nothing now
+        self._scale *= exp(min(_MOST_SCALES, (now_ns - (self._now_ns or now_ns)) / _ASKED_NS))
         self._now_ns = now_ns
         if self._scale > 1e100:
             for each in self.known.values():
