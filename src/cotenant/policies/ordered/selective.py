@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from cotenant.core.snapshot import AccountView, Decision, DropRule, Snapshot
+from msgspec import UNSET
+
+from cotenant.core.snapshot import AccountView, Decision, Drop, DropRule, Snapshot
 from cotenant.policies.desk import Desk, hopeless
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.ordered.selection import Job, Note, Value, select, standing_back
+from cotenant.types import LossCause
 from cotenant.work import Work
 
 _NONE: Mapping[int, int] = {}
@@ -55,14 +58,14 @@ class Most(ListPolicy):
         """Give up what no lane could end in time any more, and what cannot be in time together."""
         jobs, free_at = self._jobs(desk)
         now, first = desk.now_ns, min(free_at)
-        gone: dict[int, str] = {}
+        gone: dict[int, Drop] = {}
         able: list[Job] = []
         for job in jobs:
             if first + job.work_ns <= job.deadline_ns:
                 able.append(job)
             else:
                 why = hopeless(first - now + job.work_ns, job.deadline_ns - now)
-                gone.update(dict.fromkeys(job.queries, why))
+                gone.update({number: Drop(number, why) for number in job.queries})
         value, note = self.value_of(desk.snapshot)
         back = standing_back(able, free_at, value)
         if back:
@@ -71,7 +74,9 @@ class Most(ListPolicy):
             ]
         for job, other in select(able, free_at, value, note):
             why = f"given up: {job.work_ns / 1e6:.1f} ms of work, so that a query of {other.tenant!r} can be in time"
-            gone.update(dict.fromkeys(job.queries, why))
+            cause = LossCause.OWN_RATE if other.tenant == job.tenant else LossCause.NEIGHBOUR
+            whom = UNSET if other.tenant == job.tenant else other.tenant
+            gone.update({number: Drop(number, why, cause, whom) for number in job.queries})
         if gone:
             desk.give_up(gone)
         if back:
