@@ -39,7 +39,9 @@ def is_apart(outcome: Outcome, latency_ns: int, slo_ns: int, limit_ns: int | Non
     It is where its client allowed less time (`limit_ns`) than the SLO, however it ended, or withdrew it before the SLO
     had passed: of neither can anybody tell whether it would have been answered in time.
     """
-    return is_impatient(limit_ns, slo_ns) or (outcome is Outcome.CANCELLED and latency_ns <= slo_ns)
+    if outcome is Outcome.CANCELLED and latency_ns <= slo_ns:
+        return True
+    return limit_ns is not None and is_impatient(limit_ns, slo_ns)
 
 
 @dataclass(frozen=True, slots=True)

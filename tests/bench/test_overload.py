@@ -84,24 +84,26 @@ def test_policies_meet_the_same_arrivals_and_stop_at_boundaries_where_they_can()
 def test_what_shares_are_worth_is_the_worst_of_tenants_and_factors_and_the_median_of_seeds() -> None:
     def victim(seed: int, factor: int, value: float) -> dict[str, Any]:
         found = {f"attainment_{name}": 1.0 if factor == 1 else value for name in shares.NAMES}
-        return {"case": "victim", "seed": seed, "factor": factor} | found
+        alone = {f"alone_{name}": 0.98 for name in shares.NAMES}
+        return {"case": "victim", "seed": seed, "factor": factor} | found | alone
 
     rows = [victim(seed, factor, value) for seed, value in ((1, 0.98), (2, 0.97), (3, 0.5)) for factor in (1, 50)]
     rows += [{"case": "unused", "tenant": name, "used_pct": pct} for name, pct in (("a", 96.0), ("b", 99.0))]
     rows += [{"case": "newcomer", "tenant": name, "lost_s": lost} for name, lost in (("a", 0.2), ("b", 0.1))]
     assert shares._metrics(rows) == pytest.approx(
-        {"victim_drop_points": 3.0, "unused_share_used_pct": 96.0, "newcomer_s": 0.2}
+        {
+            "victim_drop_points": 1.0,
+            "victim_drop_from_1x_points": 3.0,
+            "unused_share_used_pct": 96.0,
+            "newcomer_s": 0.2,
+        }
     )
 
 
 def test_who_asks_alone_for_twice_the_device_is_given_what_others_leave() -> None:
-    slot_ns = {each.name: each.ms * 1e6 for each in FOUR}
+    share = rates_of({each.name: each.ms * 1e6 for each in FOUR}, 2, 1.0)
     slo_ns = {each.name: round(each.slo_ms * 1e6) for each in FOUR}
-
-    def play(policy: str, processes: Any, seed: int, seconds: float) -> Any:
-        return simulated(FOUR, processes, policy, seed, min(seconds, 9.0))
-
-    rows = list(shares._cases(play, "edf", 1, slot_ns, slo_ns, (1,), ("minilm",), 2.0))
+    rows = list(shares.cases(shares.simulation, "edf", 1, share, slo_ns, (1,), ("minilm",), 2.0))
     assert [row["case"] for row in rows] == ["victim", "unused", "newcomer", "newcomer"]
     assert rows[1]["used_pct"] > 95
     assert rows[3]["tenant"] == "resnet50"

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.cli.quick_start import CLIENT_COST_NS, CONTENDERS, MOST_RATE, demo_workload, latency_targets_ms
+from cotenant.cli.quick_start import (
+    ASKED,
+    CLIENT_COST_NS,
+    CONTENDERS,
+    MOST_RATE,
+    demo_workload,
+    latency_targets_ms,
+    patiently,
+)
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.wire.api import Array
+from cotenant.wire.encode import ClientError
 from cotenant.workload import parse_workload, to_toml
 
 MS = 1_000_000
@@ -92,8 +104,27 @@ def test_both_protocols_are_used_and_the_file_says_the_same() -> None:
     assert parse_workload(tomllib.loads(to_toml(workload))) == workload
 
 
+def test_what_is_refused_is_asked_again_and_not_for_ever() -> None:
+    refusals, asked = [3], [0]
+
+    def ask(model: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        asked[0] += 1
+        if refusals[0]:
+            refusals[0] -= 1
+            raise ClientError(f"{model} is refused")
+        return dict(inputs)
+
+    given = {"x": np.ones(3)}
+    assert patiently(ask)("m", given) == given
+    assert asked == [4]
+    refusals[0], asked[0] = 1000, 0
+    with pytest.raises(ClientError, match="m is refused"):
+        patiently(ask)("m", given)
+    assert asked == [ASKED]
+
+
 def test_the_contenders_are_what_serve_takes() -> None:
     assert [contender.arguments for contender in CONTENDERS] == [
         ("--policy", "fcfs", "--drop", "none"),
-        ("--policy", "edf", "--drop", "hopeless"),
+        ("--policy", "shares", "--drop", "hopeless"),
     ]

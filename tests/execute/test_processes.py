@@ -95,6 +95,10 @@ def test_a_worker_that_hangs_is_killed_and_replaced(hosts: Hosts) -> None:
     host.wait_resumed()
     assert host.wait(host.start("a", 2, X)) == [None]
     assert host.executor.workers()[0].restarts == {"hung": 1}
+    host.executor.remove_model("a")
+    assert host.executor.workers() == []
+    host.load("a", lambda: scaled(3.0))
+    assert host.executor.workers()[0].restarts == {"hung": 1}  # another version of it resets no counter
 
 
 def test_a_hang_of_one_lane_is_found_while_the_other_is_busy(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from cotenant.profile.profile_file import FORMAT, Profile, ProfileError, load_pr
 from cotenant.repository import find_versions, profile_path
 from cotenant.work import Share, Work
 from onnx_samples import residual_cnn
-from repositories import config, write_bad, write_good, write_model
+from repositories import config, scaled, write_bad, write_good, write_model
 
 TINY = Effort(budget_s=0.0, min_runs=3, max_runs=3, warm_up=1)
 SETTINGS = ServerConfig()
@@ -182,6 +182,18 @@ def test_what_has_changed_is_measured_again_and_nothing_else(root: Path, countin
     write_model(root, "add_sub", config(max_batch=2), {1: residual_cnn})
     sweep_all(root)
     assert counting.points == 2
+
+
+def test_a_file_under_another_name_or_version_is_not_measured_again(root: Path, counting: Counting) -> None:
+    first, _ = sweep_all(root)
+    counting.points = 0
+    (root / "two" / "3").mkdir()
+    (root / "two" / "3" / "model.onnx").write_bytes((root / "two" / "1" / "model.onnx").read_bytes())
+    write_model(root, "copy", config(max_batch=4), {1: lambda: scaled(2.0)})
+    profile, _ = sweep_all(root)
+    assert counting.points == 0
+    assert profile.models["Owner of two"] == profile.models["Owner of two:1"] == first.models["Owner of two:1"]
+    assert profile.models["Owner of two:2"] == profile.models["copy"] == first.models["Owner of two"]
 
 
 def test_longest_segments_are_part_of_the_digest(tmp_path: Path, counting: Counting) -> None:

@@ -117,3 +117,16 @@ def test_a_plan_for_a_share_passes_the_check_at_that_share(loads: list, devices:
     if fitted.plan is not None:
         assert check_plan(fitted.plan, loads, devices, known, fitted.share * (1 - 1e-6)) == ()
     assert (fitted.breaks is None) == (fitted.share == 1.0)
+
+
+def test_more_than_a_plan_serves_is_more_than_chance_makes_of_it() -> None:
+    def above(*rates: float, was: bool = False) -> bool:
+        return TrackedRate(recent=rates).is_above(10.0, 2.0, was)
+
+    assert not above(14.0)  # 28 rows where 20 are served: 1.8 deviations
+    assert above(25.0)
+    assert above(14.0, 14.0, 14.0, 14.0, 14.0)
+    assert not above(10.9, *[10.9] * 999)  # by less than a tenth, however sure it is
+    assert above(10.9, was=True)
+    assert not above(10.4, was=True)
+    assert not TrackedRate().is_above(10.0, 2.0)

@@ -10,7 +10,7 @@ from cotenant.core.snapshot import DropRule, Snapshot
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.predict.table import TablePredictor
-from cotenant.types import Outcome, Query, Tenant
+from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from scenario import MS, ONE_LANE, TWO_LANES, tables
 
@@ -76,7 +76,7 @@ def test_cancelling_the_last_member_of_a_paused_batch_releases_it() -> None:
     [launch] = core.handle(LaunchEnded(0), 20 * MS)
     assert launch.queries == (1,)  # type: ignore[union-attr]
     assert core.handle(QueryCancelled(0), 21 * MS) == [
-        Respond(0, Outcome.CANCELLED, "cancelled by the client"),
+        Respond(0, Outcome.CANCELLED, "cancelled by the client", LossCause.CLIENT),
         Release(0),
     ]
     assert core.handle(LaunchEnded(1), 30 * MS) == [Respond(1, Outcome.ANSWERED)]

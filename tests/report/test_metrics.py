@@ -156,3 +156,26 @@ def test_a_share_below_one_is_never_shown_as_all() -> None:
         "50.0 %",
         "–",
     ]
+
+
+def test_impatient_clients_and_those_that_leave_in_time_are_counted_apart() -> None:
+    queries = [
+        QueryRecord("a", 0, 50, Outcome.ANSWERED),
+        QueryRecord("a", 0, 99, Outcome.CANCELLED),
+        QueryRecord("a", 0, 101, Outcome.CANCELLED),  # it waited for the whole SLO
+        QueryRecord("hasty", 0, 5, Outcome.ANSWERED),
+        QueryRecord("hasty", 0, 20, Outcome.DROPPED),
+        QueryRecord("nearly", 0, 97, Outcome.DROPPED),
+        QueryRecord("unknown", 0, 1, Outcome.CANCELLED),
+    ]
+    slos = {"a": 100, "hasty": 100, "nearly": 100}
+    summary = summarise(queries, end_ns=S, slo_ns=slos, limit_ns={"hasty": 20, "nearly": 97})
+    lines = {line.tenant: (line.offered, line.apart, line.attainment) for line in summary.tenants}
+    assert lines == {"a": (3, 1, 0.5), "hasty": (2, 2, None), "nearly": (1, 0, 0.0), "unknown": (1, 0, 0.0)}
+    assert (summary.total.apart, summary.total.attainment) == (3, 1 / 4)
+    assert summary.worst_attainment == 0.0
+    console = Console(width=160, record=True)
+    with console.capture() as capture:
+        console.print(outcome_table(summary, "a title"))
+    assert "apart" in capture.get()
+    assert to_json(summary)["tenants"]["hasty"]["apart"] == 2

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,15 +9,14 @@ import pytest
 
 from cotenant.errors import InvalidValueError
 from cotenant.metrics import OutcomeLog
-from cotenant.predict.table import TablePredictor
-from cotenant.report import lost_text
 from cotenant.report.charts import latency_distribution, latency_over_time, latency_range_ms
 from cotenant.report.html import RunResult, Section, write_report
 from cotenant.report.machine import machine_facts
 from cotenant.report.svg import Scale, duration, grouped_bars, round_up
 from cotenant.trace.bound import RunBound, TenantBound
-from cotenant.trace.lost import LossAccount
+from cotenant.trace.lost import Loss, LossAccount
 from cotenant.types import LossCause, Outcome
+from tests.support.scenario import TWO_LANES, tables
 
 S = 1_000_000_000
 SLO = {"ocr": 400_000_000, "<b>evil</b>": 20_000_000}
@@ -128,32 +126,17 @@ def test_what_could_have_been_is_shown(tmp_path: Path) -> None:
     assert "any schedule" not in "".join(reader.text)
 
 
-def test_what_was_lost_is_shown_with_causes_and_neighbours(tmp_path: Path) -> None:
-    account = LossAccount(TablePredictor({}), ())
-    account.lost = {
-        "ocr": Counter({LossCause.NEIGHBOUR: 3, LossCause.SLOW: 1}),
-        "<b>evil</b>": Counter({LossCause.OWN_RATE: 40}),
-    }
-    account.whom = Counter({("ocr", "<b>evil</b>"): 2, ("ocr", "mail"): 1})
-    assert lost_text.sentences(account) == [
-        "<b>evil</b> lost 40: own_rate 40",
-        "ocr lost 4: neighbour 3 (<b>evil</b> 2, mail 1), slow 1",
-    ]
-    assert lost_text.facts(account)["ocr"] == {
-        "own_rate": 0,
-        "neighbour": 3,
-        "slow": 1,
-        "to": {"<b>evil</b>": 2, "mail": 1},
-    }
-    assert lost_text.MEANING.keys() == set(LossCause)
-    losses = {"edf": account, "fcfs": LossAccount(TablePredictor({}), ())}
-    _, reader = read(tmp_path, [run("fcfs", 30), run("edf", 90)], losses=losses)
-    text = "".join(reader.text)
-    assert "tenantlostown_rateneighbourslowneighbours<b>evil</b>404000ocr4031<b>evil</b> 2, mail 1" in text
-    assert "What was lost, and why" in text
-    assert "fcfsNothing." in text
-    assert lost_text.MEANING[LossCause.SLOW] in text
-    assert lost_text.MEANING[LossCause.DOOR] not in text
+def test_what_was_lost_is_shown_by_cause(tmp_path: Path) -> None:
+    account = LossAccount(tables({"<b>a": 1}), TWO_LANES)
+    for cause, whom in ((LossCause.NEIGHBOUR, "<i>b"), (LossCause.NEIGHBOUR, "<i>b"), (LossCause.DOOR, "")):
+        account._lose(Loss(0, "<b>a", 0, 1, Outcome.DROPPED, cause, whom))
+    text, reader = read(tmp_path, [run("edf", 90)], losses={"edf": account})
+    shown = " ".join("".join(reader.text).split())
+    assert "What was lost, and why" in shown
+    assert "tenantlostneighbourdoor<b>a321" in shown.replace(" ", "")
+    assert "<b>a lost 2 to <i>b" in shown
+    assert "<i>b" not in text
+    assert "What was lost" not in read(tmp_path, [run("edf", 90)])[0]
 
 
 def test_a_run_without_any_query_can_be_shown(tmp_path: Path) -> None:

@@ -446,6 +446,31 @@ def test_rates_that_fit_nowhere_are_planned_in_part_and_it_is_said(
         made.close()
 
 
+def test_load_above_the_plan_is_one_line_and_stands_in_the_share(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Four times what the plan serves, in windows that the test closes; the plan is never made anew."""
+    caplog.set_level("INFO", "cotenant.plan")
+    made = Following(write_two(tmp_path / "models"), "thread")
+    try:
+        made.follower.stop()
+        [planned] = {slot.rate_per_s for lane in PLANNED.partitions for slot in lane.slots if slot.tenant == "a"}
+        for times in (1, 1, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 1):
+            made.follower._rows = {"a": round(times * planned * 10), "nobody's": 7}
+            made.follower._count(10 * 10**9)
+            if times == 4:
+                last = made.follower.figures().share
+        assert last == pytest.approx(0.25)
+        assert made.follower.figures().share == 1.0
+        said = [text for text in caplog.messages if "tenant 'a'" in text]
+        assert [text.split(":")[0] for text in said] == [
+            f"tenant 'a' sends {planned * 2:.3g} rows a second, above the {planned:.3g} that the plan serves",
+            "tenant 'a' is within the plan again",
+        ]
+    finally:
+        made.close()
+
+
 def test_without_a_plan_there_is_none_to_show(tmp_path: Path) -> None:
     server = Server(write_two(tmp_path / "models"), ServerConfig())
     with pytest.raises(ServeError, match="runs no plan") as caught:

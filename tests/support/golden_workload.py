@@ -27,6 +27,7 @@ RUNS: dict[str, tuple[Policy, float]] = {
     "sjf": (Sjf(ONE_LANE), 1.1),
     "sjf-preempt-two-lanes": (Sjf(TWO_LANES, preempt=True, stretch=0.0), 1.1),
     "edf": (Edf(ONE_LANE), 1.1),
+    "edf-widened": (Edf(TWO_LANES, preempt=True, widen=2), 0.6),
     "edf-two-lanes": (Edf(TWO_LANES, DropRule.EXPIRED, preempt=False), 1.1),
     "edf-every-cut": (Edf(ONE_LANE, stretch=0.0), 0.8),
     "clockwork": (Clockwork(ONE_LANE), 1.1),

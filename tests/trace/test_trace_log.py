@@ -86,6 +86,7 @@ def test_the_header_is_complete(tmp_path: Path) -> None:
             "preempt": True,
             "stretch": 0.1,
             "cautious": True,
+            "widen": 1,
         },
         {"cpu": CORES},
         (A, B),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,9 +30,10 @@ def demo(
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.metrics import to_json
-    from cotenant.report import bound_text, lost_text
+    from cotenant.report.bound_text import facts, sentences
     from cotenant.report.charts import RunResult
     from cotenant.report.live import live_table
+    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import SERVER_FILE, trace_path
@@ -89,8 +91,8 @@ def demo(
         traces[contender.name] = timeline.name
         bounds[contender.name] = bound_of(*read(trace_path(repository)))
         losses[contender.name] = losses_of(*read(trace_path(repository)))[0]
-        said = lost_text.sentences(losses[contender.name]) + bound_text.sentences(bounds[contender.name])
-        console.print("\n".join(said), highlight=False)
+        console.print(lost_table(losses[contender.name].lost))
+        console.print("\n".join(sentences(bounds[contender.name])), highlight=False)
     console.rule("5. A picture read through the served models")
     for line in text:
         console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
@@ -104,8 +106,8 @@ def demo(
             {
                 "slos_ms": targets_ms,
                 "runs": {run.name: to_json(run.summary) for run in runs},
-                "bounds": {name: bound_text.facts(bound) for name, bound in bounds.items()},
-                "lost": {name: lost_text.facts(account) for name, account in losses.items()},
+                "bounds": {name: facts(bound) for name, bound in bounds.items()},
+                "losses": {name: lost_facts(account) for name, account in losses.items()},
                 "text": [line.text for line in text],
                 "report": str(report),
                 "seconds": round(took, 1),
@@ -115,12 +117,12 @@ def demo(
 
 def _read_picture(repository: Path, url: str) -> list[Any]:
     """Draw lines, and read them through detection, orientation and recognition as they are served."""
-    from cotenant.cli.quick_start import PICTURE_LINES
+    from cotenant.cli.quick_start import PICTURE_LINES, patiently
     from cotenant.wire.client import infer_once
     from cotenant.zoo.ocr import RECOGNITION, draw_picture, load_labels, read_text
 
     characters = load_labels(repository / RECOGNITION / "labels.txt")
-    return read_text(draw_picture(PICTURE_LINES), lambda model, inputs: infer_once(url, model, inputs), characters)
+    return read_text(draw_picture(PICTURE_LINES), patiently(partial(infer_once, url)), characters)
 
 
 def _write_report(path: Path, runs: list[Any], profile: Any, text: list[Any], **found: Any) -> None:

@@ -1,4 +1,4 @@
-"""`cotenant explain`: why a query ended as it did."""
+"""`cotenant explain`: why a query ended as it did, and why queries of a run were lost."""
 
 from __future__ import annotations
 
@@ -13,22 +13,75 @@ from cotenant.cli.options import AsJson, print_json
 
 
 def explain(
-    query: Annotated[int, typer.Argument(help="Number of the query: the header 'x-cotenant-query' of its answer.")],
-    trace: Annotated[Path, typer.Argument(help="Trace file, or the repository that is or was served.")],
+    query: Annotated[
+        str,
+        typer.Argument(
+            metavar="QUERY",
+            help="Number of the query: the header 'x-cotenant-query' of its answer. With --lost, the trace.",
+        ),
+    ],
+    trace: Annotated[
+        Path | None, typer.Argument(help="Trace file, or the repository that is or was served.", show_default=False)
+    ] = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Why queries were lost, by tenant and cause: 'explain --lost TRACE'.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell the story of one query: what it waited for, what ran meanwhile, what was predicted and what came."""
+    """Tell the story of one query: what it waited for, what ran meanwhile, what was predicted and what came.
+
+    With --lost instead why queries of a whole run were not answered in time, and how many could have been.
+    """
+    from cotenant.repository import trace_path
+
+    if lost:
+        asked = Path(query)
+        if trace is not None:
+            raise typer.BadParameter("expected a trace alone, without the number of a query", param_hint="--lost")
+        _tell_lost(trace_path(asked) if asked.is_dir() else asked, as_json)
+        return
+    if not query.isdecimal():
+        raise typer.BadParameter(f"{query!r} is not the number of a query", param_hint="QUERY")
+    if trace is None:
+        raise typer.BadParameter("expected a trace file, or a repository, behind the number", param_hint="TRACE")
+    _tell(int(query), trace_path(trace) if trace.is_dir() else trace, as_json)
+
+
+def _tell(query: int, path: Path, as_json: bool) -> None:
     from cotenant.policies.registry import rebuild_policy
     from cotenant.predict.groups.overlap_file import find_overlap
-    from cotenant.repository import trace_path
+    from cotenant.report.lost_text import loss_sentence
     from cotenant.trace import read
     from cotenant.trace.basis import GroupBeliefs
     from cotenant.trace.explain import explain as tell
+    from cotenant.trace.losses import losses_of
+    from cotenant.types import Outcome
 
-    path = trace_path(trace) if trace.is_dir() else trace
     head, records = read(path)
     story = tell(records, query, GroupBeliefs(head, rebuild_policy, partial(find_overlap, path.parent)))
+    sentences = story.sentences()
+    if story.outcome != Outcome.ANSWERED:
+        sentences += [loss_sentence(loss) for loss in losses_of(*read(path))[1] if loss.query == query]
     if as_json:
-        print_json({**msgspec.to_builtins(story), "sentences": story.sentences()})
+        print_json({**msgspec.to_builtins(story), "sentences": sentences})
     else:
-        print("\n".join(story.sentences()))
+        print("\n".join(sentences))
+
+
+def _tell_lost(path: Path, as_json: bool) -> None:
+    from cotenant.cli.console import console
+    from cotenant.report.bound_text import facts, sentences
+    from cotenant.report.lost_text import lost_facts, lost_table, neighbours
+    from cotenant.trace import read
+    from cotenant.trace.bound import bound_of
+    from cotenant.trace.losses import losses_of
+
+    account, losses = losses_of(*read(path))
+    if as_json:
+        found = {"losses": msgspec.to_builtins(losses), "bound": facts(bound_of(*read(path)))}
+        print_json({**lost_facts(account), **found})
+    elif not losses:
+        print("No query was lost: all that ended were answered in time.")
+    else:
+        console().print(lost_table(account.lost))
+        print("\n".join([*neighbours(account), *sentences(bound_of(*read(path)))]))

@@ -30,9 +30,13 @@ from cotenant.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cotenant.core.actions import Action
+    from cotenant.core.events import Event
     from cotenant.predict.groups.overlap import OverlapPredictor
     from cotenant.profile.joint_plan import JointPlan
     from cotenant.profile.profile_file import Profile
+    from cotenant.sim.driver import Log
+    from cotenant.trace.lost import LossAccount
     from cotenant.work import Round, Share
 
 
@@ -70,7 +74,7 @@ def simulate(
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the trace of the last run here.")] = None,
     bound: Annotated[
-        bool, typer.Option("--bound", help="Also say how far each run was from the best, what was lost and why.")
+        bool, typer.Option("--bound", help="Also say how far each run was from the best that is possible.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +86,8 @@ def simulate(
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class
     from cotenant.profile.profile_file import load_profile
-    from cotenant.report import bound_text, lost_text
+    from cotenant.report.bound_text import facts, sentences
+    from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
@@ -90,7 +95,7 @@ def simulate(
     from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
     from cotenant.trace.bound import bound_of
-    from cotenant.trace.losses import losses_of
+    from cotenant.trace.lost import LossAccount
     from cotenant.workload import load_workload, scale
 
     over = chosen_of(
@@ -149,7 +154,8 @@ def simulate(
             if recorded is not None:
                 head = header(made, beliefs.predictor, scenario.served(made), scenario.machine, created="")
                 writer = TraceWriter(recorded.open("wb"), head)
-            tally = GroupTally(made, fitted, writer)
+            account = LossAccount(beliefs.predictor, made.lanes, scenario.served(made))
+            tally = GroupTally(made, fitted, _both(account, writer))
             outcomes = run_scenario(
                 *(scenario, section, assumptions, seed, tally), contention=contention, follower=beliefs
             )
@@ -163,28 +169,38 @@ def simulate(
                 limit_ns=spec.limit_ns,
                 tenants=list(scenario.slo_ns),
             )
-            found = None
-            if bound and recorded is not None:
-                found, lost = bound_of(*read(recorded)), losses_of(*read(recorded))[0]
+            found = bound_of(*read(recorded)) if bound and recorded is not None else None
             if as_json:
                 is_cautious = goes_by_margin(made)
                 told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
-                told |= {"bound": bound_text.facts(found), "lost": lost_text.facts(lost)} if found else {}
-                runs.append({**told, **to_json(summary)})
+                told |= {"bound": facts(found)} if found else {}
+                runs.append({**told, **to_json(summary), **lost_facts(account)})
             else:
                 text = policy_text(made)
                 title = f"simulated: {text}, seed {seed}, noise {noise:g}, world {world.value}"
                 console.print(outcome_table(summary, title))
+                if account.lost:
+                    console.print(lost_table(account.lost))
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
                 if found:
-                    said = lost_text.sentences(lost) + bound_text.sentences(found)
-                    console.print("\n".join(said), highlight=False, soft_wrap=True)
+                    console.print("\n".join(sentences(found)), highlight=False, soft_wrap=True)
     if scratch:
         scratch.cleanup()
     if as_json:
         print_json({"simulated": True, "world": world.value, "noise": noise, "decision_us": decision_us, "runs": runs})
+
+
+def _both(account: LossAccount, writer: Log | None) -> Log:
+    """What tells an account, and a trace where one is written."""
+
+    def told(time_ns: int, event: Event, actions: list[Action]) -> None:
+        account(time_ns, event, actions)
+        if writer is not None:
+            writer(time_ns, event, actions)
+
+    return told
 
 
 def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:

@@ -76,7 +76,9 @@ class Clustered(Edf):
             for device, lanes in by_device.items()
             for place in (lanes if device == CPU else [reduce(Share.joined, lanes)])
         ]
-        alone = Edf(tuple(places), self.drop, self.preempt, stretch=self.stretch, cautious=self.cautious)
+        alone = Edf(
+            tuple(places), self.drop, self.preempt, stretch=self.stretch, cautious=self.cautious, widen=self.widen
+        )
         object.__setattr__(self, "alone", alone)
         for plan in self.joint_plans:
             models = [member.model for member in plan.members]
@@ -86,7 +88,7 @@ class Clustered(Edf):
     @property
     def shares(self) -> tuple[Share, ...]:
         """The lanes of sets, and where others are served."""
-        return tuple(dict.fromkeys((*self.lanes, *self.alone.lanes)))
+        return tuple(dict.fromkeys((*self.lanes, *self.alone.shares)))
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a set by its plan if the next query has one, then give what is free to others by deadline."""

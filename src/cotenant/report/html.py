@@ -10,14 +10,15 @@ from pathlib import Path
 
 from cotenant.errors import InvalidValueError
 from cotenant.metrics import TenantSummary
-from cotenant.report import bound_text, charts, lost_text
+from cotenant.report import bound_text, charts
 from cotenant.report.charts import MARKS, RunResult, tenants_of
+from cotenant.report.lost_text import html_rows
 from cotenant.report.page import Cell, Page, bar_key, facts, grid, key, paragraph, short_text, table
 from cotenant.report.svg import SHAPES
 from cotenant.report.tables import attainment_style, milliseconds, percent
 from cotenant.trace.bound import RunBound
 from cotenant.trace.lost import LossAccount
-from cotenant.types import LossCause, Outcome
+from cotenant.types import Outcome
 
 __all__ = ["RunResult", "Section", "write_report"]
 
@@ -54,7 +55,7 @@ def write_report(
 
     `machine` holds facts such as those of `cotenant.report.machine.machine_facts`; `profiles` are rows of a table, all
     with the same keys; `traces` maps run names to Perfetto files, `bounds` to what no schedule could have beaten, and
-    `losses` to why queries were lost; `created` is the time shown, now by default.
+    `losses` to accounts of lost queries; `created` is the time shown, now by default.
 
     Raises InvalidValueError when there is no run, or two of one name.
     """
@@ -67,7 +68,7 @@ def write_report(
     page.add(*(paragraph(f"{run.name}: {text}", "warn") for run in runs for text in run.warnings))
     _attainment(page, runs)
     _tables(page, runs)
-    _losses(page, losses or {})
+    _lost(page, losses or {})
     _bounds(page, bounds or {})
     _distributions(page, runs)
     _over_time(page, runs)
@@ -145,22 +146,14 @@ def _row(line: TenantSummary) -> list[Cell]:
     ]
 
 
-def _losses(page: Page, losses: Mapping[str, LossAccount]) -> None:
-    if losses:
-        parts = []
-        for name, account in losses.items():
-            lost = table(lost_text.columns(account), lost_text.rows(account)) if account.lost else paragraph("Nothing.")
-            parts.append(f"<h3>{escape(name)}</h3>{lost}")
-        causes = [
-            cause for cause in LossCause if any(cause in lost_text.found_causes(each) for each in losses.values())
-        ]
-        page.section(
-            "What was lost, and why",
-            "<p>Every query that was not answered in time has one cause, as the server saw it; neighbours are the "
-            "other tenants that it waited behind or was given up for.</p>",
-            *parts,
-            facts((cause.value, lost_text.MEANING[cause]) for cause in causes),
-        )
+def _lost(page: Page, losses: Mapping[str, LossAccount]) -> None:
+    parts = []
+    for name, heads, cells, to_whom in html_rows(losses):
+        last = "total" if len(cells) > 1 else ""
+        parts += [f"<h3>{escape(name)}</h3>", table(heads, cells, last=last), paragraph(to_whom, "soft")]
+    if parts:
+        about = "Every query that was not answered in time, by the one cause that docs/metrics.md gives it."
+        page.section("What was lost, and why", paragraph(about), *parts)
 
 
 def _bounds(page: Page, bounds: Mapping[str, RunBound]) -> None:

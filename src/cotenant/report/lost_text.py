@@ -1,76 +1,92 @@
-"""What each tenant of a run lost, and why, in words, as a table and as plain data."""
+"""Why queries of a run were lost, in words, as a table and as plain data."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cotenant.trace.lost import LossAccount
+from rich.table import Table
+
+from cotenant.trace.lost import Loss, LossAccount
 from cotenant.types import LossCause
 
-MEANING = {
-    LossCause.OWN_RATE: "waited behind its own tenant's queries",
-    LossCause.NEIGHBOUR: "waited behind another tenant's, or was given up for them",
-    LossCause.SLOW: "ran longer than the profile says",
-    LossCause.STOLEN: "lost its cores to something else meanwhile",
-    LossCause.SLO: "takes longer by the profile than its SLO",
-    LossCause.DOOR: "was read, decoded or queued for too long before it came in",
-    LossCause.REPLY: "was answered in time, and the answer written late",
-    LossCause.CLIENT: "was withdrawn, or its client allowed less time than the SLO",
-    LossCause.FAILED: "failed: a worker died, or the model raised",
-    LossCause.GONE: "its model was unloaded or reloaded, or the server was not serving",
+Lost = Mapping[str, Mapping[LossCause, int]]
+"""Lost queries by tenant and cause."""
+
+_WORDS: Mapping[LossCause, str] = {
+    LossCause.OWN_RATE: "its tenant asks for more than its share, and it waited behind its own",
+    LossCause.NEIGHBOUR: "it waited behind {whom!r}, or was given up for it",
+    LossCause.SLOW: "launches of its tenant ran longer than the profile says",
+    LossCause.STOLEN: "launches were kept off their cores by something else",
+    LossCause.SLO: "the profile says that it takes longer than its SLO",
+    LossCause.DOOR: "it came to the core late, from a front-end",
+    LossCause.REPLY: "its answer was there in time, and was written late",
+    LossCause.CLIENT: "its client allowed less time than the SLO, or withdrew it",
+    LossCause.FAILED: "a worker died, or the model raised",
+    LossCause.GONE: "the model was unloaded or reloaded, or the server started or stopped",
 }
 
 
-def sentences(account: LossAccount) -> list[str]:
-    """A line a tenant that lost queries, who lost most first: how many to which cause, and to whom."""
-    lines = []
-    for tenant, causes in _by_count(account):
-        parts = []
-        for cause, count in causes.most_common():
-            named = f" ({', '.join(f'{name} {lost}' for name, lost in _whom(account, tenant))})"
-            parts.append(f"{cause} {count}{named if cause is LossCause.NEIGHBOUR else ''}")
-        lines.append(f"{tenant} lost {causes.total()}: {', '.join(parts)}")
-    return lines
-
-
-def columns(account: LossAccount) -> list[str]:
-    """The heads of a table of losses: the causes that there were."""
-    return ["tenant", "lost", *found_causes(account), "neighbours"]
-
-
-def rows(account: LossAccount) -> list[Sequence[str]]:
-    """The cells below `columns`, a row a tenant that lost queries, who lost most first."""
-    causes = found_causes(account)
-    return [
-        (
-            tenant,
-            str(lost.total()),
-            *(str(lost[cause]) for cause in causes),
-            ", ".join(f"{name} {count}" for name, count in _whom(account, tenant)),
-        )
-        for tenant, lost in _by_count(account)
-    ]
-
-
-def found_causes(account: LossAccount) -> list[LossCause]:
-    """The causes of a run's losses."""
-    return [cause for cause in LossCause if any(lost[cause] for lost in account.lost.values())]
-
-
-def facts(account: LossAccount) -> dict[str, Any]:
-    """Plain data, ready for `json.dumps`: by tenant how many to which cause, and to which neighbour."""
-    return {
-        tenant: {**{cause.value: lost[cause] for cause in found_causes(account)}, "to": dict(_whom(account, tenant))}
-        for tenant, lost in _by_count(account)
+def loss_sentence(loss: Loss) -> str:
+    """The cause of one loss, and what else delayed the query."""
+    told = f"Lost by {loss.cause.value}: {_WORDS[loss.cause].format(whom=loss.whom)}."
+    if loss.delays is None:
+        return told
+    waits = {name: ns + loss.delays.slow.get(name, 0) for name, ns in loss.delays.behind.items() if name != loss.tenant}
+    parts = {
+        "at the door": loss.delays.door_ns,
+        "behind its own": loss.delays.behind.get(loss.tenant, 0),
+        **{f"behind {name!r}": ns for name, ns in sorted(waits.items(), key=lambda each: -each[1])},
+        "by launches of its tenant that took longer than the profile says": loss.delays.slow.get(loss.tenant, 0),
+        "off the processor": loss.delays.stolen_ns,
+        "without a worker": loss.delays.away_ns,
     }
+    shown = ", ".join(f"{ns / 1e6:.1f} ms {name}" for name, ns in parts.items() if ns >= 50_000)
+    return f"{told} Delayed {shown}." if shown else told
 
 
-def _by_count(account: LossAccount) -> list[tuple[str, Counter[LossCause]]]:
-    return sorted(account.lost.items(), key=lambda entry: (-entry[1].total(), entry[0]))
+def rows(lost: Lost) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table: a column for each cause that there is, and where there are several tenants a total."""
+    causes = [cause for cause in LossCause if any(each.get(cause) for each in lost.values())]
+    lines = [(name, lost[name]) for name in sorted(lost)]
+    if len(lines) > 1:
+        lines.append(("total", {cause: sum(each.get(cause, 0) for each in lost.values()) for cause in causes}))
+    cells = [
+        [name, str(sum(each.values())), *(str(each.get(cause, 0) or "") for cause in causes)] for name, each in lines
+    ]
+    return ["tenant", "lost", *(cause.value for cause in causes)], cells
 
 
-def _whom(account: LossAccount, tenant: str) -> list[tuple[str, int]]:
-    """The neighbours that it lost queries to, and how many."""
-    return [(name, count) for (loser, name), count in account.whom.most_common() if loser == tenant]
+def lost_table(lost: Lost) -> Table:
+    """For the terminal."""
+    heads, cells = rows(lost)
+    table = Table(title="lost queries by cause", title_justify="left")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "tenant" else "right")
+    for row in cells:
+        table.add_row(*row, style="bold" if row[0] == "total" else None)
+    return table
+
+
+def neighbours(account: LossAccount) -> list[str]:
+    """To whom tenants lost queries, most first."""
+    found = sorted(account.whom.items(), key=lambda entry: (-entry[1], entry[0]))
+    return [f"{tenant} lost {count} to {whom}" for (tenant, whom), count in found]
+
+
+def lost_facts(account: LossAccount) -> dict[str, Any]:
+    """Plain data: losses by tenant and cause, and those to a neighbour by tenant and neighbour."""
+    to: dict[str, dict[str, int]] = {}
+    for (tenant, whom), count in sorted(account.whom.items()):
+        to.setdefault(tenant, {})[whom] = count
+    lost = {name: {cause.value: count for cause, count in each.items()} for name, each in sorted(account.lost.items())}
+    return {"lost": lost, "to_neighbours": to}
+
+
+def html_rows(accounts: Mapping[str, LossAccount]) -> Sequence[tuple[str, list[str], list[list[str]], str]]:
+    """Per run that lost something: its name, the table, and to whom."""
+    return [
+        (name, *rows(account.lost), "; ".join(neighbours(account)))
+        for name, account in accounts.items()
+        if account.lost
+    ]

@@ -52,6 +52,21 @@ def most_answers(queries: Sequence[TimedQuery], slots: float) -> float:
     return most_worth(queries, slots, {each.tenant: 1.0 for each in queries})
 
 
+def answers_alone(queries: Sequence[TimedQuery], slots: float) -> float:
+    """How many answers in time a tenant could have alone on so many slots, or a part of one.
+
+    Queries are served whole and in the order of arrival, without those that would be late; one that finds nobody before
+    it is served whatever its deadline, since a share is of time and a device is quicker than a part of it. At most what
+    a flow gives, so that all tenants can have as much at once.
+    """
+    count, free_ns = 0, -inf
+    for each in sorted(queries, key=_by_arrival) if slots > 0 else ():
+        end_ns = max(free_ns, each.arrival_ns) + each.slot_ns / slots
+        if free_ns <= each.arrival_ns or end_ns <= each.deadline_ns:
+            count, free_ns = count + 1, end_ns
+    return min(float(count), most_answers(queries, slots))
+
+
 def most_answers_with_shares(
     queries: Sequence[TimedQuery], slots: int, shares: Mapping[str, float]
 ) -> tuple[float, dict[str, float]]:
@@ -66,7 +81,7 @@ def most_answers_with_shares(
     mine: dict[str, list[TimedQuery]] = {}
     for each in queries:
         mine.setdefault(each.tenant, []).append(each)
-    kept = {name: most_answers(mine[name], slots * shares.get(name, 0.0)) for name in sorted(mine)}
+    kept = {name: answers_alone(mine[name], slots * shares.get(name, 0.0)) for name in sorted(mine)}
     mean_ns = {name: fsum(each.slot_ns for each in mine[name]) / len(mine[name]) for name in kept}
     known: dict[frozenset[str], float] = {}
 

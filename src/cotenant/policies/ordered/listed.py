@@ -7,14 +7,17 @@ their keys alone: fcfs, sjf and edf get the same drop rule, batching, lanes and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, QueueView, Snapshot, Start
 from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch
 from cotenant.policies.ordered.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
+from cotenant.policies.ordered.wide import unions, widened
 from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Share, Work
 
@@ -36,6 +39,11 @@ class ListPolicy(BasePolicy):
     at the last moment at which they are predicted to be in time is late with half of them. fcfs, sjf and clockwork, the
     plain orders that others are compared with, are so only where they are told to be.
 
+    `widen`: the most lanes of cores that one launch gets, rounded down to a power of two. With 2 and more what starts
+    while nobody waits gets the free lanes beside its own where it is predicted quicker by enough, up to its next
+    boundary (see `wide.widened`), and who could be in time only so is admitted, and served when the lanes are free and
+    nobody else is. Costs memory: models are loaded once more for each such share.
+
     Under the drop rule `hopeless`, weights count in overload: see `overload.outweighed`. A query is hopeless when no
     lane is quick enough; one that is too slow for it leaves it to others.
 
@@ -44,12 +52,27 @@ class ListPolicy(BasePolicy):
 
     stretch: Stretch = 0.1
     cautious: bool = True
+    widen: Annotated[int, Meta(ge=1, le=1024)] = 1
+    wide: tuple[Share, ...] = field(init=False, repr=False, compare=False)
+    """Several lanes as one, the largest first."""
 
     name: ClassVar[str] = "list"
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)
         self.check("stretch", 0 <= self.stretch <= 1, "a share from 0 to 1")
+        self.check("widen", self.widen >= 1, "at least 1")
+        object.__setattr__(self, "wide", unions(self.lanes, self.widen))
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The lanes, and unions of them."""
+        return (*self.lanes, *self.wide)
+
+    @property
+    def _all_sizes(self) -> tuple[int, ...]:
+        """Sizes of all shares that a launch may get."""
+        return (*self.sizes, *[share.size for share in self.wide]) if self.wide else self.sizes
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
         """Order of a paused batch among the candidates: that of its most urgent query."""
@@ -76,8 +99,8 @@ class ListPolicy(BasePolicy):
         return desk
 
     def _fill_lanes(self, desk: Desk, free: int) -> None:
-        """Give candidates those lanes whose slots are all in the mask `free`."""
-        size = 0
+        """Give candidates those lanes whose slots are all in the mask `free`, and what is left to widen them."""
+        size, first = 0, len(desk.starts)
         for lane in self.lanes:
             mask = lane.mask
             if mask & free == mask:
@@ -93,6 +116,21 @@ class ListPolicy(BasePolicy):
                     desk.take(start)
                 elif len(self.sizes) == 1:
                     break
+        if free and self.wide:
+            self._widen(desk, first, free)
+
+    def _widen(self, desk: Desk, first: int, free: int) -> None:
+        """Widen starts from number `first` on; where there are none, start who is in time in several lanes alone."""
+        for number, start in enumerate(desk.starts[first:], first):
+            tenant = desk.snapshot.queues[start.work.tenant].tenant
+            desk.starts[number] = made = widened(desk, start, tenant, self.wide, free, self.stretch)
+            free &= ~made.share.mask
+        share = next((share for share in self.wide if share.mask & ~free == 0), None)
+        if share is not None and len(desk.starts) == first:
+            desk.bring_back()
+            alone = self._fill(desk, share)
+            if alone is not None:
+                desk.starts.append(alone)
 
     def _fill(self, desk: Desk, lane: Share) -> Start | None:
         """Start the best candidate that is not hopeless; give up those before it that are.
@@ -112,7 +150,7 @@ class ListPolicy(BasePolicy):
                 deadline = max([query.deadline_ns for query in queries])
             needed = latency_ns(work, cores)
             if desk.drops_hopeless and now + needed > deadline:
-                desk.drop_hopeless(queries, work, self.sizes, deadline - now)
+                desk.drop_hopeless(queries, work, self._all_sizes, deadline - now)
                 desk.pass_over(best)
             elif not isinstance(best, tuple):
                 work, needed = self._extent(desk, tenant, desk.paused[-1][0], work, lane, needed)

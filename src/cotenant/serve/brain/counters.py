@@ -8,14 +8,21 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from cotenant.core.actions import Action, Launch, Respond
-from cotenant.core.events import ApplicationEnded, Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
+from cotenant.core.events import (
+    ApplicationEnded,
+    Event,
+    LaunchEnded,
+    QueryArrived,
+    QueryCancelled,
+    QueryRefused,
+    TenantRemoved,
+)
 from cotenant.execute.protocol import Timing
 from cotenant.metrics import is_apart
 from cotenant.serve.brain.slo_watch import SloWatch, Turn
-from cotenant.types import ANSWERS, Outcome, StageQuery
+from cotenant.types import ANSWERS, Outcome, Query, StageQuery
 
 LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
@@ -95,15 +102,6 @@ class TenantCounters:
         return sum(self.recent) / len(self.recent) if self.recent else None
 
 
-class Asked(NamedTuple):
-    """A query inside: `limit_ns` is the time that it has, its SLO or less; None of a stage, whose whole has one."""
-
-    tenant: str
-    arrival_ns: int
-    limit_ns: int | None
-    items: int
-
-
 class Counters:
     """An observer of the driver. Everything is counted under a lock; readers take a moment's view.
 
@@ -121,10 +119,10 @@ class Counters:
         self.leading_cause: Callable[[str], str | None] = lambda _: None
         """What a tenant lost most of its last queries by: for those to set who keep an account of that."""
         self._lock = threading.Lock()
-        self._open: dict[int, Asked] = {}
+        self._open: dict[int, Query] = {}
         self._told_later: set[int] = set()
         """Queries whose front-ends say when their answers are written."""
-        self._unwritten: dict[int, tuple[Asked, Outcome]] = {}
+        self._unwritten: dict[int, tuple[Query, Outcome]] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
 
     def add(self, tenant: str, slo_ns: int) -> None:
@@ -146,7 +144,7 @@ class Counters:
         """`replied` comes when the answer of this query, which is just arriving, is written."""
         self._told_later.add(query)
 
-    def replied(self, query: int, now_ns: int) -> Asked | None:
+    def replied(self, query: int, now_ns: int) -> Query | None:
         """An answer is written; or will never be, and is counted as if it were. From any thread.
 
         Gives the query where its answer was there in time, and is written too late.
@@ -157,7 +155,7 @@ class Counters:
     def arrive(self, query: int, tenant: str, arrival_ns: int, deadline_ns: int, items: int) -> None:
         """A query came in; those of the core are seen to come."""
         with self._lock:
-            self._arrived(query, Asked(tenant, arrival_ns, deadline_ns - arrival_ns, items))
+            self._arrived(Query(query, tenant, arrival_ns, deadline_ns, items=items))
 
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
@@ -167,9 +165,7 @@ class Counters:
 
     def _observe(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
         if isinstance(event, QueryArrived):
-            query = event.query
-            limit_ns = None if isinstance(query, StageQuery) else query.deadline_ns - query.arrival_ns
-            self._arrived(query.id, Asked(query.tenant, query.arrival_ns, limit_ns, query.items))
+            self._arrived(event.query)
         elif isinstance(event, LaunchEnded):
             launch, owner = self._running.pop(event.launch)
             if timing is not None:
@@ -185,6 +181,11 @@ class Counters:
             self._responded(event.query, event.outcome, time_ns)
         elif type(event) is QueryCancelled:
             self._written(event.query, time_ns)  # its client went away just as it was answered
+        elif type(event) is QueryRefused:
+            counted = self.by_tenant.get(event.tenant) or self._gone.get(event.tenant)
+            if counted is not None:
+                counted.arrived += 1
+                counted.end(Outcome.REJECTED, time_ns - event.arrival_ns, 0)
         elif type(event) is TenantRemoved:
             self.remove(event.tenant)
 
@@ -197,37 +198,40 @@ class Counters:
             for query in launch.queries:
                 counted.queue.add(time_ns - self._open[query].arrival_ns)
 
-    def _arrived(self, query: int, asked: Asked) -> None:
-        self._open[query] = asked
-        counted = self.by_tenant.get(asked.tenant)
+    def _arrived(self, query: Query) -> None:
+        self._open[query.id] = query
+        counted = self.by_tenant.get(query.tenant)
         if counted is not None:
             counted.arrived += 1
 
-    def _responded(self, query: int, outcome: Outcome, time_ns: int) -> None:
-        asked = self._open.pop(query)
-        if query in self._told_later:
-            self._told_later.remove(query)
+    def _responded(self, number: int, outcome: Outcome, time_ns: int) -> None:
+        query = self._open.pop(number)
+        if number in self._told_later:
+            self._told_later.remove(number)
             if outcome in ANSWERS:
-                self._unwritten[query] = asked, outcome
+                self._unwritten[number] = query, outcome
                 return
-        self._ended(asked, outcome, time_ns)
+        self._ended(query, outcome, time_ns)
 
-    def _written(self, query: int, time_ns: int) -> Asked | None:
-        found = self._unwritten.pop(query, None)
+    def _written(self, number: int, time_ns: int) -> Query | None:
+        found = self._unwritten.pop(number, None)
         if found is None:
             return None
-        asked, outcome = found
-        is_late = asked.limit_ns is not None and time_ns - asked.arrival_ns > asked.limit_ns
-        self._ended(asked, Outcome.LATE if is_late else outcome, time_ns)
-        return asked if is_late and outcome is Outcome.ANSWERED else None
+        query, outcome = found
+        is_late = time_ns > query.deadline_ns
+        self._ended(query, Outcome.LATE if is_late else outcome, time_ns)
+        return query if is_late and outcome is Outcome.ANSWERED else None
 
-    def _ended(self, asked: Asked, outcome: Outcome, time_ns: int) -> None:
-        counted = self.by_tenant.get(asked.tenant) or self._gone.get(asked.tenant)
+    def _ended(self, query: Query, outcome: Outcome, time_ns: int) -> None:
+        counted = self.by_tenant.get(query.tenant) or self._gone.get(query.tenant)
         if counted is None:
             return
-        is_in_time = counted.end(outcome, time_ns - asked.arrival_ns, asked.items, asked.limit_ns)
+        arrival_ns = query.arrival_ns
+        # what a stage has of its whole's time is not its client's doing
+        limit_ns = None if isinstance(query, StageQuery) else query.deadline_ns - arrival_ns
+        is_in_time = counted.end(outcome, time_ns - arrival_ns, query.items, limit_ns)
         if is_in_time is not None and (turn := counted.watch.ended(is_in_time, time_ns)) is not None:
-            self._on_turn(asked.tenant, counted.slo_ns, turn, self.leading_cause(asked.tenant) or "")
+            self._on_turn(query.tenant, counted.slo_ns, turn, self.leading_cause(query.tenant) or "")
 
 
 def _add_timing(counted: TenantCounters, launch: Launch, timing: Timing, actions: list[Action]) -> None:

@@ -112,7 +112,7 @@ class Flows:
                 began_ns + slo_ns,
                 None if request.timeout_ns is None else began_ns + request.timeout_ns,
                 Flow(spec.graph, began_ns + slo_ns, needed),
-                self._deadlines(application, needed, forms, items, now_ns, began_ns + slo_ns),
+                self._deadlines(application, needed, forms, items, began_ns, began_ns + slo_ns),
                 items,
                 wanted,
                 forms,
@@ -280,7 +280,7 @@ class Flows:
         needed: Sequence[bool],
         forms: dict[int, QueryForm],
         items: int,
-        now_ns: int,
+        arrival_ns: int,
         deadline_ns: int,
     ) -> list[int]:
         """When each stage has to end. Called under the driver's lock.
@@ -289,7 +289,7 @@ class Flows:
         have been in time whatever came.
         """
         return application.spec.graph.deadlines_ns(
-            now_ns, deadline_ns, application.ends_ns, lambda: self._times(application, needed, forms, items)
+            arrival_ns, deadline_ns, application.ends_ns, lambda: self._times(application, needed, forms, items)
         )
 
     def _times(

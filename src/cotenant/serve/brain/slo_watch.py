@@ -45,11 +45,14 @@ class SloWatch:
     def ended(self, in_time: bool, now_ns: int) -> Turn | None:
         """A query has ended, in time or not. Gives what is new with it."""
         recent = self._recent
-        if len(recent) == _WINDOW:
-            self._missed -= not recent[0]
+        if len(recent) == _WINDOW and not recent[0]:
+            self._missed -= 1
         recent.append(in_time)
-        self._missed += not in_time
-        self._missed_since += not in_time
+        if not in_time:
+            self._missed += 1
+            self._missed_since += 1
+        elif not self.is_missing:
+            return None
         is_turn = (
             self._missed < _ENDS_BELOW and len(recent) == _WINDOW if self.is_missing else self._missed > _BEGINS_ABOVE
         )
