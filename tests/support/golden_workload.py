@@ -10,6 +10,7 @@ from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
+from cotenant.policies.ordered.selective import Fair, Most, Shares
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.rounds.duty_cycle import DutyCycle
@@ -30,6 +31,9 @@ RUNS: dict[str, tuple[Policy, float]] = {
     "edf-widened": (Edf(TWO_LANES, preempt=True, widen=2), 0.6),
     "edf-two-lanes": (Edf(TWO_LANES, DropRule.EXPIRED, preempt=False), 1.1),
     "edf-every-cut": (Edf(ONE_LANE, stretch=0.0), 0.8),
+    "shares": (Shares(TWO_LANES), 1.6),
+    "most": (Most(TWO_LANES), 1.6),
+    "fair": (Fair(ONE_LANE), 1.4),
     "clockwork": (Clockwork(ONE_LANE), 1.1),
     "overlap": (Overlap(TWO_LANES), 1.1),
     "layer-block": (LayerBlock(TWO_LANES), 1.1),

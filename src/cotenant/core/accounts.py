@@ -7,7 +7,8 @@ since the virtual devices together are no faster than the lanes: while nobody is
 an entitlement can be done, too. What a tenant has beyond costs it nothing, and what it leaves unused is gone: who was
 away cannot come back for more than its share (virtual clocks: Zhang, SIGCOMM 1990).
 
-Two clocks go for each tenant: one at its share, and one at the part that its work is of all that was asked for of late.
+Two clocks go for each tenant: one at its share, and one for attainments that are even, at the part that its work is of
+all that was asked for of late, and faster the worse the tenant has fared.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ _MEMORY = 1 / 64
 """Weight of one query in the attainment, as soon as there were so many: a record of the last few seconds under load."""
 _ASKED_NS = 10_000_000_000
 """Time in which what was asked for falls to 1/e of its weight."""
+_EVENING = 4
+"""Power of mean attainment over a tenant's own by which its even clock is faster: at 1.2 to 3 times the capacity four
+tenants (tests/policies/test_selective.py) got 0.91 to 0.95 of the largest smallest attainment, 0.79 to 0.90 without."""
+_AHEAD = 0.1
+"""A tenant that has had so much more in time than was within its share needs no head start: its queries within are due
+at their deadlines, and what is beyond can go before them. With this four tenants at 1.2 times the capacity got 0.93 of
+the largest number of answers, 0.89 without."""
+_LEAST = 0.05
+"""Attainment below which a tenant counts as one that has this."""
 _COUNTED = (Outcome.ANSWERED, Outcome.LATE, Outcome.REJECTED, Outcome.DROPPED)
 
 
@@ -33,26 +43,30 @@ class _Clock:
         self.due_ns: dict[int, int] = {}
         self._end_ns = 0.0
 
-    def enter(self, query: Query, work_ns: int, rate: float, now_ns: int) -> None:
-        """A query comes that takes `work_ns` of a lane; the device is `rate` times as fast as one."""
+    def enter(self, query: Query, work_ns: int, rate: float, now_ns: int, slack: float = 0.0) -> None:
+        """A query comes that takes `work_ns` of a lane; the device is `rate` times as fast as one. It is due by so much
+        of the rest of its SLO later as `slack` says."""
         is_idle = self._end_ns <= now_ns
         if rate <= 0:
             return
         end = (now_ns if is_idle else self._end_ns) + work_ns / rate
         if is_idle or end <= query.deadline_ns:
             self._end_ns = end
-            self.due_ns[query.id] = min(int(end), query.deadline_ns)
+            due = min(end, query.deadline_ns)
+            self.due_ns[query.id] = int(due + slack * (query.deadline_ns - due))
 
 
 class Account:
     """One tenant's; see `core.snapshot.AccountView`. `share` is its part of device time, from 0 to 1."""
 
-    __slots__ = ("_count", "_own", "_part", "asked_ns", "attainment", "share")
+    __slots__ = ("_count", "_own", "_part", "_within", "asked_ns", "attainment", "share")
 
     def __init__(self) -> None:
         self.share = 0.0
         self.attainment = 1.0
         self.asked_ns = 0.0
+        self._within = 1.0
+        """Part of its queries of late that were within its share."""
         self._own, self._part = _Clock(), _Clock()
         self._count = 0
 
@@ -68,17 +82,19 @@ class Account:
 
     def enter(self, query: Query, work_ns: int, lanes: int, part: float, now_ns: int) -> None:
         """A query is admitted; `part` is what its tenant's work is of all."""
-        self._own.enter(query, work_ns, self.share * lanes, now_ns)
+        ahead = self.attainment / max(self._within, _LEAST) - 1
+        self._own.enter(query, work_ns, self.share * lanes, now_ns, min(1.0, max(0.0, ahead / _AHEAD)))
         self._part.enter(query, work_ns, part * lanes, now_ns)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""
-        self._own.due_ns.pop(query.id, None)
+        is_within = self._own.due_ns.pop(query.id, None) is not None
         self._part.due_ns.pop(query.id, None)
         if outcome in _COUNTED:
             self._count += 1
             step = max(_MEMORY, 1 / (self._count + 1))  # as if one before the first had been in time
             self.attainment += step * ((outcome is Outcome.ANSWERED) - self.attainment)
+            self._within += step * (is_within - self._within)
 
 
 _MOST_SCALES = 200.0
@@ -87,11 +103,11 @@ _MOST_SCALES = 200.0
 class Accounts:
     """Those of all tenants, by name in `known`."""
 
-    __slots__ = ("_asked_ns", "_now_ns", "_scale", "known")
+    __slots__ = ("_asked_ns", "_had_ns", "_now_ns", "_scale", "known")
 
     def __init__(self) -> None:
         self.known: dict[str, Account] = {}
-        self._asked_ns = 0.0
+        self._asked_ns = self._had_ns = 0.0
         self._now_ns = 0
         self._scale = 1.0
         """What work that is asked for now counts for, where that at the beginning counts for 1."""
@@ -103,7 +119,7 @@ class Accounts:
         """
         present = {tenant.name: tenant for tenant in tenants}
         self.known = {name: self.known.get(name) or Account() for name in present}
-        self._asked_ns = sum([account.asked_ns for account in self.known.values()])
+        self._add_up()
         named = sum([each.share for each in present.values()])
         weights = sum([each.weight for each in present.values() if not each.share])
         for name, each in present.items():
@@ -119,13 +135,25 @@ class Accounts:
         if self._scale > 1e100:
             for each in self.known.values():
                 each.asked_ns /= self._scale
-            self._asked_ns, self._scale = self._asked_ns / self._scale, 1.0
-        account.asked_ns += work_ns * self._scale
-        self._asked_ns += work_ns * self._scale
-        account.enter(query, work_ns, lanes, account.asked_ns / self._asked_ns, now_ns)
+            self._scale = 1.0
+            self._add_up()
+        counted = work_ns * self._scale
+        account.asked_ns += counted
+        self._asked_ns += counted
+        self._had_ns += counted * account.attainment
+        mean = self._had_ns / self._asked_ns
+        faster = min(2.0, max(0.5, (mean / max(account.attainment, _LEAST)) ** _EVENING))
+        account.enter(query, work_ns, lanes, min(1.0, account.asked_ns / self._asked_ns * faster), now_ns)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""
         account = self.known.get(query.tenant)
         if account is not None:
+            before = account.attainment
             account.leave(query, outcome)
+            self._had_ns += account.asked_ns * (account.attainment - before)
+
+    def _add_up(self) -> None:
+        every = self.known.values()
+        self._asked_ns = sum([each.asked_ns for each in every])
+        self._had_ns = sum([each.asked_ns * each.attainment for each in every])

@@ -167,10 +167,10 @@ class Desk:
         self.taken.update([query.id for query in queries])
         self.drops += [Drop(query.id, reason) for query in queries]
 
-    def give_up(self, reasons: Mapping[int, str]) -> None:
-        """Give up the queries of these numbers, wherever they are."""
-        self.taken.update(reasons)
-        self.drops += [Drop(number, reason) for number, reason in reasons.items()]
+    def give_up(self, drops: Mapping[int, Drop]) -> None:
+        """Give up queries, by number, wherever they are."""
+        self.taken.update(drops)
+        self.drops += drops.values()
         self._pass_over_only(self._passed)
 
     def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:

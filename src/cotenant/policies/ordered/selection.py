@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush, heapreplace
-from itertools import accumulate
-from operator import sub
 from typing import NamedTuple
 
 from cotenant.policies.desk import Key
@@ -56,8 +54,6 @@ def select(jobs: Sequence[Job], free_at: Sequence[int], value: Value, note: Note
     predicted to be free. Of those up to a late one, and of its priority, the one of the least `value` goes, which of
     jobs of one tenant is the one of the most work for an answer; `note` is told of each that goes.
     """
-    if _all_in_time(jobs, free_at):
-        return []
     return _one_by_one(list(jobs), free_at, value, note) if len(jobs) <= _FEW else _at_once(jobs, free_at, value, note)
 
 
@@ -129,10 +125,3 @@ def first_late(jobs: Sequence[Job], free_at: Sequence[int]) -> int | None:
             return at
         heapreplace(times, start + job.work_ns)
     return None
-
-
-def _all_in_time(jobs: Sequence[Job], free_at: Sequence[int]) -> bool:
-    """Whether all are surely in time: none starts later than were the lanes, with all before it, one fast one."""
-    lanes = len(free_at)
-    starts = accumulate([job.work_ns for job in jobs], initial=sum(free_at))
-    return min(map(sub, [(job.deadline_ns - job.work_ns) * lanes for job in jobs], starts), default=0) >= 0

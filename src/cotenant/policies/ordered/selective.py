@@ -6,14 +6,19 @@ on the lanes; where some of it would be late, what is worth least goes at once, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import sub
 from typing import ClassVar
 
-from cotenant.core.snapshot import AccountView, Decision, DropRule, Snapshot
+from msgspec import UNSET
+
+from cotenant.core.snapshot import AccountView, Decision, Drop, DropRule, Snapshot
 from cotenant.policies.desk import Desk, hopeless
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.policies.ordered.selection import Job, Note, Value, select, standing_back
+from cotenant.types import LossCause
 from cotenant.work import Work
 
 _NONE: Mapping[int, int] = {}
@@ -53,16 +58,19 @@ class Most(ListPolicy):
 
     def _give_up(self, desk: Desk) -> None:
         """Give up what no lane could end in time any more, and what cannot be in time together."""
-        jobs, free_at = self._jobs(desk)
+        begun, free_at = self._begun(desk)
+        if self._is_easy(desk, begun, sum(free_at)):
+            return
+        jobs = sorted([*self._queued(desk), *begun])
         now, first = desk.now_ns, min(free_at)
-        gone: dict[int, str] = {}
+        gone: dict[int, Drop] = {}
         able: list[Job] = []
         for job in jobs:
             if first + job.work_ns <= job.deadline_ns:
                 able.append(job)
             else:
                 why = hopeless(first - now + job.work_ns, job.deadline_ns - now)
-                gone.update(dict.fromkeys(job.queries, why))
+                gone.update({number: Drop(number, why) for number in job.queries})
         value, note = self.value_of(desk.snapshot)
         back = standing_back(able, free_at, value)
         if back:
@@ -71,15 +79,36 @@ class Most(ListPolicy):
             ]
         for job, other in select(able, free_at, value, note):
             why = f"given up: {job.work_ns / 1e6:.1f} ms of work, so that a query of {other.tenant!r} can be in time"
-            gone.update(dict.fromkeys(job.queries, why))
+            cause = LossCause.OWN_RATE if other.tenant == job.tenant else LossCause.NEIGHBOUR
+            whom = UNSET if other.tenant == job.tenant else other.tenant
+            gone.update({number: Drop(number, why, cause, whom) for number in job.queries})
         if gone:
             desk.give_up(gone)
         if back:
             desk.hold_back(frozenset([number for numbers in back for number in numbers if number not in gone]))
 
-    def _jobs(self, desk: Desk) -> tuple[list[Job], list[int]]:
-        """All that is inside and may be given up, in the policy's order; and when each lane will be free."""
-        snapshot, now = desk.snapshot, desk.now_ns
+    def _is_easy(self, desk: Desk, begun: Sequence[Job], busy_ns: int) -> bool:
+        """Whether all will be done when due were the lanes one fast one: as a rule, and seen sooner than by jobs."""
+        accounts, lanes = desk.snapshot.accounts, len(self.lanes)
+        laid = [(job.key, job.due_ns - job.work_ns, job.work_ns) for job in begun]
+        for name, queue in desk.snapshot.queues.items():
+            if not queue.queries:
+                continue
+            if not queue.are_alike:
+                return False
+            head = queue.queries[0]
+            work, dues = self._work_ns(desk, queue.tenant.work(head.shape, head.items)), self.dues(accounts.get(name))
+            if dues:
+                laid += [(key, dues.get(key[2], key[1]) - work, work) for key in queue.keys]
+            else:
+                laid += [(key, key[1] - work, work) for key in queue.keys]
+        laid.sort()
+        starts = accumulate([work for _, _, work in laid], initial=busy_ns)
+        return min(map(sub, [latest * lanes for _, latest, _ in laid], starts), default=0) >= 0
+
+    def _queued(self, desk: Desk) -> list[Job]:
+        """What waits and may be given up."""
+        snapshot = desk.snapshot
         accounts, jobs = snapshot.accounts, list[Job]()
         for name, queue in snapshot.queues.items():
             if not queue.queries:
@@ -98,6 +127,12 @@ class Most(ListPolicy):
                     if due is None
                     else Job(key, work, deadline, due, query.rank, name, weight, (number,), True)
                 )
+        return jobs
+
+    def _begun(self, desk: Desk) -> tuple[list[Job], list[int]]:
+        """What is left of batches that have begun, and when each lane will be free."""
+        snapshot, now = desk.snapshot, desk.now_ns
+        accounts, jobs = snapshot.accounts, list[Job]()
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         free_at = dict.fromkeys([lane.mask for lane in self.lanes], now)
         for run in snapshot.running.values():
@@ -127,7 +162,6 @@ class Most(ListPolicy):
                     any(number in dues for number in numbers),
                 )
             )
-        jobs.sort()
         return jobs, list(free_at.values())
 
     def _work_ns(self, desk: Desk, work: Work) -> int:

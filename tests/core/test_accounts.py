@@ -1,0 +1,125 @@
+"""What tenants are entitled to: shares, virtual clocks, and what is remembered of attainments."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.core.accounts import Accounts
+from cotenant.errors import InvalidValueError
+from cotenant.types import Outcome, Query, Tenant
+
+SOME = settings(max_examples=100, deadline=None, database=None)
+
+
+def accounts(*tenants: Tenant) -> Accounts:
+    made = Accounts()
+    made.deal(tenants)
+    return made
+
+
+def query(number: int, tenant: str, now: int, slo: int) -> Query:
+    return Query(number, tenant, now, now + slo)
+
+
+def test_what_named_shares_leave_is_dealt_by_weight() -> None:
+    made = accounts(Tenant("a", 9, share=0.4), Tenant("b", 9, weight=2), Tenant("c", 9))
+    assert [account.share for account in made.known.values()] == pytest.approx([0.4, 0.4, 0.2])
+
+
+def test_shares_above_the_whole_are_scaled_down() -> None:
+    made = accounts(Tenant("a", 9, share=1.0), Tenant("b", 9, share=0.6), Tenant("c", 9))
+    assert [account.share for account in made.known.values()] == pytest.approx([0.625, 0.375, 0.0])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_a_share_is_a_part(share: float) -> None:
+    with pytest.raises(InvalidValueError, match="part of device time"):
+        Tenant("a", 9, share=share)
+
+
+def test_as_much_is_within_as_a_device_of_its_own_would_do_in_time() -> None:
+    made = accounts(Tenant("a", 100), Tenant("b", 100))
+    for number in range(5):
+        made.enter(query(number, "a", 1000, 100), 20, 2, 1000)
+    assert dict(made.known["a"].due_ns) == {0: 1020, 1: 1040, 2: 1060, 3: 1080, 4: 1100}
+    made.enter(query(5, "a", 1000, 100), 20, 2, 1000)
+    made.enter(query(6, "b", 1000, 100), 20, 2, 1000)
+    assert 5 not in made.known["a"].due_ns
+    assert made.known["b"].due_ns == {6: 1020}
+    made.enter(query(7, "a", 1020, 100), 20, 2, 1020)
+    assert made.known["a"].due_ns[7] == 1120
+
+
+def test_one_query_at_least_is_within_whatever_the_share() -> None:
+    made = accounts(Tenant("a", 100, share=0.01), Tenant("b", 100, share=0.99))
+    made.enter(query(0, "a", 0, 100), 50, 1, 0)
+    made.enter(query(1, "a", 10, 100), 50, 1, 10)
+    assert made.known["a"].due_ns == {0: 100}
+
+
+def test_what_has_ended_is_forgotten() -> None:
+    made = accounts(Tenant("a", 100))
+    first = query(0, "a", 0, 100)
+    made.enter(first, 10, 1, 0)
+    made.leave(first, Outcome.DROPPED)
+    assert not made.known["a"].due_ns
+    assert not made.known["a"].even_due_ns
+    assert made.known["a"].attainment == 0.5
+
+
+def test_what_clients_withdraw_and_what_fails_is_no_loss_of_attainment() -> None:
+    made = accounts(Tenant("a", 100))
+    for outcome in (Outcome.CANCELLED, Outcome.FAILED):
+        made.leave(query(0, "a", 0, 100), outcome)
+    assert made.known["a"].attainment == 1.0
+
+
+def test_who_stays_keeps_his_account_and_who_comes_owes_nothing() -> None:
+    made = accounts(Tenant("a", 100))
+    made.leave(query(0, "a", 0, 100), Outcome.DROPPED)
+    made.deal([Tenant("a", 100), Tenant("b", 100)])
+    assert made.known["a"].attainment == 0.5
+    assert made.known["b"].attainment == 1.0
+    made.enter(query(1, "b", 5, 100), 10, 1, 5)
+    assert made.known["b"].due_ns == {1: 25}
+
+
+@SOME
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 25)), min_size=1, max_size=60))
+def test_all_that_is_within_can_be_done_when_due(arrivals: list[tuple[int, int, int]]) -> None:
+    """On one lane that may stop at any time, by the earliest due time, but for a query longer than its tenant's due."""
+    made = accounts(*[Tenant(name, 200) for name in "abc"])
+    now, waiting = 0, list[tuple[int, int, int]]()
+
+    def run_until(end: int) -> None:
+        at = now
+        while waiting and at < end:
+            waiting.sort()
+            due, number, left = waiting.pop(0)
+            done = min(left, end - at)
+            at += done
+            assert at <= due + len(arrivals), "rounding to whole numbers, at most one for each"
+            if left > done:
+                waiting.append((due, number, left - done))
+
+    for number, (tenant, gap, work) in enumerate(arrivals):
+        run_until(now + gap)
+        now += gap
+        name = "abc"[tenant]
+        made.enter(query(number, name, now, 200), work, 1, now)
+        due = made.known[name].due_ns.get(number)
+        if due is not None:
+            waiting.append((due, number, work))
+    run_until(1 << 40)
+
+
+def test_memory_does_not_grow_with_time() -> None:
+    made = accounts(Tenant("a", 100), Tenant("b", 100))
+    for number in range(3000):
+        each = query(number, "ab"[number % 2], number * 10**9, 100)
+        made.enter(each, 10, 1, number * 10**9)
+        made.leave(each, Outcome.ANSWERED)
+    assert all(account.asked_ns < 1e105 for account in made.known.values())
+    assert all(account.attainment > 0.99 and not account.due_ns for account in made.known.values())
