@@ -213,7 +213,7 @@ CHANGES: dict[str, Change] = {
     "clustered": Change(
         Clustered(TWO_LANES, joint_plans=JOINT_PLANS),
         [*at(150, PolicyChanged(Clustered(TWO_LANES, DropRule.EXPIRED, preempt=False, joint_plans=JOINT_PLANS[:1])))],
-        queries=fanned_out(0.7),
+        queries=fanned_out(0.7)[:-5],
         tenants=[replace(tenant, splits=(tenant.cuts,)) if tenant.name == "detect" else tenant for tenant in TENANTS],
         applications={
             "look": application(StageGraph(("read", "sort", "embed"), ((), (), ())), "tag", "detect", "embed")

@@ -112,7 +112,7 @@ def test_any_history_keeps_the_contract(random: Random, steps: int) -> None:
 
 def test_long_histories_keep_it_too_and_get_everywhere() -> None:
     SEEN.clear()
-    for seed in range(60):
+    for seed in range(90):
         walk(Random(seed), 200)
     floors = {
         "a set of 1": 50,

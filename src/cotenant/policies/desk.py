@@ -19,6 +19,11 @@ Place = tuple[QueueView, int]
 Stretch = Annotated[float, Meta(ge=0, le=1)]
 """A share of the slack of a query that might arrive."""
 NEVER_NS = 1 << 62
+WORTH_MERGING = 0.7
+"""Of its latency alone that a query may cost a batch which it joins. Up to there batches raise answers in time; from
+0.85 on they cost some, since all of a batch wait for its last row (docs/decisions/0043-batches-that-pay.md)."""
+LAUNCH_NS = 300_000
+"""What a launch costs beside the model, which a query that joins saves: 220 to 300 us in the benchmark `fidelity`."""
 _HOPELESS = DropRule.HOPELESS
 _NOBODY: frozenset[int] = frozenset()
 
@@ -46,6 +51,8 @@ class Desk:
         self.drops: list[Drop] = []
         self.taken: set[int] = set()
         """Queries that have been given away, or given up."""
+        self.free = 0
+        """The slots that are left to give away, those of the lane that is being filled among them."""
         self.put_off: list[Place] = []
         self.paused: list[tuple[Key, int, BatchView]] = []
         """Candidates with their keys and numbers, the best one last."""
@@ -203,24 +210,29 @@ class Desk:
         return made, latency
 
     def form_batch(
-        self, queue: QueueView, at: int, cores: int, latency: int, *, cautious: bool = False
+        self, queue: QueueView, at: int, cores: int, latency: int, *, cautious: bool = False, lanes: int = 0
     ) -> tuple[tuple[Query, ...], int]:
         """Choose the batch that is headed by the query at a position; give it and its predicted latency.
 
-        A further query joins, in queue order, while the batch stays within `max_batch` rows and is predicted to end no
-        later than it would take to run its queries in turn, by the deadline of each member that could meet it if
-        launched alone, and early enough for the head of every other queue and for every paused batch. Where what is
-        hopeless is dropped, queries that could not be in time even alone stay out. `latency` is the predicted latency
-        of the head alone; a `cautious` batch is sure to end by then.
+        A further query joins, in queue order, while the batch stays within `max_batch` rows, takes no more for it than
+        the part WORTH_MERGING of its latency alone (and what a launch costs beside), and is predicted to end by the
+        deadline of each member that could meet it if launched alone, and early enough for the head of every other queue
+        and for every paused batch. Where what is hopeless is dropped, queries that could not be in time even alone stay
+        out. While so many `lanes` beside this one are free, nobody joins who would leave them without work, and those
+        that wait are spread over all. `latency` is the predicted latency of the head alone; a `cautious` batch is sure
+        to end by then.
         """
         tenant, now, latency_ns = queue.tenant, self.now_ns, self.latency_ns
         skips, taken = self.drops_hopeless, self.taken
         head = queue.queries[at]
-        chosen, items, serial, first = [head], head.items, latency, latency
+        chosen, items, first = [head], head.items, latency
+        most = self._most_together(lanes) if lanes else len(queue.queries)
         limit = self._latest_end_ns(tenant.name, cores)
         if now + latency <= head.deadline_ns:
             limit = min(limit, head.deadline_ns)
         for later in range(at + 1, len(queue.queries)):
+            if len(chosen) >= most:
+                break
             query = queue.queries[later]
             if query.merge_key != head.merge_key or query.shape != head.shape or query.id in taken:
                 continue
@@ -235,11 +247,16 @@ class Desk:
             if in_time:
                 limit = min(limit, query.deadline_ns)
             end_ns = now + (self.snapshot.predictor.sure_ns(tenant.name, together) if cautious else together)
-            if together > serial + alone or end_ns > limit:
+            if together > latency + WORTH_MERGING * alone + LAUNCH_NS or end_ns > limit:
                 break
             chosen.append(query)
-            items, latency, serial = grown, together, serial + alone
+            items, latency = grown, together
         return tuple(chosen), latency
+
+    def _most_together(self, lanes: int) -> int:
+        """Queries of a batch at most, so that those that wait are enough for so many further lanes."""
+        waiting = sum([len(queue.queries) for queue in self.snapshot.queues.values()]) - len(self.taken)
+        return -(-(waiting + len(self.paused)) // (lanes + 1))
 
     def _latest_end_ns(self, chosen: str, cores: int) -> int:
         """When the partition is needed by the most urgent of those who wait and can still be in time."""

@@ -106,7 +106,7 @@ class ListPolicy(BasePolicy):
             if mask & free == mask:
                 if size and lane.size != size:  # who does not fit into one may fit into another
                     desk.bring_back()
-                size = lane.size
+                size, desk.free = lane.size, free
                 start = self._fill(desk, lane)
                 if start is not None:
                     desk.starts.append(start)
@@ -128,6 +128,7 @@ class ListPolicy(BasePolicy):
         share = next((share for share in self.wide if share.mask & ~free == 0), None)
         if share is not None and len(desk.starts) == first:
             desk.bring_back()
+            desk.free = 0
             alone = self._fill(desk, share)
             if alone is not None:
                 desk.starts.append(alone)
@@ -172,7 +173,8 @@ class ListPolicy(BasePolicy):
         tenant = queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
-            queries, latency = desk.form_batch(queue, at, lane.size, latency, cautious=self.cautious)
+            lanes = sum([each.mask & desk.free == each.mask for each in self.lanes]) - 1
+            queries, latency = desk.form_batch(queue, at, lane.size, latency, cautious=self.cautious, lanes=lanes)
             if len(queries) > 1:
                 work = tenant.work(work.shape, sum([query.items for query in queries]))
         if self.preempt and len(tenant.cuts) > 2:
