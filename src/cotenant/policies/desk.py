@@ -21,7 +21,7 @@ Stretch = Annotated[float, Meta(ge=0, le=1)]
 NEVER_NS = 1 << 62
 WORTH_MERGING = 0.7
 """Of its latency alone that a query may cost a batch which it joins. Up to there batches raise answers in time; from
-0.85 on they cost some, since all of a batch wait for its last row (docs/decisions/0043-batches-that-pay.md)."""
+0.85 on they cost some, since all of a batch wait for its last row (docs/decisions/0044-batches-that-pay.md)."""
 LAUNCH_NS = 300_000
 """What a launch costs beside the model, which a query that joins saves: 220 to 300 us in the benchmark `fidelity`."""
 _HOPELESS = DropRule.HOPELESS
