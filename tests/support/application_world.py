@@ -105,8 +105,10 @@ class World:
         self.seen: list[tuple[int, Event, list[Action]]] = []
         self.results: list[tuple[int, InferResult]] = []
         tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch, splits=((0, 1),)) for at in range(len(times_ms))]
-        believed = tables({f"m{at}": round(time * MS) for at, time in enumerate(times_ms)})
-        real = tables({f"m{at}": round(time * MS) for at, time in enumerate(real_ms or times_ms)})
+        believed, real = (
+            tables({f"m{at}": round(time * MS) for at, time in enumerate(times)}, batch_slope=0.5)
+            for times in (times_ms, real_ms or times_ms)
+        )
         self.beliefs = OnlineModel(max(lane.size for lane in lanes), adapt=False)
         for tenant in tenants:
             self.beliefs.add(tenant.name, believed.tables[tenant.name])

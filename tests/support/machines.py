@@ -442,7 +442,8 @@ class EngineMachine(RuleBasedStateMachine):
             case Outcome.DROPPED:
                 has_expired = expiry is not None and expiry <= self.now
                 is_begun = place in ("running", "enqueued")
-                assert has_expired or (self.policy.drop is DropRule.HOPELESS and not is_begun)
+                may_stop = self.policy.selects or not is_begun
+                assert has_expired or (self.policy.drop is DropRule.HOPELESS and may_stop)
                 self.seen[f"expired, {place}"] += has_expired
         assert (respond.outcome is Outcome.ANSWERED) == (respond.reason == "")
 
