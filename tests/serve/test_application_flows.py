@@ -222,7 +222,7 @@ def test_a_drain_lets_what_is_inside_go_on() -> None:
 
 
 def test_stages_of_several_queries_are_one_batch() -> None:
-    world = World(application(1000, CHAIN[:2]), [10, 10], max_batch=4, drop=DropRule.NONE)
+    world = World(application(1000, CHAIN[:2]), [10, 10], max_batch=4, batch_slope=0.5, drop=DropRule.NONE)
     for _ in range(4):
         world.ask()
     world.run()

@@ -97,6 +97,7 @@ class World:
         lanes: tuple[Share, ...] = ONE_LANE,
         shares_ms: Mapping[str, float] | None = None,
         max_batch: int = 1,
+        batch_slope: float | None = None,
         trace: Path | None = None,
         policy: str = "edf",
         **world: Any,
@@ -106,7 +107,7 @@ class World:
         self.results: list[tuple[int, InferResult]] = []
         tenants = [Tenant(f"m{at}", 10_000 * MS, max_batch=max_batch, splits=((0, 1),)) for at in range(len(times_ms))]
         believed, real = (
-            tables({f"m{at}": round(time * MS) for at, time in enumerate(times)}, batch_slope=0.5)
+            tables({f"m{at}": round(time * MS) for at, time in enumerate(times)}, batch_slope=batch_slope)
             for times in (times_ms, real_ms or times_ms)
         )
         self.beliefs = OnlineModel(max(lane.size for lane in lanes), adapt=False)
