@@ -112,7 +112,11 @@ def changes_of(text: str, name: str = "") -> list[Callable[[], str]]:
     tree = cst.MetadataWrapper(cst.parse_module(text))
     visitor = file_mutation.MutationVisitor(operators, get_ignored_lines(name, text, tree))
     module = tree.visit(visitor)
-    checks = {id(each.value) for each in matchers.findall(module, matchers.Arg(keyword=matchers.Name("strict")))}
+    checks = {
+        id(each.value)
+        for each in matchers.findall(module, matchers.Arg(keyword=matchers.Name("strict")))
+        if isinstance(each, cst.Arg)
+    }
     found = [
         each
         for each in visitor.mutations

@@ -58,7 +58,7 @@ CROWDED = ("edf, whole models", "most, 2 lanes", "fair, 2 lanes", "shares, 2 lan
 """Those that are measured with 32 tenants and 1,000 queries, too."""
 
 
-def setting(policy: ListPolicy, max_batch: int, crowd: int) -> tuple[list[Tenant], TablePredictor]:
+def setting(policy: ListPolicy, max_batch: int, crowd: int = 1) -> tuple[list[Tenant], TablePredictor]:
     """Tenants, `crowd` of each latency, whose SLO leaves room for about what waits; half of the models are cut at each
     of their units."""
     tenants, tables = [], {}

@@ -70,7 +70,9 @@ class OnnxRuntime(MLModel):
         for tensor in json.loads(body[:length])["inputs"]:
             size = tensor["parameters"]["binary_data_size"]
             kind = _TYPES[tensor["datatype"]]
-            inputs[tensor["name"]] = np.frombuffer(body, kind, size // kind().itemsize, at).reshape(tensor["shape"])
+            inputs[tensor["name"]] = np.frombuffer(body, kind, size // np.dtype(kind).itemsize, at).reshape(
+                tensor["shape"]
+            )
             at += size
         arrays = self._session.run(self._names, inputs)
         outputs = [

@@ -276,7 +276,7 @@ def _unseen(
     chosen = [
         at
         for at, sample in enumerate(tests)
-        if len(sample.members) > 1 and any(m.tenant == name for m in sample.members)
+        if len(sample.members) > 1 and any(m.work.tenant == name for m in sample.members)
     ]
     predicted = fitted.group_ns([tests[at].members for at in chosen])
     return {"tenant": name, "mape_pct": mape(predicted, truth[chosen]), "groups": len(chosen)}

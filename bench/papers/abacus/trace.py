@@ -53,6 +53,13 @@ HEADLINES = (
         PAPER_GAIN,
     ),
     Headline("the same, everybody merges", "answered_gain_merging_1_25_pct", "%", "as above", PAPER_GAIN),
+    Headline(
+        "four models a device as in the paper, nobody merges",
+        "answered_gain_four_1_25_pct",
+        "%",
+        "as above; groups of three at most",
+        PAPER_GAIN,
+    ),
 )
 _CONTENDERS = {
     "clockwork": Contender("clockwork", DropRule.HOPELESS, False),

@@ -17,7 +17,8 @@ from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.kernel_table import Column, KernelTable
 from cotenant.world.joint_run import JointWorld
-from cotenant.world.kernels import FULL, SLOTS, KernelCosts, KernelDevice
+from cotenant.world.kernels import SLOTS, KernelCosts, KernelDevice
+from cotenant.world.many_core_rules import FULL
 
 TIME_ERROR, NEED_ERROR = 0.15, 0.20
 """Deviations of the logarithm, of beliefs that are called robust."""

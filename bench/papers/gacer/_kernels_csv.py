@@ -96,11 +96,21 @@ def measured_table(known: Measured, model: str, batch: int, gpu: Gpu, drawn: Dra
     kernels = known[model][measured]
     rows = np.arange(1, batch + 1)
     columns = [_columns(kernel, rows / measured, gpu, drawn) for kernel in kernels]
-    made = [np.array(each) for each in zip(*columns, strict=True)]
+    duration_ns, need, compute, bandwidth = [np.array(each) for each in zip(*columns, strict=True)]
     middle = float(np.median([kernel.us for kernel in kernels if kernel.bound == "memory"] or [drawn.ramp_us]))
     join_ns = np.full(len(kernels), 1000 * middle * batch / measured if drawn.copies else 0.0)
     names = tuple(f"{number}:{kernel.name}" for number, kernel in enumerate(kernels))
-    return KernelTable(model, batch, names, *made, join_ns, runs_of([kernel.splits for kernel in kernels]))
+    return KernelTable(
+        model,
+        batch,
+        names,
+        duration_ns,
+        need,
+        compute,
+        bandwidth,
+        join_ns,
+        runs_of([kernel.splits for kernel in kernels]),
+    )
 
 
 def _columns(kernel: MeasuredKernel, part: Column, gpu: Gpu, drawn: Drawn) -> tuple[Column, Column, Column, Column]:

@@ -47,13 +47,15 @@ def table_of(model: str, kernels: Sequence[ZooKernel], batch: int, gpu: Gpu, dra
     """Kernels as units of a model."""
     rows = np.arange(1, batch + 1)
     columns = [_columns(kernel, rows, gpu, drawn) for kernel in kernels]
-    made = [np.array(each) for each in zip(*columns, strict=True)]
+    duration_ns, need, compute, bandwidth = [np.array(each) for each in zip(*columns, strict=True)]
     moved = np.array([2.0 * kernel.writes * batch for kernel in kernels])
     join_ns = 1000 * drawn.ramp_us + moved / (gpu.gbps * drawn.memory)
     if not drawn.copies:
         join_ns = np.zeros(len(kernels))
     names = tuple(kernel.kernel for kernel in kernels)
-    return KernelTable(model, batch, names, *made, join_ns, (tuple(range(len(kernels) + 1)),))
+    return KernelTable(
+        model, batch, names, duration_ns, need, compute, bandwidth, join_ns, (tuple(range(len(kernels) + 1)),)
+    )
 
 
 def _columns(kernel: ZooKernel, rows: Column, gpu: Gpu, drawn: Drawn) -> tuple[Column, Column, Column, Column]:
