@@ -76,6 +76,46 @@ def test_what_clients_withdraw_and_what_fails_is_no_loss_of_attainment() -> None
     assert made.known["a"].attainment == 1.0
 
 
+def test_an_answer_beyond_the_share_stands_for_a_later_one_within_it() -> None:
+    made = accounts(Tenant("a", 100), Tenant("b", 100))
+    beyond, within = made.known["a"].due_ns, list[bool]()
+    for number in range(12):
+        made.enter(query(number, "a", 0, 100), 20, 2, 0)
+    assert sorted(beyond) == [0, 1, 2, 3, 4]
+    for number in range(12):
+        made.leave(query(number, "a", 0, 100), Outcome.ANSWERED)
+    for number in range(20, 32):  # one by one: each is within, and seven were had already
+        each = query(number, "a", number * 1000, 100)
+        made.enter(each, 20, 2, number * 1000)
+        within.append(number in beyond)
+        made.leave(each, Outcome.DROPPED)
+    assert within == [False] * 7 + [True] * 5
+
+
+def test_what_stands_for_later_ones_is_bounded() -> None:
+    made = accounts(Tenant("a", 100), Tenant("b", 100))
+    for number in range(60):
+        made.enter(query(number, "a", 0, 100), 20, 2, 0)
+    for number in range(60):
+        made.leave(query(number, "a", 0, 100), Outcome.ANSWERED)
+    owed = 0
+    for number in range(100, 120):
+        made.enter(query(number, "a", number * 1000, 100), 20, 2, number * 1000)
+        owed += number in made.known["a"].due_ns
+    assert owed == 20 - 8
+
+
+def test_what_is_asked_for_is_told_in_lanes() -> None:
+    made = accounts(Tenant("a", 100), Tenant("b", 100), Tenant("c", 100))
+    for number in range(4000):
+        now = 7 * 10**12 + number * 10_000_000
+        made.enter(query(number, "ab"[number % 2], now, 100), [6_000_000, 24_000_000][number % 2], 2, now)
+    found = {name: account.asked for name, account in made.known.items()}
+    assert found == pytest.approx({"a": 0.3, "b": 1.2, "c": 0.0}, rel=0.03)
+    made.enter(query(9999, "a", now + 10**10, 100), 6_000_000, 2, now + 10**10)
+    assert made.known["b"].asked == pytest.approx(1.2 / 2.718, rel=0.05)
+
+
 def test_who_stays_keeps_his_account_and_who_comes_owes_nothing() -> None:
     made = accounts(Tenant("a", 100))
     made.leave(query(0, "a", 0, 100), Outcome.DROPPED)

@@ -16,17 +16,19 @@ _NEW = BatchState.NEW
 class TenantQueue:
     """A sorted queue: insertion by binary search, removal by key. Most arrivals go to the end, most leave in front."""
 
-    __slots__ = ("are_alike", "keys", "queries", "tenant")
+    __slots__ = ("are_alike", "edition", "keys", "queries", "tenant")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.are_alike = True
+        self.edition = object()
         self.queries: list[Query] = []
         self.keys: list[tuple[int, ...]] = []
 
     def push(self, key: tuple[int, ...], query: Query) -> None:
         """Insert a query under a unique key."""
         keys, queries = self.keys, self.queries
+        self.edition = object()
         if not keys:
             self.are_alike = True
         elif self.are_alike:
@@ -50,12 +52,14 @@ class TenantQueue:
         ordered = sorted(zip(keys, self.queries, strict=True), key=lambda entry: entry[0])
         self.keys = [key for key, _ in ordered]
         self.queries = [query for _, query in ordered]
+        self.edition = object()
 
     def remove(self, key: tuple[int, ...]) -> None:
         """Take out the query with this key, which must be here."""
         at = bisect_left(self.keys, key)
         del self.keys[at]
         del self.queries[at]
+        self.edition = object()
 
 
 class TenantQueues:
@@ -119,6 +123,7 @@ class TenantQueues:
         if queue.keys[:count] == keys:  # as a rule they are the most urgent ones
             del queue.keys[:count]
             del queue.queries[:count]
+            queue.edition = object()
         else:
             for key in keys:
                 queue.remove(key)

@@ -38,6 +38,10 @@ class QueueView(Protocol):
     def are_alike(self) -> bool:
         """Whether all of them have the same rows, shape, merge key and rank; may say no where others have just left."""
 
+    @property
+    def edition(self) -> object:
+        """Another object whenever a query has come or gone: what was made of the queries before holds no more."""
+
 
 class BatchView(Protocol):
     """A batch that has begun: queries that go through the model together."""
@@ -77,6 +81,14 @@ class AccountView(Protocol):
     @property
     def attainment(self) -> float:
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
+
+    @property
+    def share(self) -> float:
+        """Its part of device time, from 0 to 1."""
+
+    @property
+    def asked(self) -> float:
+        """Lanes that what it asked for of late would keep busy."""
 
     @property
     def due_ns(self) -> Mapping[int, int]:
