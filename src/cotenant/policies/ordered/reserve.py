@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,8 @@ class Asked(NamedTuple):
     asked: float
 
 
-class Reserve(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reserve:
     """What tenants are predicted to ask for, from `made_ns` on: queries of theirs are due their SLO after they come.
 
     `busy` are lanes, and `begun_ns` the same times the SLO, [tenants + 1, tenants + 1]: of those tenants that have the
@@ -32,10 +34,10 @@ class Reserve(NamedTuple):
     """
 
     made_ns: int
-    slo_ns: NDArray[np.float64]
-    work_ns: NDArray[np.float64]
-    busy: NDArray[np.float64]
-    begun_ns: NDArray[np.float64]
+    slo_ns: NDArray[np.float64] = field(compare=False)
+    work_ns: NDArray[np.float64] = field(compare=False)
+    busy: NDArray[np.float64] = field(compare=False)
+    begun_ns: NDArray[np.float64] = field(compare=False)
 
     @staticmethod
     def of(tenants: Sequence[Asked], now_ns: int) -> Reserve:
