@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cotenant.policies.ordered import selection
 from cotenant.policies.ordered.jobs import AnyColumn, Jobs
-from cotenant.policies.ordered.reserve import Asked, Reserve
+from cotenant.policies.ordered.reserve import Expected, Reserve
 from cotenant.policies.ordered.selection import _FEW
 
 SOME = settings(max_examples=150, deadline=None, database=None)
@@ -195,7 +195,7 @@ def test_what_is_beyond_begins_only_beside_what_is_still_to_come() -> None:
 
 
 def test_the_reserve_is_what_comes_before_a_deadline_and_goes_first() -> None:
-    reserve = Reserve.of([Asked(100, 10, 0.5, 0.8), Asked(40, 20, 0.3, 0.3), Asked(200, 5, 0.1, 0.4)], 0)
+    reserve = Reserve.of([Expected(100, 10, 0.5, 0.8), Expected(40, 20, 0.3, 0.3), Expected(200, 5, 0.1, 0.4)], 0)
     jobs = [job(0, 10, 90), job(1, 15, 150), job(2, 30, 300)]
     expected = [
         0.3 * (90 - 40),  # nobody whose query takes as long goes first beyond a share, and one has an SLO so short

@@ -35,6 +35,7 @@ _STANDING = 8
 _YOUNG_NS = 1_000_000_000
 """Time for which whatever is asked for first counts as asked for."""
 _MOST_SCALES = 200.0
+"""Lengths of that time, at most, by which the clock goes on at once: more make no difference."""
 _LEAST = 0.05
 """Attainment below which a tenant counts as one that has this."""
 _COUNTED = (Outcome.ANSWERED, Outcome.LATE, Outcome.REJECTED, Outcome.DROPPED)
@@ -67,12 +68,11 @@ class _Clock:
 class _Pace:
     """How what was asked for is counted: now for `scale`, where that at the beginning counts for 1."""
 
-    __slots__ = ("_begun_ns", "_now_ns", "lane_ns", "scale")
+    __slots__ = ("_begun_ns", "_now_ns", "_whole_ns", "scale")
 
     def __init__(self) -> None:
         self.scale = 1.0
-        self.lane_ns = 1.0
-        """What one lane that was asked for all the time adds up to."""
+        self._whole_ns = 1.0
         self._begun_ns = self._now_ns = 0
 
     def pass_to(self, now_ns: int) -> None:
@@ -83,7 +83,12 @@ class _Pace:
         self.scale *= exp(min(_MOST_SCALES, (now_ns - self._now_ns) / _ASKED_NS))
         self._now_ns = now_ns
         age = (now_ns - self._begun_ns + _YOUNG_NS) / _ASKED_NS
-        self.lane_ns = self.scale * _ASKED_NS * -expm1(-age)
+        self._whole_ns = _ASKED_NS * -expm1(-age)
+
+    @property
+    def lane_ns(self) -> float:
+        """What one lane that was asked for all the time adds up to."""
+        return self.scale * self._whole_ns
 
 
 class Account:
@@ -179,7 +184,6 @@ class Accounts:
             for each in self.known.values():
                 each.asked_ns /= pace.scale
             pace.scale = 1.0
-            pace.pass_to(now_ns)
             self._add_up()
         counted = work_ns * pace.scale
         account.asked_ns += counted

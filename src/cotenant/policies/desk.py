@@ -182,10 +182,16 @@ class Desk:
 
     def drop_hopeless(self, queries: Sequence[Query], work: Work, sizes: Sequence[int], left_ns: int) -> bool:
         """Give up the queries of work that a share of none of these sizes ends in the time left; whether it did."""
-        needed = min([self.latency_ns(work, size) for size in sizes])
+        needed = self.quickest_ns(work, sizes)
         if needed > left_ns:
             self.drop(queries, hopeless(needed, left_ns))
         return needed > left_ns
+
+    def quickest_ns(self, work: Work, sizes: Sequence[int]) -> int:
+        """Predicted latency of work in a share of that of these sizes which is quickest for it."""
+        if len(sizes) == 1:
+            return self.latency_ns(work, sizes[0])
+        return min([self.latency_ns(work, size) for size in sizes])
 
     # --- what to launch -------------------------------------------------------------------------------------------
 

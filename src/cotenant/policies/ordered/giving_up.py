@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -11,8 +12,8 @@ from msgspec import UNSET
 
 from cotenant.core.snapshot import AccountView, Drop
 from cotenant.policies.desk import Desk, hopeless
-from cotenant.policies.ordered.jobs import AnyColumn, Column, Jobs, Waiting
-from cotenant.policies.ordered.reserve import FRESH_NS, Asked, Reserve
+from cotenant.policies.ordered.jobs import DEADLINE, DUE, RANK, AnyColumn, Column, Jobs, Waiting
+from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
 from cotenant.policies.ordered.selection import begin_ns, beside_reserve, select, standing_back
 from cotenant.types import LossCause
 from cotenant.work import Share, Work
@@ -60,28 +61,22 @@ def give_up(policy: Selecting, desk: Desk, memory: object) -> Memory:
     """Give up what no lane could end in time any more, and what cannot be in time together; hold back who has to wait
     for others. The memory for the next decision."""
     known = memory if isinstance(memory, Memory) else Memory({}, None)
-    latency_ns, sizes = desk.latency_ns, policy.sizes
-    needed_ns = (lambda work: latency_ns(work, sizes[0])) if len(sizes) == 1 else _quickest(desk, sizes)
+    needed_ns = partial(desk.quickest_ns, sizes=policy.sizes)
     inside = _Inside(desk, policy, known.waiting, needed_ns)
     reserve = _reserve(policy, desk, known.reserve, needed_ns) if policy.reserves else None
     _select(policy, desk, inside, reserve)
     return Memory(inside.seen, reserve)
 
 
-def _quickest(desk: Desk, sizes: Sequence[int]) -> Callable[[Work], int]:
-    latency_ns = desk.latency_ns
-    return lambda work: min([latency_ns(work, size) for size in sizes])
-
-
 def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Callable[[Work], int]) -> Reserve:
     """For what was asked for of late, within shares and beyond; `known` is that of a decision before."""
-    snapshot, lanes, asks = desk.snapshot, len(policy.lanes), list[Asked]()
+    snapshot, lanes, asks = desk.snapshot, len(policy.lanes), list[Expected]()
     if known is not None and snapshot.now_ns - known.made_ns < FRESH_NS:
         return known
     for name, account in snapshot.accounts.items():
         if name in snapshot.queues:
             tenant, asked = snapshot.queues[name].tenant, account.asked
-            asks.append(Asked(tenant.slo_ns, needed_ns(tenant.work(0, 1)), min(asked, account.share * lanes), asked))
+            asks.append(Expected(tenant.slo_ns, needed_ns(tenant.work(0, 1)), min(asked, account.share * lanes), asked))
     return Reserve.of(asks, snapshot.now_ns)
 
 
@@ -193,7 +188,7 @@ class _Inside:
         rows: list[tuple[int, ...]] = []
         for batch, unit in begun:
             tenant, dues, queries = batch.tenant, policy.dues(accounts.get(batch.tenant.name)), batch.queries
-            if tenant.name not in snapshot.queues and tenant.name not in self.tenants:
+            if tenant.name not in self.tenants:
                 self.tenants.append(tenant.name)
             owner = self.tenants.index(tenant.name)
             within = [dues[query.id] for query in queries if query.id in dues]
@@ -204,11 +199,15 @@ class _Inside:
             ranks.add(rank)
         blocks.append(np.array(rows, np.int64).reshape(-1, 8).T)
         every = np.concatenate(blocks, 1)
-        times = every[1:4:2]
+        times = every[DEADLINE : DUE + 1 : DUE - DEADLINE]
         times -= now
         np.minimum(times, _FAR_NS, out=times)
         is_one = len(ranks) == 1 and None not in ranks
-        self.jobs = Jobs(every.take(every[1].argsort(kind="stable") if is_one else np.lexsort(every[1::-1]), 1))
+        self.jobs = Jobs(
+            every.take(
+                every[DEADLINE].argsort(kind="stable") if is_one else np.lexsort((every[DEADLINE], every[RANK])), 1
+            )
+        )
         """All of them, in the policy's order."""
 
     def numbers_of(self, job: int) -> Sequence[int]:

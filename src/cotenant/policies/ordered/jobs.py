@@ -13,6 +13,10 @@ Column = NDArray[np.int64]
 AnyColumn = NDArray[np.float64 | np.int64]
 
 
+RANK, DEADLINE, NUMBER, DUE, ENTITLED, ANSWERS, OWNER, WORK = range(8)
+"""Rows of Jobs, the first three in the order of what keys begin with."""
+
+
 class Jobs:
     """Jobs, by rank and then by deadline: a row of `rows` for each thing to know, a column for each job.
 
@@ -25,8 +29,8 @@ class Jobs:
 
     def __init__(self, rows: Column) -> None:
         self.rows = rows
-        self.rank, self.deadline_ns, self.number, self.due_ns, self.is_entitled, self.answers = rows[:6]
-        self.owner, self.work_ns = rows[6:]
+        self.rank, self.deadline_ns, self.number, self.due_ns = rows[:ENTITLED]
+        self.is_entitled, self.answers, self.owner, self.work_ns = rows[ENTITLED:]
 
     def at(self, chosen: NDArray[np.intp]) -> Jobs:
         """The jobs at these positions."""
@@ -46,12 +50,12 @@ class Waiting:
         queries, keys, tenant = queue.queries, queue.keys, queue.tenant
         self.edition = queue.edition
         self.rows = rows = np.zeros((8, len(queries)), np.int64)
-        rows[:3] = np.array(keys).T
-        rows[3], rows[5] = rows[1], 1
+        rows[:DUE] = np.array(keys).T
+        rows[DUE], rows[ANSWERS] = rows[DEADLINE], 1
         if dues:
             due = np.array([dues.get(key[2], -1) for key in keys])
-            rows[4] = is_entitled = due >= 0
-            np.copyto(rows[3], due, where=is_entitled)
+            rows[ENTITLED] = is_entitled = due >= 0
+            np.copyto(rows[DUE], due, where=is_entitled)
         self.rank: int | None = keys[0][0]
         self._needed, self._owner = list[int](), -1
         self._kind: NDArray[np.intp] | None = None
@@ -73,6 +77,6 @@ class Waiting:
         """The rows, for the tenant's number and what each of the works takes of a lane now."""
         if needed_ns != self._needed or owner != self._owner:
             self._needed, self._owner = needed_ns, owner
-            self.rows[6] = owner
-            self.rows[7] = needed_ns[0] if self._kind is None else np.array(needed_ns)[self._kind]
+            self.rows[OWNER] = owner
+            self.rows[WORK] = needed_ns[0] if self._kind is None else np.array(needed_ns)[self._kind]
         return self.rows

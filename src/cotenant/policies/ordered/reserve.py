@@ -15,9 +15,9 @@ FRESH_NS = 1_000_000_000
 """Age up to which a reserve holds: what it goes by, work of the last ten seconds, changes little meanwhile."""
 
 
-class Asked(NamedTuple):
-    """What a tenant asks for: its SLO, what a query of it takes of a lane, and the lanes that its queries of late would
-    keep busy: those within its share, and all."""
+class Expected(NamedTuple):
+    """What a tenant is expected to ask for: its SLO, what a query of it takes of a lane, and the lanes that its queries
+    of late would keep busy: those within its share, and all."""
 
     slo_ns: int
     work_ns: int
@@ -40,7 +40,7 @@ class Reserve:
     begun_ns: NDArray[np.float64] = field(compare=False)
 
     @staticmethod
-    def of(tenants: Sequence[Asked], now_ns: int) -> Reserve:
+    def of(tenants: Sequence[Expected], now_ns: int) -> Reserve:
         """For jobs beyond shares: all that comes within shares with an earlier deadline goes first, and what comes
         beyond them of tenants whose queries take less work, as it is worth more."""
         slo, work, within, asked = np.array(sorted(tenants), np.float64).reshape(-1, 4).T

@@ -349,7 +349,7 @@ class _RoundDecision(TurnDesk):
                 group = tuple([Member(work, seat.share.size) for work, seat in zip(works, seats, strict=True)])
                 busy += cast(GroupPredictor, self.snapshot.predictor).longest_ns([group])[0]
             elif seats:
-                busy += min([self.latency_ns(works[0], size) for size in seats[0].alone])
+                busy += self.quickest_ns(works[0], seats[0].alone)
         return NEVER_NS if tightest == NEVER_NS else int(max(0, tightest - busy) * self._policy.stretch)
 
     def drop_strangers(self) -> None:

@@ -140,7 +140,7 @@ def _largest(desk: Desk, seat: Seat) -> SeatBatch | None:
     queue, tenant = seat.queue, seat.queue.tenant
     for place, head in desk.waiting(queue):
         work, left = tenant.work(head.shape, head.items), head.deadline_ns - desk.now_ns
-        if desk.drops_hopeless and min([desk.latency_ns(work, size) for size in seat.alone]) > left:
+        if desk.drops_hopeless and desk.quickest_ns(work, seat.alone) > left:
             desk.drop_hopeless((head,), work, seat.sizes, left)
             continue
         made = SeatBatch(seat, [head], head.items, place)
