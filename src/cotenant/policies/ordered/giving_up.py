@@ -155,7 +155,12 @@ class _Inside:
         self, desk: Desk, policy: Selecting, seen: Mapping[str, Waiting], needed_ns: Callable[[Work], int]
     ) -> None:
         snapshot, now = desk.snapshot, desk.now_ns
-        accounts = snapshot.accounts
+        accounts, sure_ns = snapshot.accounts, snapshot.predictor.sure_ns
+
+        def longer_ns(name: str, work_ns: int) -> int:
+            """Time by which work within an entitlement is done early, so that it is in time when it runs longer."""
+            return sure_ns(name, work_ns) - work_ns
+
         self.seen: dict[str, Waiting] = {}
         """What waits, by tenant: for the next decision, too."""
         self.tenants = list(snapshot.queues)
@@ -163,11 +168,12 @@ class _Inside:
         blocks, ranks = list[Column](), set[int | None]()
         for owner, (name, queue) in enumerate(snapshot.queues.items()):
             if queue.queries:
-                known = seen.get(name)
+                known, dues = seen.get(name), policy.dues(accounts.get(name))
                 if known is None or known.edition is not queue.edition:
-                    known = Waiting(queue, policy.dues(accounts.get(name)))
+                    known = Waiting(queue, dues)
                 self.seen[name] = known
-                blocks.append(known.told(owner, [needed_ns(work) for work in known.works]))
+                works = [needed_ns(work) for work in known.works]
+                blocks.append(known.told(owner, [(work, longer_ns(name, work) if dues else 0) for work in works]))
                 ranks.add(known.rank)
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         self.paused = len(begun)
@@ -194,7 +200,7 @@ class _Inside:
             within = [dues[query.id] for query in queries if query.id in dues]
             rank, deadline = min([query.rank for query in queries]), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
-            due = min([*within, deadline])
+            due = min([*within, deadline - longer_ns(tenant.name, work_ns)]) if within else deadline
             rows.append((rank, deadline, -1 - len(rows), due, bool(within), len(queries), owner, work_ns))
             ranks.add(rank)
         blocks.append(np.array(rows, np.int64).reshape(-1, 8).T)

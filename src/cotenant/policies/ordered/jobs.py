@@ -43,7 +43,7 @@ class Waiting:
     `works` are the different ones that they have; `rank` is the priority of all, None where they differ.
     """
 
-    __slots__ = ("_kind", "_needed", "_owner", "edition", "rank", "rows", "works")
+    __slots__ = ("_due", "_kind", "_needed", "_owner", "edition", "rank", "rows", "works")
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int]) -> None:
         """Of a queue that is not empty, whose keys begin with rank and deadline and end with the number."""
@@ -52,12 +52,14 @@ class Waiting:
         self.rows = rows = np.zeros((8, len(queries)), np.int64)
         rows[:DUE] = np.array(keys).T
         rows[DUE], rows[ANSWERS] = rows[DEADLINE], 1
+        self._due: Column | None = None
         if dues:
             due = np.array([dues.get(key[2], -1) for key in keys])
             rows[ENTITLED] = is_entitled = due >= 0
             np.copyto(rows[DUE], due, where=is_entitled)
+            self._due = rows[DUE].copy()
         self.rank: int | None = keys[0][0]
-        self._needed, self._owner = list[int](), -1
+        self._needed, self._owner = list[tuple[int, int]](), -1
         self._kind: NDArray[np.intp] | None = None
         if queue.are_alike:
             self.works = [tenant.work(queries[0].shape, queries[0].items)]
@@ -73,10 +75,16 @@ class Waiting:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def told(self, owner: int, needed_ns: list[int]) -> Column:
-        """The rows, for the tenant's number and what each of the works takes of a lane now."""
+    def told(self, owner: int, needed_ns: list[tuple[int, int]]) -> Column:
+        """The rows, for the tenant's number and what each of the works takes of a lane now, and may take longer."""
         if needed_ns != self._needed or owner != self._owner:
-            self._needed, self._owner = needed_ns, owner
-            self.rows[OWNER] = owner
-            self.rows[WORK] = needed_ns[0] if self._kind is None else np.array(needed_ns)[self._kind]
+            self._needed, self._owner, rows = needed_ns, owner, self.rows
+            rows[OWNER] = owner
+            longer: int | Column
+            if self._kind is None:
+                rows[WORK], longer = needed_ns[0]
+            else:
+                rows[WORK], longer = np.array(needed_ns)[self._kind].T
+            if self._due is not None:
+                rows[DUE] = np.minimum(self._due, rows[DEADLINE] - longer * rows[ENTITLED])
         return self.rows
