@@ -13,21 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.policies.ordered import selection
-from cotenant.policies.ordered.jobs import AnyColumn, Jobs
+from cotenant.policies.ordered.columns import Columns
+from cotenant.policies.ordered.jobs import Number, Selection, Worth
 from cotenant.policies.ordered.reserve import Expected, Reserve
-from cotenant.policies.ordered.selection import _FEW
+from cotenant.policies.ordered.selection import FEW, Jobs
 
 SOME = settings(max_examples=150, deadline=None, database=None)
+TENANTS = "ab"
 
 
 class Job(NamedTuple):
-    """A job as a row: in this order rows are sorted, by rank, deadline and number."""
+    """See jobs.Job: in this order jobs are sorted, by rank, deadline and number."""
 
     rank: int
     deadline_ns: int
     number: int
     due_ns: int
     is_entitled: int
+    answers: int
     owner: int
     work_ns: int
 
@@ -38,40 +41,67 @@ class Victim(NamedTuple):
 
 
 def job(number: int, work: int, deadline: int, *, tenant: str = "a", due: int | None = None, rank: int = 1) -> Job:
-    return Job(rank, deadline, number, deadline if due is None else due, due is not None, "ab".index(tenant), work)
+    is_due = due is not None
+    return Job(rank, deadline, number, due if is_due else deadline, is_due, 1, TENANTS.index(tenant), work)
 
 
-def columns(jobs: Sequence[Job]) -> Jobs:
-    rows = np.array([(*each[:5], 1, *each[5:]) for each in jobs], np.int64).reshape(-1, 8)
-    return Jobs(np.ascontiguousarray(rows.T))
+def one_by_one(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> Selection:
+    return Jobs([tuple(each) for each in jobs], free_at, now_ns)
 
 
-def most_work_first(jobs: Jobs) -> Sequence[AnyColumn]:
-    return (-jobs.work_ns,)
+def in_columns(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> Selection:
+    rows = np.array(jobs, np.int64).reshape(-1, 8)
+    return Columns(np.ascontiguousarray(rows.T), free_at, now_ns)
 
 
-def beyond_first(jobs: Jobs) -> Sequence[AnyColumn]:
-    return jobs.is_entitled, -jobs.work_ns
+BOTH = (one_by_one, in_columns)
 
 
-def select(jobs: Sequence[Job], free_at: Sequence[int], value: selection.Value) -> list[Victim]:
-    return [
-        Victim(*[jobs[at] for at in each]) for each in selection.select(columns(jobs), free_at, value, lambda _: None)
-    ]
+def most_work_first(
+    entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+) -> Sequence[Number]:
+    return (-work_ns,)
+
+
+def beyond_first(entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number) -> Sequence[Number]:
+    return entitled, -fared * entitled, -work_ns / answers
+
+
+def agreed(found: Sequence[object]) -> object:
+    """What both ways give."""
+    first, second = found
+    assert first == second
+    return first
+
+
+def select(jobs: Sequence[Job], free_at: Sequence[int], worth: Worth) -> list[Victim]:
+    """Who goes; those who fared well go before others, and those who lose fare worse."""
+
+    def by(make: object) -> list[Victim]:
+        fared = [1.0, 0.9]
+
+        def note(owner: int) -> None:
+            fared[owner] *= 0.8
+
+        found = make(jobs, free_at).select(worth, fared, [1.0, 1.0], note)  # type: ignore[operator]
+        return [Victim(Job(*gone), Job(*for_job)) for gone, for_job in found]
+
+    if len(jobs) > FEW:  # one by one all lanes count
+        return by(in_columns)
+    return agreed([by(make) for make in BOTH])  # type: ignore[return-value]
 
 
 def selected(jobs: Sequence[Job], free_at: Sequence[int]) -> list[Victim]:
     return select(sorted(jobs), free_at, most_work_first)
 
 
-def standing_back(jobs: Sequence[Job], free_at: Sequence[int]) -> list[int]:
-    back = selection.standing_back(columns(jobs), free_at, most_work_first)
-    return [each.number for each, waits in zip(jobs, back.tolist(), strict=True) if waits]
+def standing_back(jobs: Sequence[Job], free_at: Sequence[int], reserve: Reserve | None = None) -> list[int]:
+    found = [make(jobs, free_at).stand_back(most_work_first, [1.0, 1.0], [1.0, 1.0], reserve) for make in BOTH]
+    return agreed(found)  # type: ignore[return-value]
 
 
 def first_late(jobs: Sequence[Job], free_at: Sequence[int]) -> int | None:
-    each = columns(jobs)
-    return selection.first_late(each.work_ns, each.deadline_ns, free_at)
+    return selection.first_late(jobs, free_at)
 
 
 def most_in_time(jobs: Sequence[Job]) -> int:
@@ -121,7 +151,7 @@ def test_what_is_within_its_share_goes_only_when_nothing_beyond_is_before_the_la
 def test_of_many_those_go_that_go_one_by_one_on_one_lane() -> None:
     for seed in range(20):
         random = Random(seed)
-        works = [random.randint(1, 30) for _ in range(_FEW + 40)]
+        works = [random.randint(1, 30) for _ in range(FEW + 40)]
         jobs = sorted(job(number, work, work + random.randint(0, 1500)) for number, work in enumerate(works))
         gone = [victim.job for victim in selected(jobs, [0])]
         assert gone
@@ -137,7 +167,7 @@ def test_of_many_those_go_that_go_one_by_one_on_one_lane() -> None:
 def test_nobody_goes_for_a_lower_priority() -> None:
     urgent, other = job(0, 20, 30, rank=1), job(1, 5, 20, rank=2)
     assert [victim.job for victim in selected([urgent, other], [0])] == [other]
-    more = [job(number, 20, 30, rank=1) for number in range(_FEW)]
+    more = [job(number, 20, 30, rank=1) for number in range(FEW)]
     assert other in [victim.job for victim in selected([*more[:1], other, *more[1:]], [0])]
 
 
@@ -189,9 +219,38 @@ def test_those_stand_back_who_do_when_jobs_are_looked_at_one_by_one(
 def test_what_is_beyond_begins_only_beside_what_is_still_to_come() -> None:
     jobs = [job(0, 10, 20), job(1, 10, 30, due=30), job(2, 10, 40)]
     for ahead, expected in ((0, []), (9, []), (11, [0]), (25, [0, 2])):
-        back = np.zeros(3, np.bool_)
-        selection.beside_reserve(columns(jobs), [0], back, np.array([ahead, ahead, ahead]))
-        assert back.nonzero()[0].tolist() == expected, ahead
+        every = Reserve(0, [0.0], [0.0], [[0.0, 0.0]] * 2, [[0.0, -ahead]] * 2)
+        assert standing_back(jobs, [0], every) == expected, ahead
+
+
+@SOME
+@given(job_sets(12), st.integers(1, 3), st.integers(0, 1000), st.integers(0, 30), st.booleans(), st.integers(-13, 0))
+def test_one_by_one_and_in_columns_all_is_the_same(
+    jobs: list[Job], lanes: int, now: int, free: int, two_ranks: bool, paused: int
+) -> None:
+    jobs = sorted(
+        each._replace(
+            deadline_ns=each.deadline_ns + now,
+            due_ns=each.due_ns + now,
+            rank=1 + each.number % 2 if two_ranks else 1,
+            number=each.number if each.number % 3 else -1 - each.number,
+        )
+        for each in jobs
+    )
+    reserve = Reserve.of([Expected(100, 10, 0.2, 0.5), Expected(40, 20, 0.1, 0.2)], now)
+    free_at = [now + free, *[now] * (lanes - 1)]
+    first, second = (make(jobs, free_at, now) for make in BOTH)
+    for is_due in (True, False):
+        assert first.is_timely(due=is_due) == second.is_timely(due=is_due)
+    assert first.is_within() == second.is_within()
+    assert first.hopeless() == second.hopeless()
+    found = []
+    for each in (first, second):
+        fared = [1.0, 0.9]
+        held = each.stand_back(beyond_first, fared, [1.0, 1.0], reserve)
+        gone = each.select(beyond_first, fared, [1.0, 1.0], lambda owner, fared=fared: fared.__setitem__(owner, 0.5))  # type: ignore[misc]
+        found.append((held, gone, sorted(each.behind_the_due(-paused))))
+    assert found[0] == found[1]
 
 
 def test_the_reserve_is_what_comes_before_a_deadline_and_goes_first() -> None:
@@ -202,8 +261,8 @@ def test_the_reserve_is_what_comes_before_a_deadline_and_goes_first() -> None:
         0.3 * (150 - 40) + 0.8 * (150 - 100),
         0.3 * (300 - 40) + 0.8 * (300 - 100) + 0.4 * (300 - 200),
     ]
-    assert reserve.ahead_ns(columns(jobs)).tolist() == pytest.approx(expected, abs=1)
-    assert Reserve.of([], 0).ahead_ns(columns(jobs)).tolist() == [0, 0, 0]
+    for made, known in ((reserve, expected), (Reserve.of([], 0), [0.0, 0.0, 0.0])):
+        assert [made.ahead_ns(each.deadline_ns, each.work_ns) for each in jobs] == pytest.approx(known, abs=1)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

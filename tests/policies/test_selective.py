@@ -13,11 +13,12 @@ import pytest
 
 from cotenant.core.snapshot import DropRule
 from cotenant.policies import POLICIES
+from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_answers_with_shares
-from scenario import MS, TWO_LANES, play
+from scenario import MS, ONE_LANE, TWO_LANES, play, tables
 
 MODELS = {"resnet": (78, 250), "minilm": (23, 120), "ocr": (100, 400), "vad": (7, 30)}
 """Latency and SLO in ms."""
@@ -133,3 +134,17 @@ def test_who_is_given_up_hears_it_at_once_and_for_whom() -> None:
     assert made.outcomes[gone] in (Outcome.DROPPED, Outcome.REJECTED)
     assert made.ended_ns[gone] == 0
     assert "given up: 100.0 ms of work" in made.reasons[gone]
+
+
+def test_what_is_within_a_share_goes_while_its_answer_is_sure() -> None:
+    """On half of the lane `mine` ends at 80 ms, just in time behind the second of `theirs`, which is beyond their half
+    and has the earlier deadline. It may take 30 ms more, and has to be in time even so, at 100 ms."""
+    exact = tables({"mine": 40 * MS, "theirs": 20 * MS})
+    wary = exact.with_margin(SafetyMargin({"mine": Spread(1.75, 40 * MS)}))
+    tenants = [Tenant("mine", 100 * MS), Tenant("theirs", 60 * MS)]
+    queries = [Query(0, "theirs", 0, 60 * MS), Query(1, "theirs", 0, 60 * MS), Query(2, "mine", 0, 100 * MS)]
+    order = [
+        [each.work.tenant for _, each in play(POLICIES["shares"](ONE_LANE), tenants, predictor, queries).launches]
+        for predictor in (exact, wary)
+    ]
+    assert order == [["theirs", "theirs", "mine"], ["theirs", "mine"]]

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
-import numpy as np
 from msgspec import UNSET
 
 from cotenant.core.snapshot import AccountView, Drop
 from cotenant.policies.desk import Desk, hopeless
-from cotenant.policies.ordered.jobs import DEADLINE, DUE, RANK, AnyColumn, Column, Jobs, Waiting
+from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Waiting
 from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
-from cotenant.policies.ordered.selection import begin_ns, beside_reserve, select, standing_back
+from cotenant.policies.ordered.selection import FEW, Jobs
 from cotenant.types import LossCause
 from cotenant.work import Share, Work
 
-_BEHIND = 1 << 20
-"""Added to the priority of what stands back: behind everything that does not."""
-_FAR_NS = 1 << 50
-"""Deadlines beyond this, days ahead, are no nearer: their sums stay whole numbers of 64 bits."""
 _FADES = 1 - 1 / 64
 """What a tenant's attainment counts for once one of its queries goes."""
 
@@ -44,9 +40,10 @@ class Selecting(Protocol):
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """When queries of a tenant are due that are to be kept before others, by number."""
 
-    def worth(self, jobs: Jobs, fared: AnyColumn, weights: AnyColumn) -> Sequence[AnyColumn]:
-        """What jobs are worth: of two the one goes that is less in the first column in which they differ. `fared` are
-        attainments of tenants, less for those who lose more in this decision, and `weights` theirs, by number."""
+    def worth(
+        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    ) -> Sequence[Number]:
+        """See jobs.Worth. Attainments are less for those who lose more in this decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,100 +78,65 @@ def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Ca
 
 
 def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | None) -> None:
-    jobs, free_at = inside.jobs, inside.free_at
+    jobs, snapshot = inside.jobs, desk.snapshot
     gone: dict[int, Drop] = {}
-    begin, lanes = begin_ns(jobs.work_ns, free_at), len(free_at)
-    is_easy = bool((begin <= (jobs.due_ns - jobs.work_ns) * lanes).all())
-    if not desk.snapshot.free_mask and (is_easy or (begin <= (jobs.deadline_ns - jobs.work_ns) * lanes).all()):
+    is_easy = jobs.is_timely(due=True)
+    if not snapshot.free_mask and (is_easy or jobs.is_timely(due=False)):
         return  # nobody has to go, and nothing begins
-    if not is_easy:
-        end = jobs.work_ns + min(free_at)
-        is_late = end > jobs.deadline_ns
-        late = zip(
-            jobs.number[is_late].tolist(), end[is_late].tolist(), jobs.deadline_ns[is_late].tolist(), strict=True
-        )
-        for number, needed, left in late:
-            gone.update({query: Drop(query, hopeless(needed, left)) for query in inside.numbers_of(number)})
-        if gone:
-            jobs = jobs.at((~is_late).nonzero()[0])
-    if is_easy and (reserve is None or jobs.is_entitled.all()):
+    if is_easy and (reserve is None or jobs.is_within()):
         return
-    snapshot, names = desk.snapshot, inside.tenants
-    accounts, queues = snapshot.accounts, snapshot.queues
-    fared = np.array([accounts[name].attainment if name in accounts else 1.0 for name in names])
-    weights = np.array([queues[name].tenant.weight if name in queues else 1.0 for name in names])
-
-    def value(jobs: Jobs) -> Sequence[AnyColumn]:
-        return policy.worth(jobs, fared, weights)
+    if not is_easy:
+        for number, end_ns, deadline_ns in jobs.hopeless():
+            why = hopeless(end_ns - desk.now_ns, deadline_ns - desk.now_ns)
+            gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
+    names, accounts, queues = inside.tenants, snapshot.accounts, snapshot.queues
+    fared = [accounts[name].attainment if name in accounts else 1.0 for name in names]
+    weights = [queues[name].tenant.weight if name in queues else 1.0 for name in names]
 
     def note(owner: int) -> None:
         fared[owner] *= _FADES
 
-    back = standing_back(jobs, free_at, value)
-    if reserve is not None:
-        beside_reserve(jobs, free_at, back, reserve.ahead_ns(jobs))
-    held: list[int] = jobs.number[back].tolist()
-    if held:
-        jobs.rank[back] += _BEHIND
-        jobs = jobs.at(back.argsort(kind="stable"))
-    for victim in select(jobs, free_at, value, note):
-        whose, other = names[jobs.owner[victim.job]], names[jobs.owner[victim.for_job]]
-        why = f"given up: {jobs.work_ns[victim.job] / 1e6:.1f} ms of work, so that a query of {other!r} is in time"
+    held = jobs.stand_back(policy.worth, fared, weights, reserve)
+    for victim, for_job in jobs.select(policy.worth, fared, weights, note):
+        whose, other = names[victim[OWNER]], names[for_job[OWNER]]
+        why = f"given up: {victim[WORK] / 1e6:.1f} ms of work, so that a query of {other!r} is in time"
         cause = LossCause.OWN_RATE if other == whose else LossCause.NEIGHBOUR
         whom = UNSET if other == whose else other
-        for query in inside.numbers_of(int(jobs.number[victim.job])):
+        for query in inside.numbers_of(victim[NUMBER]):
             gone[query] = Drop(query, why, cause, whom)
     if gone:
         desk.give_up(gone)
     if snapshot.free_mask:
-        held += _behind_the_due(jobs, inside.paused)
+        held += jobs.behind_the_due(inside.paused)
         every = [query for number in held for query in inside.numbers_of(number) if query not in gone]
         if every:
             desk.hold_back(frozenset(every))
 
 
-def _behind_the_due(jobs: Jobs, paused: int) -> list[int]:
-    """Numbers of jobs beyond entitlements that are to wait for one within that is due before their deadlines, and that
-    waits or has paused."""
-    within = ((jobs.is_entitled > 0) & (jobs.number >= -paused)).nonzero()[0]
-    ranks, dues = jobs.rank[within].tolist(), jobs.due_ns[within].tolist()
-    found: list[int] = []
-    for rank in dict.fromkeys(ranks):
-        due = min([each for each, its_rank in zip(dues, ranks, strict=True) if its_rank == rank])
-        late = (jobs.is_entitled == 0) & (jobs.deadline_ns >= due) & (jobs.rank == rank)
-        found += jobs.number[late].tolist()
-    return found
-
-
 class _Inside:
     """All that is inside, at one decision."""
 
-    __slots__ = ("batches", "free_at", "jobs", "paused", "seen", "tenants")
+    __slots__ = ("batches", "jobs", "paused", "seen", "tenants")
 
     def __init__(
         self, desk: Desk, policy: Selecting, seen: Mapping[str, Waiting], needed_ns: Callable[[Work], int]
     ) -> None:
         snapshot, now = desk.snapshot, desk.now_ns
-        accounts, sure_ns = snapshot.accounts, snapshot.predictor.sure_ns
-
-        def longer_ns(name: str, work_ns: int) -> int:
-            """Time by which work within an entitlement is done early, so that it is in time when it runs longer."""
-            return sure_ns(name, work_ns) - work_ns
-
+        accounts, predictor = snapshot.accounts, snapshot.predictor
         self.seen: dict[str, Waiting] = {}
         """What waits, by tenant: for the next decision, too."""
         self.tenants = list(snapshot.queues)
         """Names of tenants by their numbers."""
-        blocks, ranks = list[Column](), set[int | None]()
+        count = 0
         for owner, (name, queue) in enumerate(snapshot.queues.items()):
             if queue.queries:
-                known, dues = seen.get(name), policy.dues(accounts.get(name))
+                known = seen.get(name)
                 if known is None or known.edition is not queue.edition:
-                    known = Waiting(queue, dues)
+                    known = Waiting(queue, policy.dues(accounts.get(name)))
+                if known.predictor is not predictor or known.owner != owner:
+                    known.tell(owner, predictor, needed_ns)
                 self.seen[name] = known
-                works = [needed_ns(work) for work in known.works]
-                blocks.append(known.told(owner, [(work, longer_ns(name, work) if dues else 0) for work in works]))
-                ranks.add(known.rank)
+                count += len(known.jobs)
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         self.paused = len(begun)
         """Of the batches those in front."""
@@ -187,11 +149,9 @@ class _Inside:
                     ends[mask] = end
             if not launch.last and run.batch.queries:
                 begun.append((run.batch, launch.work.end))
-        self.free_at = [end - now for end in ends.values()]
-        """When each lane is predicted to be free, from now on."""
         self.batches = [batch for batch, _ in begun]
         """Those with queries in them: number -1 is the first of them."""
-        rows: list[tuple[int, ...]] = []
+        rows = list[Job]()
         for batch, unit in begun:
             tenant, dues, queries = batch.tenant, policy.dues(accounts.get(batch.tenant.name)), batch.queries
             if tenant.name not in self.tenants:
@@ -200,21 +160,18 @@ class _Inside:
             within = [dues[query.id] for query in queries if query.id in dues]
             rank, deadline = min([query.rank for query in queries]), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
-            due = min([*within, deadline - longer_ns(tenant.name, work_ns)]) if within else deadline
-            rows.append((rank, deadline, -1 - len(rows), due, bool(within), len(queries), owner, work_ns))
-            ranks.add(rank)
-        blocks.append(np.array(rows, np.int64).reshape(-1, 8).T)
-        every = np.concatenate(blocks, 1)
-        times = every[DEADLINE : DUE + 1 : DUE - DEADLINE]
-        times -= now
-        np.minimum(times, _FAR_NS, out=times)
-        is_one = len(ranks) == 1 and None not in ranks
-        self.jobs = Jobs(
-            every.take(
-                every[DEADLINE].argsort(kind="stable") if is_one else np.lexsort((every[DEADLINE], every[RANK])), 1
-            )
-        )
-        """All of them, in the policy's order."""
+            longer_ns = predictor.sure_ns(tenant.name, work_ns) - work_ns if within else 0
+            due = min([*within, deadline - longer_ns])
+            rows.append((rank, deadline, -1 - len(rows), due, int(bool(within)), len(queries), owner, work_ns))
+        free_at = tuple(ends.values())
+        self.jobs: Selection
+        """All of them."""
+        if count + len(rows) <= FEW:
+            self.jobs = Jobs(sorted(chain(rows, *[each.jobs for each in self.seen.values()])), free_at, now)
+        else:
+            from cotenant.policies.ordered.columns import Columns  # numpy: few need none
+
+            self.jobs = Columns.of(self.seen.values(), rows, free_at, now)
 
     def numbers_of(self, job: int) -> Sequence[int]:
         """The queries of a job, which has the number `job`."""

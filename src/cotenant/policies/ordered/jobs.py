@@ -1,90 +1,113 @@
-"""What is inside, as columns: of each tenant's queue once, until that changes; of all, in the policy's order."""
+"""What is inside, as a policy that selects sees it: jobs in rows that sort into its order, a queue's made once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import QueueView
+from cotenant.policies.ordered.reserve import Reserve
+from cotenant.work import Work
 
-Column = NDArray[np.int64]
-AnyColumn = NDArray[np.float64 | np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-
+Job = tuple[int, int, int, int, int, int, int, int]
+"""Its priority, smallest first; its deadline; the number of its query, or below zero that of a batch; its deadline, or
+when it is due within an entitlement; whether it is (1 or 0); the queries in it; the number of its tenant; what it takes
+of a lane. They sort into the policy's order."""
 RANK, DEADLINE, NUMBER, DUE, ENTITLED, ANSWERS, OWNER, WORK = range(8)
-"""Rows of Jobs, the first three in the order of what keys begin with."""
+
+BEHIND = 1 << 20
+"""Added to the priority of what stands back: behind everything that does not."""
+
+Number = TypeVar("Number", "float", "NDArray[np.float64]")
+Note = Callable[[int], None]
+"""Is told the number of the tenant of each job that goes, before the next one is chosen."""
 
 
-class Jobs:
-    """Jobs, by rank and then by deadline: a row of `rows` for each thing to know, a column for each job.
-
-    Times are from now on. `rank` is its priority, smallest first. `due_ns` is its deadline, or when it is due within an
-    entitlement, which `is_entitled` says (1 or 0). `work_ns` is what it takes of a lane. `owner` is the number of its
-    tenant, `answers` that of queries in it. `number` is that of its query, or below zero that of a batch.
+class Worth(Protocol):
+    """What jobs are worth, of one or of columns of many: whether they are within an entitlement, attainment and weight
+    of their tenants, their work, and their answers. Of two the one goes that is less in the first in which they differ.
     """
 
-    __slots__ = ("answers", "deadline_ns", "due_ns", "is_entitled", "number", "owner", "rank", "rows", "work_ns")
+    def __call__(
+        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    ) -> Sequence[Number]:
+        """See above."""
 
-    def __init__(self, rows: Column) -> None:
-        self.rows = rows
-        self.rank, self.deadline_ns, self.number, self.due_ns = rows[:ENTITLED]
-        self.is_entitled, self.answers, self.owner, self.work_ns = rows[ENTITLED:]
 
-    def at(self, chosen: NDArray[np.intp]) -> Jobs:
-        """The jobs at these positions."""
-        return Jobs(self.rows.take(chosen, 1))
+class Selection(Protocol):
+    """The jobs of one decision, in the policy's order; those that are given up leave it."""
+
+    def is_timely(self, *, due: bool) -> bool:
+        """Whether all would be in time, or with `due` done when they are due, were the lanes one that is as fast."""
+
+    def hopeless(self) -> list[tuple[int, int, int]]:
+        """Take out those that would be late as the first: the number, when it would end and the deadline of each."""
+
+    def is_within(self) -> bool:
+        """Whether all are within entitlements."""
+
+    def stand_back(
+        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], reserve: Reserve | None
+    ) -> list[int]:
+        """Put those behind all others who have to wait for others, or for what is still to come; their numbers."""
+
+    def select(
+        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], note: Note
+    ) -> list[tuple[Job, Job]]:
+        """Take out jobs so that the others can be in time: each, and the one that would be late else."""
+
+    def behind_the_due(self, paused: int) -> list[int]:
+        """Numbers of those beyond entitlements that are to wait for one within."""
 
 
 class Waiting:
-    """The queries of a queue at one of its editions, as `rows` of Jobs with times as they are.
+    """The queries of a queue at one of its editions, as jobs.
 
-    `works` are the different ones that they have; `rank` is the priority of all, None where they differ.
+    `rank` is the priority of all, None where they differ. `jobs` are as they were told last: by `predictor`, which is
+    None before, and for the tenant's number `owner`; `rows` is room to keep them as columns.
     """
 
-    __slots__ = ("_due", "_kind", "_needed", "_owner", "edition", "rank", "rows", "works")
+    __slots__ = ("_dues", "_queue", "edition", "jobs", "owner", "predictor", "rank", "rows")
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int]) -> None:
-        """Of a queue that is not empty, whose keys begin with rank and deadline and end with the number."""
-        queries, keys, tenant = queue.queries, queue.keys, queue.tenant
+        """Of a queue that is not empty, whose keys begin with rank and deadline and end with the number; `dues` tells
+        when those are due that are within entitlements."""
         self.edition = queue.edition
-        self.rows = rows = np.zeros((8, len(queries)), np.int64)
-        rows[:DUE] = np.array(keys).T
-        rows[DUE], rows[ANSWERS] = rows[DEADLINE], 1
-        self._due: Column | None = None
-        if dues:
-            due = np.array([dues.get(key[2], -1) for key in keys])
-            rows[ENTITLED] = is_entitled = due >= 0
-            np.copyto(rows[DUE], due, where=is_entitled)
-            self._due = rows[DUE].copy()
-        self.rank: int | None = keys[0][0]
-        self._needed, self._owner = list[tuple[int, int]](), -1
-        self._kind: NDArray[np.intp] | None = None
-        if queue.are_alike:
-            self.works = [tenant.work(queries[0].shape, queries[0].items)]
-            return
-        if any(key[0] != self.rank for key in keys):
+        self.rank: int | None = queue.keys[0][0]
+        if not queue.are_alike and any(key[0] != self.rank for key in queue.keys):
             self.rank = None
-        known: dict[tuple[int, int], int] = {}
-        self._kind = np.array([known.setdefault((query.shape, query.items), len(known)) for query in queries])
-        self.works = [tenant.work(*each) for each in known]
+        self.jobs: list[Job] = []
+        self._queue = queue.tenant, tuple(queue.queries), tuple(queue.keys)
+        self._dues = [dues.get(query.id) for query in queue.queries] if dues else None
+        self.rows: NDArray[np.int64] | None = None
+        self.predictor: Predictor | None = None
+        self.owner = -1
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Waiting) and self.edition is other.edition
 
     __hash__ = None  # type: ignore[assignment]
 
-    def told(self, owner: int, needed_ns: list[tuple[int, int]]) -> Column:
-        """The rows, for the tenant's number and what each of the works takes of a lane now, and may take longer."""
-        if needed_ns != self._needed or owner != self._owner:
-            self._needed, self._owner, rows = needed_ns, owner, self.rows
-            rows[OWNER] = owner
-            longer: int | Column
-            if self._kind is None:
-                rows[WORK], longer = needed_ns[0]
-            else:
-                rows[WORK], longer = np.array(needed_ns)[self._kind].T
-            if self._due is not None:
-                rows[DUE] = np.minimum(self._due, rows[DEADLINE] - longer * rows[ENTITLED])
-        return self.rows
+    def tell(self, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
+        """Make the jobs, for the tenant's number and what work is believed to take of a lane now."""
+        self.predictor, self.owner, self.rows = predictor, owner, None
+        tenant, queries, keys = self._queue
+        name, dues = tenant.name, self._dues
+        found: dict[tuple[int, int], tuple[int, int]] = {}
+        jobs = self.jobs = []
+        for at, (query, key) in enumerate(zip(queries, keys, strict=True)):
+            kind = query.shape, query.items
+            known = found.get(kind)
+            if known is None:
+                work_ns = needed_ns(tenant.work(*kind))
+                known = found[kind] = work_ns, predictor.sure_ns(name, work_ns) - work_ns if dues else 0
+            deadline, due = key[1], None if dues is None else dues[at]
+            if due is None:
+                jobs.append((key[0], deadline, key[2], deadline, 0, 1, owner, known[0]))
+            else:  # early by what it may run longer, so that it is in time even so
+                jobs.append((key[0], deadline, key[2], min(due, deadline - known[1]), 1, 1, owner, known[0]))

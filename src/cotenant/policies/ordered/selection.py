@@ -4,132 +4,156 @@ After the rule of Moore and Hodgson for the fewest late jobs (Moore, 1968): jobs
 order, and whenever one would be late, jobs up to it are taken out, the one that an objective values least first. On
 one lane, with the most work as the least value, no other choice leaves more in time. With several lanes, or values that
 differ in more than work, it is a heuristic.
+
+`Jobs` goes through them one by one, which is quicker for as few as are inside as a rule; `columns` does the same to
+many.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from heapq import heappop, heappush, heapreplace
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heapreplace
 
-import numpy as np
-from numpy.typing import NDArray
+from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Job, Note, Worth
+from cotenant.policies.ordered.reserve import Reserve
 
-from cotenant.policies.ordered.jobs import AnyColumn, Column, Jobs
-
-_FEW = 128
+FEW = 128
 """Jobs up to which they are laid on the lanes one by one; of more, which lane gets which hardly matters."""
 
-Value = Callable[[Jobs], Sequence[AnyColumn]]
-"""What jobs are worth: of two the one goes that is less in the first column in which they differ."""
-Note = Callable[[int], None]
-"""Is told the number of the tenant of each job that goes, before the next one is chosen."""
 
+class Jobs:
+    """Jobs of one decision, in the policy's order; see `jobs.Selection`. `free_at` tells when each lane is free."""
 
-class Victim(NamedTuple):
-    """The positions of a job that is given up, and of the one that would be late else."""
+    __slots__ = ("_free_at", "_now_ns", "jobs")
 
-    job: int
-    for_job: int
+    def __init__(self, jobs: list[Job], free_at: Sequence[int], now_ns: int) -> None:
+        self.jobs, self._free_at, self._now_ns = jobs, free_at, now_ns
 
+    def is_timely(self, *, due: bool) -> bool:
+        """See Selection: each begins no later on the lanes, of which the one that is free first gets the next job."""
+        begin, lanes = sum(self._free_at), len(self._free_at)
+        for _, deadline_ns, _, due_ns, _, _, _, work_ns in self.jobs:
+            if begin > ((due_ns if due else deadline_ns) - work_ns) * lanes:
+                return False
+            begin += work_ns
+        return True
 
-def begin_ns(work_ns: Column, free_at: Sequence[int]) -> Column:
-    """When jobs would begin one after the other were the lanes one that is as fast as all of them; times the lanes.
+    def hopeless(self) -> list[tuple[int, int, int]]:
+        """See Selection."""
+        free_at = min(self._free_at)
+        late = [each for each in self.jobs if free_at + each[WORK] > each[DEADLINE]]
+        if late:
+            self.jobs = [each for each in self.jobs if free_at + each[WORK] <= each[DEADLINE]]
+        return [(each[NUMBER], free_at + each[WORK], each[DEADLINE]) for each in late]
 
-    Each begins no later on lanes of which the one that is free first gets the next job.
-    """
-    begin = work_ns.cumsum()
-    begin -= work_ns
-    begin += sum(free_at)
-    return begin
+    def is_within(self) -> bool:
+        """See Selection."""
+        return all(entitled for _, _, _, _, entitled, _, _, _ in self.jobs)
 
+    def stand_back(
+        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], reserve: Reserve | None
+    ) -> list[int]:
+        """See Selection."""
+        back = self._behind_alone(worth, fared, weights)
+        if reserve is not None:
+            self._beside(reserve, back)
+        if not back:
+            return []
+        kept, moved = list[Job](), list[Job]()
+        for at, job in enumerate(self.jobs):
+            if at in back:
+                moved.append((job[RANK] + BEHIND, *job[DEADLINE:]))  # type: ignore[arg-type]
+            else:
+                kept.append(job)
+        self.jobs = kept + moved
+        return [job[NUMBER] for job in moved]
 
-def select(jobs: Jobs, free_at: Sequence[int], value: Value, note: Note) -> list[Victim]:
-    """Jobs to give up so that the others can be in time.
+    def _behind_alone(self, worth: Worth, fared: Sequence[float], weights: Sequence[float]) -> set[int]:
+        """Positions of jobs beyond entitlements that have to wait so that those within are done when they are due.
 
-    `jobs` are in the policy's order, and each would be in time were it the first; `free_at` tells when each lane is
-    predicted to be free. Of those up to a late one, and of its priority, the one of the least `value` goes, which of
-    jobs of one tenant is the one of the most work for an answer; `note` is told of each that goes.
-    """
-    victims: list[Victim] = []
-    latest = (jobs.deadline_ns - jobs.work_ns) * len(free_at)
-    if (begin_ns(jobs.work_ns, free_at) <= latest).all():
-        return victims
-    left = np.arange(len(latest))
-    while (late := _first_late(jobs, left, latest, free_at)) is not None:
-        for_job = int(left[late])
-        among = left[: late + 1]
-        among = among[jobs.rank[among] == jobs.rank[for_job]]
-        for column in value(jobs):
-            worth = column[among]
-            among = among[worth == worth.min()]
-        gone = int(among[0])
-        note(int(jobs.owner[gone]))
-        victims.append(Victim(gone, for_job))
-        left = left[left != gone]
-    return victims
-
-
-def standing_back(jobs: Jobs, free_at: Sequence[int], value: Value) -> NDArray[np.bool_]:
-    """Jobs beyond entitlements that have to wait so that those within are done when they are due.
-
-    The lanes count as one that is as fast as all of them. Where the jobs within would be behind even alone, all beyond
-    before them wait. Nobody waits for a lower priority.
-    """
-    behind = begin_ns(jobs.work_ns, free_at) - (jobs.due_ns - jobs.work_ns) * len(free_at)
-    urgent = ((behind > 0) & (jobs.is_entitled > 0)).nonzero()[0]
-    beyond = (jobs.is_entitled == 0).nonzero()[0]
-    back = np.zeros(len(behind), np.bool_)
-    if not urgent.size or not beyond.size:
+        The lanes count as one that is as fast as all of them. Where the jobs within would be behind even alone, all
+        beyond before them wait. Nobody waits for a lower priority.
+        """
+        begin, lanes = sum(self._free_at), len(self._free_at)
+        back = set[int]()
+        candidates = list[tuple[Sequence[float], int]]()
+        pending = list[tuple[int, Job]]()
+        of_rank = None
+        for at, job in enumerate(self.jobs):
+            rank, _, _, due_ns, entitled, _, _, work_ns = job
+            if rank != of_rank:
+                of_rank, candidates, pending = rank, [], []
+            if not entitled:
+                pending.append((at, job))
+            else:
+                latest = (due_ns - work_ns) * lanes
+                if begin > latest and pending:
+                    for position, (_, _, _, _, within, answers, owner, work) in pending:
+                        value = worth(within, fared[owner], weights[owner], work, answers)
+                        candidates.append((value, position))
+                    pending = []
+                    heapify(candidates)
+                while begin > latest and candidates:
+                    other = heappop(candidates)[1]
+                    back.add(other)
+                    begin -= self.jobs[other][WORK]
+            begin += work_ns
         return back
-    by_value = np.lexsort([column[beyond] for column in reversed(value(jobs))])
-    place = np.empty_like(by_value)
-    place[by_value] = np.arange(len(by_value))
-    positions, places, least_first = beyond.tolist(), place.tolist(), beyond[by_value].tolist()
-    rank, work_ns = jobs.rank[urgent].tolist(), jobs.work_ns
-    spared, pushed, of_rank = 0, 0, None
-    candidates: list[int] = []
-    for at, its_rank, missing in zip(urgent.tolist(), rank, behind[urgent].tolist(), strict=True):
-        if its_rank != of_rank:
-            candidates, of_rank = [], its_rank
-            pushed = bisect_left(positions, int(jobs.rank.searchsorted(its_rank)))
-        while pushed < len(positions) and positions[pushed] < at:
-            heappush(candidates, places[pushed])
-            pushed += 1
-        while missing > spared and candidates:
-            other = least_first[heappop(candidates)]
-            back[other] = True
-            spared += int(work_ns[other])
-    return back
+
+    def _beside(self, reserve: Reserve, back: set[int]) -> None:
+        """Put `back`, too, what is beyond entitlements and would be late once what is to come has come before it."""
+        begin, lanes, now = sum(self._free_at), len(self._free_at), self._now_ns
+        for at, (_, deadline_ns, _, _, entitled, _, _, work_ns) in enumerate(self.jobs):
+            if at in back:
+                continue
+            if not entitled:
+                missing = begin - (deadline_ns - work_ns) * lanes
+                if missing + reserve.ahead_ns(deadline_ns - now, work_ns) > 0:
+                    back.add(at)
+                    continue
+            begin += work_ns
+
+    def select(
+        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], note: Note
+    ) -> list[tuple[Job, Job]]:
+        """See Selection. Of those up to a late one, and of its priority, the one of the least worth goes."""
+        victims = list[tuple[Job, Job]]()
+        if self.is_timely(due=False):
+            return victims
+        left = self.jobs = [*self.jobs]
+        while (late := first_late(left, self._free_at)) is not None:
+            for_job = left[late]
+            rank, least, gone = for_job[RANK], None, for_job
+            for job in left[: late + 1]:
+                if job[RANK] == rank:
+                    _, _, _, _, entitled, answers, owner, work_ns = job
+                    value = worth(entitled, fared[owner], weights[owner], work_ns, answers)
+                    if least is None or value < least:  # type: ignore[operator]
+                        least, gone = value, job
+            note(gone[OWNER])
+            victims.append((gone, for_job))
+            left.remove(gone)
+        return victims
+
+    def behind_the_due(self, paused: int) -> list[int]:
+        """See Selection: for such as are due before their deadlines, and wait or have paused."""
+        first = dict[int, int]()
+        for rank, _, number, due_ns, entitled, _, _, _ in self.jobs:
+            if entitled and number >= -paused and due_ns < first.get(rank, due_ns + 1):
+                first[rank] = due_ns
+        return [
+            number
+            for rank, deadline_ns, number, _, entitled, _, _, _ in self.jobs
+            if not entitled and rank in first and deadline_ns >= first[rank]
+        ]
 
 
-def beside_reserve(jobs: Jobs, free_at: Sequence[int], back: NDArray[np.bool_], ahead_ns: Column) -> None:
-    """Put `back`, too, what is beyond entitlements and would be late once `ahead_ns` of work has come before it."""
-    lanes, work_ns = len(free_at), jobs.work_ns
-    late = begin_ns(np.where(back, 0, work_ns), free_at) + ahead_ns - (jobs.deadline_ns - work_ns) * lanes
-    doubtful = ((late > 0) & (jobs.is_entitled == 0) & ~back).nonzero()[0]
-    spared = 0
-    for at, missing, work in zip(doubtful.tolist(), late[doubtful].tolist(), work_ns[doubtful].tolist(), strict=True):
-        if missing > spared:
-            back[at] = True
-            spared += work
-
-
-def _first_late(jobs: Jobs, left: NDArray[np.intp], latest: Column, free_at: Sequence[int]) -> int | None:
-    """Where among those that are `left` the first one is that would be late; None if none is."""
-    if left.size <= _FEW:
-        return first_late(jobs.work_ns[left], jobs.deadline_ns[left], free_at)
-    late = (begin_ns(jobs.work_ns[left], free_at) > latest[left]).nonzero()[0]
-    return int(late[0]) if late.size else None
-
-
-def first_late(work_ns: Column, deadline_ns: Column, free_at: Sequence[int]) -> int | None:
+def first_late(jobs: Iterable[Job], free_at: Sequence[int]) -> int | None:
     """The position of the first job that is late when each goes to the lane that is free first; None if none is."""
     times = sorted(free_at)
-    for at, (work, deadline) in enumerate(zip(work_ns.tolist(), deadline_ns.tolist(), strict=True)):
-        end = times[0] + work
-        if end > deadline:
+    for at, (_, deadline_ns, _, _, _, _, _, work_ns) in enumerate(jobs):
+        end = times[0] + work_ns
+        if end > deadline_ns:
             return at
         heapreplace(times, end)
     return None

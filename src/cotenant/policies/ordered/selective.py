@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from cotenant.core.snapshot import AccountView, Decision, DropRule, Snapshot
 from cotenant.policies.desk import Desk
+from cotenant.policies.ordered.giving_up import give_up
+from cotenant.policies.ordered.jobs import Number
 from cotenant.policies.ordered.listed import ListPolicy
-
-if TYPE_CHECKING:
-    from cotenant.policies.ordered.jobs import AnyColumn, Jobs
 
 _NONE: Mapping[int, int] = {}
 
@@ -39,8 +38,6 @@ class Most(ListPolicy):
         """Give up what cannot be in time together, then fill the free lanes with the earliest deadlines."""
         desk = Desk(snapshot, self.drop, self.batch_key)
         if desk.drops_hopeless:
-            from cotenant.policies.ordered.giving_up import give_up  # numpy: who only asks for options needs none
-
             memory = give_up(self, desk, memory)
         if snapshot.free_mask:
             self._fill_lanes(desk, snapshot.free_mask)
@@ -50,9 +47,11 @@ class Most(ListPolicy):
         """None: everybody's queries are due at their deadlines."""
         return _NONE
 
-    def worth(self, jobs: Jobs, fared: AnyColumn, weights: AnyColumn) -> Sequence[AnyColumn]:
+    def worth(
+        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    ) -> Sequence[Number]:
         """More for less work for an answer."""
-        return (-jobs.work_ns / jobs.answers,)
+        return (-work_ns / answers,)
 
 
 class Weighted(Most):
@@ -62,9 +61,11 @@ class Weighted(Most):
 
     name: ClassVar[str] = "weighted"
 
-    def worth(self, jobs: Jobs, fared: AnyColumn, weights: AnyColumn) -> Sequence[AnyColumn]:
+    def worth(
+        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    ) -> Sequence[Number]:
         """Weight for work."""
-        return (weights[jobs.owner] * jobs.answers / jobs.work_ns,)
+        return (weight * answers / work_ns,)
 
 
 class Shares(Most):
@@ -80,9 +81,11 @@ class Shares(Most):
         """Those within the tenant's share."""
         return _NONE if account is None else account.due_ns
 
-    def worth(self, jobs: Jobs, fared: AnyColumn, weights: AnyColumn) -> Sequence[AnyColumn]:
+    def worth(
+        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    ) -> Sequence[Number]:
         """Those within come last; among them by how badly the tenant has fared, and else as `most`."""
-        return jobs.is_entitled, -fared[jobs.owner] * jobs.is_entitled, -jobs.work_ns / jobs.answers
+        return entitled, -fared * entitled, -work_ns / answers
 
 
 class Fair(Most):
@@ -97,6 +100,8 @@ class Fair(Most):
         """Those within the tenant's part of all that is asked for."""
         return _NONE if account is None else account.even_due_ns
 
-    def worth(self, jobs: Jobs, fared: AnyColumn, weights: AnyColumn) -> Sequence[AnyColumn]:
+    def worth(
+        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    ) -> Sequence[Number]:
         """Those within come last; else by how badly the tenant has fared."""
-        return jobs.is_entitled, -fared[jobs.owner], -jobs.work_ns / jobs.answers
+        return entitled, -fared, -work_ns / answers
