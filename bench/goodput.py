@@ -38,8 +38,8 @@ from cotenant.workload import for_capacity
 MODELS = ("resnet50", "minilm", "ocr_recognition", "magika")
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = (1.2, 2.0), (1.2,)
-SECONDS, QUICK_SECONDS = 20.0, 5.0
-WARM_UP_S, QUICK_WARM_UP_S = 3.0, 1.0
+SECONDS, QUICK_SECONDS = 15.0, 5.0
+WARM_UP_S, QUICK_WARM_UP_S = 2.0, 1.0
 PAIR = ("resnet50", "minilm")
 PAIR_RATES, QUICK_PAIR_RATES = ({"1x": (20.0, 30.0), "1_6x": (30.0, 50.0)}, {"1x": (20.0, 30.0)})
 """Queries a second of the pair."""
@@ -73,6 +73,7 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         contenders.append(ours("fcfs_drop", root, "--policy", "fcfs", "--drop", "hopeless"))
         contenders.append(ours("sjf", root, "--policy", "sjf", "--drop", "hopeless"))
         contenders.append(ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"))
+        contenders.append(ours("shares", root, "--policy", "shares", "--drop", "hopeless"))
         contenders.append(
             ours("edf_all", wide, "--policy", "edf", "--drop", "hopeless", "--no-cautious", "--lanes", "all")
         )  # one lane of all cores instead of a lane a core

@@ -133,6 +133,12 @@ def _configured(model: str, line: str) -> Callable[[Path, float], None]:
     return change
 
 
+def _small_memory(root: Path, resident_mb: float) -> None:
+    """A limit that requests of four rows go beyond, and an SLO that they are in time by."""
+    for line in ("memory_limit_mib = {resident}", "slo_ms = 5000"):
+        _configured("resnet50", line)(root, resident_mb)
+
+
 OWN, SLOW = (LossCause.OWN_RATE,), (LossCause.SLOW,)
 FAULTS = (
     Fault("own rate x4", "resnet50", OWN, factors={"resnet50": CROWDED * 2.5}),
@@ -146,8 +152,8 @@ FAULTS = (
     Fault("an SLO below the latency", "resnet50", (LossCause.SLO,), setup=_configured("resnet50", "slo_ms = 20")),
     Fault(
         *("a memory limit", "resnet50", (LossCause.FAILED,)),
-        setup=_configured("resnet50", "memory_limit_mib = {resident}"),
-        items=8,
+        setup=_small_memory,
+        items=4,
     ),
 )
 

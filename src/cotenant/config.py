@@ -32,6 +32,7 @@ class TenantSection(_Section, frozen=True):
     """`[tenant]`: who owns the model and what was promised. `slo_ms` is required.
 
     `share` is the part of device time that is guaranteed; left out, what named shares leave over is dealt by weight.
+    `rate` are queries a second that are guaranteed even where they take more than that.
     `memory_limit_mib` bounds the resident memory of the tenant's worker process.
     """
 
@@ -39,6 +40,7 @@ class TenantSection(_Section, frozen=True):
     name: str | None = None
     weight: Positive = 1.0
     share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    rate: Annotated[float, Meta(gt=0, le=1e12)] | None = None
     priority: Annotated[int, Meta(ge=0, le=65535)] = 0
     max_queue: PositiveInt = 256
     memory_limit_mib: Positive | None = None
@@ -141,7 +143,7 @@ class DeviceSection(_Section, frozen=True):
 class PolicySection(_Section, frozen=True):
     """`[policy]`: its name, and in the file beside it the options that this policy has: see `policies.registry`."""
 
-    name: str = "edf"
+    name: str = "shares"
     options: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def over(self, name: str | None, chosen: Mapping[str, object], where: str) -> PolicySection:

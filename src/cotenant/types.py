@@ -95,6 +95,7 @@ class Tenant(_Remembers):
     `max_batch` counts rows along the batch dimension; 1 means that queries are never merged. `splits` are runs of units
     that treat every row by itself: the boundaries between which launches may have some rows of a batch. Unset: none.
     `share` is the part of all device time that is guaranteed; 0: what named shares leave over is dealt by weight.
+    `rate` are queries a second that are guaranteed even where they take more than that. Unset: none.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -108,6 +109,7 @@ class Tenant(_Remembers):
     max_queue: int = 256
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     share: float = 0.0
+    rate: float | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_works", {})
@@ -123,6 +125,8 @@ class Tenant(_Remembers):
             raise InvalidValueError(where, "weight", self.weight, "a positive finite number")
         if not 0 <= self.share <= 1:
             raise InvalidValueError(where, "share", self.share, "a part of device time, above 0 to 1, or 0 (by weight)")
+        if self.rate is not UNSET and not 0 < self.rate < float("inf"):
+            raise InvalidValueError(where, "rate", self.rate, "a positive number of queries a second")
         if self.priority < 0:
             raise InvalidValueError(where, "priority", self.priority, "0 (unset) or a level from 1 (most urgent)")
         if self.max_queue < 1:

@@ -154,7 +154,7 @@ def test_simulate_prints_a_table_and_equal_seeds_give_equal_json(run: Run, root:
     assert first == second
     result = one_object(first[1])
     assert result["simulated"] is True
-    assert [(each["policy"], each["seed"]) for each in result["runs"]] == [("edf", 3), ("edf", 4)]
+    assert [(each["policy"], each["seed"]) for each in result["runs"]] == [("shares", 3), ("shares", 4)]
     assert result["runs"][0] != {**result["runs"][1], "seed": 3}
     assert run(*arguments[:-1], "0.0")[1] != first[1]
 

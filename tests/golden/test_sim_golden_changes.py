@@ -21,6 +21,7 @@ from cotenant.core.events import (
     AnswerLate,
     DrainStarted,
     Event,
+    ModelOpening,
     PolicyChanged,
     PredictorChanged,
     QueryCancelled,
@@ -196,7 +197,8 @@ CHANGES: dict[str, Change] = {
             *at(210, TenantSuspended("tag", "its worker died")),
             *at(250, PredictorChanged(BELIEVED.scaled(SLOWER))),  # the deadlines of stages follow what is believed
             *at(260, TenantResumed("tag"), QueryRefused("tag", 255_000_000, LossCause.GONE, "it is being reloaded")),
-            *at(270, AnswerLate(1, "tag", 200_000_000, 269_000_000)),
+            *at(265, ModelOpening("tag")),
+            *at(270, AnswerLate(1, "tag", 200_000_000, 269_000_000), ModelOpening("tag", done=True)),
             *at(330, DrainStarted()),  # stages are let in, since their queries are inside
         ],
         queries=staged(1.5, {"scan": 150, "seek": 55}),

@@ -6,10 +6,12 @@ Two lanes and four tenants of equal work, with a boundary every 8 ms; what tenan
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from random import Random
 
 import pytest
+from msgspec import UNSET
 
 from cotenant.core.snapshot import DropRule
 from cotenant.policies import POLICIES
@@ -42,9 +44,12 @@ def sent(loads: dict[str, float], seconds: float, seed: int = 1, begin: float = 
     return [Query(at, name, now, now + MODELS[name][1] * MS) for at, (now, name) in enumerate(sorted(made))]
 
 
-def in_time(policy: str, queries: list[Query], weights: dict[str, float] | None = None) -> Counter[str]:
+def in_time(
+    policy: str, queries: list[Query], weights: dict[str, float] | None = None, rates: dict[str, float] | None = None
+) -> Counter[str]:
     tenants = [
-        Tenant(each.name, each.slo_ns, each.cuts, weight=(weights or {}).get(each.name, 1.0)) for each in TENANTS
+        replace(each, weight=(weights or {}).get(each.name, 1.0), rate=(rates or {}).get(each.name, UNSET))
+        for each in TENANTS
     ]
     made = play(POLICIES[policy](TWO_LANES, DropRule.HOPELESS, preempt=True, stretch=0.0), tenants, PREDICTOR, queries)
     return Counter(each.tenant for each in queries if made.outcomes[each.id] is Outcome.ANSWERED)
@@ -102,6 +107,15 @@ def test_who_keeps_to_his_share_has_what_he_could_have_alone_on_it_whatever_anot
     for name in others:
         mine = [each for each in loud if each.tenant == name]
         assert found[name] >= alone(name, mine) - 0.04 * len(mine) - 1, name
+
+
+def test_a_rate_is_kept_even_where_it_takes_more_than_the_share() -> None:
+    queries = sent({**dict.fromkeys(MODELS, 1.5), "resnet": 0.9}, 12)
+    asked = Counter(each.tenant for each in queries)["resnet"]
+    found = {rate: in_time("shares", queries, rates={"resnet": rate} if rate else {}) for rate in (0.0, 18.0)}
+    assert found[0.0]["resnet"] < 0.75 * asked
+    assert found[18.0]["resnet"] > 0.92 * asked
+    assert found[18.0].total() > 0.8 * found[0.0].total()
 
 
 def test_what_others_leave_is_used() -> None:

@@ -96,7 +96,11 @@ SERVER_ERRORS = [
     ("[policy]\nname = 1", "policy.name", "Expected `str`"),
     ("[policy]\nname = 'zzz'", "policy: name is 'zzz'", "edf"),
     ("[policy]\nname = 'overlap'\nways = 0", "policy.ways", ">= 1"),
-    ("[policy]\nways = 2", "policy.ways", "policy 'edf' has no such option, expected one of cautious, drop, preempt"),
+    (
+        "[policy]\nways = 2",
+        "policy.ways",
+        "policy 'shares' has no such option, expected one of cautious, drop, preempt",
+    ),
     ("policy = 3", "policy", "Expected `object`"),
     ("[predict]\nquantile = 'p98'", "predict.quantile", "p98"),
 ]

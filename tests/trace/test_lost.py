@@ -20,6 +20,7 @@ from cotenant.core.events import (
     ApplicationEnded,
     Event,
     LaunchEnded,
+    ModelOpening,
     PredictorChanged,
     QueryArrived,
     QueryRefused,
@@ -227,6 +228,25 @@ def test_time_off_the_processor_is_stolen_and_not_slow() -> None:
             account(now_ns, event, engine.handle(event, now_ns))
         assert [loss.cause for loss in losses] == [expected, LossCause.STOLEN if stolen_ns else LossCause.NEIGHBOUR]
         assert losses[1].whom == ("" if stolen_ns else "a")
+
+
+@pytest.mark.parametrize(
+    ("opened_ms", "expected"), [((0, 60), LossCause.GONE), ((0, None), LossCause.GONE), ((0, 40), LossCause.STOLEN)]
+)
+def test_what_runs_long_while_a_model_is_opened_is_due_to_that(
+    opened_ms: tuple[int, int | None], expected: LossCause
+) -> None:
+    believed, losses = tables({"a": 10 * MS}), list[Loss]()
+    core = policy_of("fcfs", TWO_LANES[:1], DropRule.NONE, preempt=False, stretch=1.0)
+    engine = Engine([TENANT], core, believed, Machine.cpu((0,)))
+    account = LossAccount(believed, core.lanes, [TENANT], losses.append)
+    events: list[tuple[int, Event]] = [(0, ModelOpening("b")), (0, QueryArrived(query(0)))]
+    events.append((110 * MS, LaunchEnded(0, stolen_ns=90 * MS)))
+    if opened_ms[1] is not None:
+        events.insert(2, (opened_ms[1] * MS, ModelOpening("b", done=True)))
+    for now_ns, event in events:
+        account(now_ns, event, engine.handle(event, now_ns))
+    assert [loss.cause for loss in losses] == [expected]
 
 
 def test_requests_that_were_no_queries_and_answers_that_were_written_late_count() -> None:

@@ -44,7 +44,14 @@ from cotenant.workload import Workload, for_capacity
 NAME = "fidelity"
 _SERVER = '[device]\nlanes = "single"\nisolation = "thread"\n'
 """All models in the server's process: the cost of a command to another process is one that `dispatch` measures."""
-POLICIES: dict[str, dict[str, bool]] = {"edf": {}, "edf_plain": {"cautious": False}, "overlap": {"barrier": False}}
+POLICIES: dict[str, dict[str, bool]] = {
+    "edf": {},
+    "shares": {},
+    "most": {},
+    "fair": {},
+    "edf_plain": {"cautious": False},
+    "overlap": {"barrier": False},
+}
 """What is compared: policies, by the first part of these names, and their options."""
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = {0.8: 0.7, 1.2: 1.4, 2.0: 2.4}, {1.2: 1.4}

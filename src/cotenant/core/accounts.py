@@ -1,12 +1,13 @@
 """What every tenant has had, and what it is entitled to: the memory that choices between tenants go by.
 
-A tenant's entitlement is a virtual device of its own, as fast as its share of all lanes, which serves its queries in
-turn. A query that this device would end in time is within the entitlement, and due when it would; one that finds the
-device idle always is. All that is within entitlements can be done when it is due, but for what lanes and cuts waste,
-since the virtual devices together are no faster than the lanes: while nobody is behind that, whatever comes next within
-an entitlement can be done, too. What it leaves unused is gone: who was away cannot come back for more than its share
-(virtual clocks: Zhang, SIGCOMM 1990). An entitlement is to answers: one in time beyond it, which the others left room
-for, stands for a later one within it, a few at most, so that what is beyond is no gift to those who get it.
+A tenant's entitlement is a virtual device of its own, as fast as its share of all lanes, or as the rate takes that it
+is guaranteed, which serves its queries in turn. A query that this device would end in time is within the entitlement,
+and due when it would; one that finds the device idle always is. All that is within entitlements can be done when it is
+due, but for what lanes and cuts waste, since the virtual devices together are no faster than the lanes: while nobody is
+behind that, whatever comes next within an entitlement can be done, too. What it leaves unused is gone: who was away
+cannot come back for more than its share (virtual clocks: Zhang, SIGCOMM 1990). An entitlement is to answers: one in
+time beyond it, which the others left room for, stands for a later one within it, a few at most, so that what is beyond
+is no gift to those who get it.
 
 Two clocks go for each tenant: one at its share, and one for attainments that are even, at the part that its work is of
 all that was asked for of late, and faster the worse the tenant has fared.
@@ -16,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import exp, expm1
+
+from msgspec import UNSET
 
 from cotenant.types import Outcome, Query, Tenant
 
@@ -68,10 +71,12 @@ class _Clock:
 class _Pace:
     """How what was asked for is counted: now for `scale`, where that at the beginning counts for 1."""
 
-    __slots__ = ("_begun_ns", "_now_ns", "_whole_ns", "scale")
+    __slots__ = ("_begun_ns", "_now_ns", "_whole_ns", "rated", "scale")
 
     def __init__(self) -> None:
         self.scale = 1.0
+        self.rated = 0.0
+        """Lanes that guaranteed rates take: shares are of what they leave."""
         self._whole_ns = 1.0
         self._begun_ns = self._now_ns = 0
 
@@ -92,12 +97,16 @@ class _Pace:
 
 
 class Account:
-    """One tenant's; see `core.snapshot.AccountView`. `share` is its part of device time, from 0 to 1."""
+    """One tenant's; see `core.snapshot.AccountView`. `share` is its part of device time, from 0 to 1, and `rate` how
+    many queries a second it may send even where they take more than that."""
 
-    __slots__ = ("_count", "_owed", "_own", "_pace", "_part", "_surplus", "_within", "asked_ns", "attainment", "share")
+    __slots__ = (
+        *("_count", "_owed", "_own", "_pace", "_part", "_surplus", "_within", "asked_ns", "attainment", "rate"),
+        *("rated", "share"),
+    )
 
     def __init__(self, pace: _Pace) -> None:
-        self.share = 0.0
+        self.share = self.rate = self.rated = 0.0
         self.attainment = 1.0
         self.asked_ns = 0.0
         self._pace = pace
@@ -125,11 +134,15 @@ class Account:
         """The same were device time dealt in proportion to what each tenant asks for."""
         return self._part.due_ns
 
+    def entitled(self, lanes: int, work_ns: int) -> float:
+        """See AccountView."""
+        return max(self.share * max(0.0, lanes - self._pace.rated), self.rate * work_ns / 1e9)
+
     def enter(self, query: Query, work_ns: int, lanes: int, part: float, now_ns: int) -> None:
         """A query is admitted; `part` is what its tenant's work is of all."""
         ahead = self.attainment / max(self._within, _LEAST) - 1
         slack = min(1.0, max(0.0, ahead / _AHEAD))
-        if self._own.enter(query, work_ns, self.share * lanes, now_ns, slack):
+        if self._own.enter(query, work_ns, self.entitled(lanes, work_ns), now_ns, slack):
             if self._surplus > 0:
                 self._surplus -= 1
                 del self._own.due_ns[query.id]
@@ -170,10 +183,13 @@ class Accounts:
         present = {tenant.name: tenant for tenant in tenants}
         self.known = {name: self.known.get(name) or Account(self._pace) for name in present}
         self._add_up()
+        self._pace.rated = 0.0
         named = sum([each.share for each in present.values()])
         weights = sum([each.weight for each in present.values() if not each.share])
         for name, each in present.items():
             left = max(0.0, 1 - named)
+            self.known[name].rate = 0.0 if each.rate is UNSET else each.rate
+            self.known[name].rated = 0.0
             self.known[name].share = each.share / max(1.0, named) if each.share else left * each.weight / weights
 
     def enter(self, query: Query, work_ns: int, lanes: int, now_ns: int) -> None:
@@ -185,6 +201,9 @@ class Accounts:
                 each.asked_ns /= pace.scale
             pace.scale = 1.0
             self._add_up()
+        if account.rate:
+            pace.rated += account.rate * work_ns / 1e9 - account.rated
+            account.rated = account.rate * work_ns / 1e9
         counted = work_ns * pace.scale
         account.asked_ns += counted
         self._asked_ns += counted

@@ -24,6 +24,7 @@ from cotenant.core.events import (
     LaunchEnded,
     LaunchGrew,
     LookAheadDue,
+    ModelOpening,
     PolicyChanged,
     PredictorChanged,
     QueryArrived,
@@ -83,6 +84,7 @@ class Engine(Books):
             ApplicationEnded: self._on_note,
             QueryRefused: self._on_note,
             AnswerLate: self._on_note,
+            ModelOpening: self._on_note,
             TenantAdded: self._on_tenant_added,
             TenantRemoved: self._on_tenant_removed,
             PredictorChanged: self._on_predictor,
@@ -249,7 +251,7 @@ class Engine(Books):
 
     def _on_note(
         self,
-        event: ApplicationArrived | ApplicationEnded | QueryRefused | AnswerLate,
+        event: ApplicationArrived | ApplicationEnded | QueryRefused | AnswerLate | ModelOpening,
         now_ns: int,
         actions: list[Action],
     ) -> None:

@@ -105,6 +105,15 @@ class AnswerLate:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelOpening:
+    """A model is being opened from now on, or no more (`done`): what runs meanwhile shares the cores with that. For
+    those who look on."""
+
+    model: str
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TenantAdded:
     """A tenant may send queries from now on. Adding a known name is an error: remove it first."""
 
@@ -179,4 +188,5 @@ Event = (
     | ApplicationEnded
     | QueryRefused
     | AnswerLate
+    | ModelOpening
 )

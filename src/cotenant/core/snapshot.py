@@ -82,9 +82,8 @@ class AccountView(Protocol):
     def attainment(self) -> float:
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
 
-    @property
-    def share(self) -> float:
-        """Its part of device time, from 0 to 1."""
+    def entitled(self, lanes: int, work_ns: int) -> float:
+        """Of so many lanes those that it is entitled to, where its queries take so much of one."""
 
     @property
     def asked(self) -> float:

@@ -217,7 +217,8 @@ class Server:
             if is_application(self.root, model):
                 self._applications.load(model)
             else:
-                self._load_model(model)
+                with self.driver.opening(model):
+                    self._load_model(model)
         if self._is_ready:
             self._settle()
 

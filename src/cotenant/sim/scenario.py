@@ -19,6 +19,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Protocol
 
+from msgspec import UNSET
+
 from cotenant.config import NS_PER_MS, PolicySection
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
@@ -204,6 +206,7 @@ def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
         max_batch=found.config.model.max_batch,
         weight=section.weight,
         share=section.share or 0.0,
+        rate=section.rate or UNSET,
         priority=section.priority,
         max_queue=section.max_queue,
         splits=measured.splits,

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import exp, sqrt
 
+from msgspec import UNSET
+
+from cotenant.core.events import ModelOpening
 from cotenant.types import LossCause, Query, Tenant
 
 FADE_NS = 2_000_000_000
 """How fast what tenants asked for is forgotten."""
 _CHANCE = 0.5
 """Standard deviations of what random arrivals ask for that are not taken for asking too much."""
+_OPENED_NS = 60_000_000_000
+"""How long it is known when a model was opened: SLOs are shorter, as a rule."""
 _NOTHING = (0, 0, 0)
 
 
@@ -38,16 +44,26 @@ class Ledger:
     """What is kept of a tenant: its entitlement, what it asks for, and what its launches have held."""
 
     __slots__ = (
-        *("asked_at_ns", "asked_ns", "asked_squares", "away_ns", "entitlement", "held_ns", "slow_ns", "stolen_ns"),
+        *(
+            "asked",
+            "asked_at_ns",
+            "asked_ns",
+            "asked_squares",
+            "away_ns",
+            "entitlement",
+            "held_ns",
+            "slow_ns",
+            "stolen_ns",
+        ),
         "tenant",
     )
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.entitlement = 1.0
-        self.asked_ns = self.asked_squares = 0.0
+        self.asked = self.asked_ns = self.asked_squares = 0.0
         self.asked_at_ns = 0
-        """Slot time that its last queries ask for, and the sum of the squares of that: sums that fade, and when."""
+        """Its last queries, the slot time that they ask for, and the squares of that: sums that fade, and when."""
         self.held_ns = self.slow_ns = self.stolen_ns = 0
         """Slot time of ended launches: as the profile says, beyond that, and beyond that off the processor."""
         self.away_ns: int | None = None
@@ -56,6 +72,7 @@ class Ledger:
     def asks(self, slot_ns: float, now_ns: int) -> None:
         """A query comes that takes so much slot time."""
         fade = exp((self.asked_at_ns - now_ns) / FADE_NS)
+        self.asked = self.asked * fade + 1
         self.asked_ns = self.asked_ns * fade + slot_ns
         self.asked_squares = self.asked_squares * fade + slot_ns * slot_ns
         self.asked_at_ns = now_ns
@@ -65,14 +82,43 @@ class Ledger:
         return self.asked_ns * exp((self.asked_at_ns - now_ns) / FADE_NS) / FADE_NS
 
     def is_over(self, slots: int, now_ns: int) -> bool:
-        """Whether the tenant asks for more than its share of `slots`, by more than chance makes likely."""
+        """Whether the tenant asks for more than its share of `slots`, and than the rate that it is guaranteed, by more
+        than chance makes likely."""
         fade = exp((self.asked_at_ns - now_ns) / FADE_NS)
+        if self.tenant.rate is not UNSET:
+            asked = self.asked * fade
+            if asked <= self.tenant.rate * FADE_NS / 1e9 + _CHANCE * sqrt(asked):
+                return False
         entitled_ns = self.entitlement * slots * FADE_NS  # what an asker of just that has on average
         return self.asked_ns * fade > entitled_ns + _CHANCE * sqrt(self.asked_squares * fade)
 
     def away_for_ns(self, since_ns: int, now_ns: int) -> int:
         """How long the worker has been away, of the time since then; 0 when it is there."""
         return 0 if self.away_ns is None else max(0, now_ns - max(self.away_ns, since_ns))
+
+
+class Openings:
+    """When models were being opened, of late."""
+
+    __slots__ = ("_open", "_over")
+
+    def __init__(self) -> None:
+        self._open: dict[str, int] = {}
+        self._over: deque[tuple[int, int]] = deque()
+
+    def happened(self, event: ModelOpening, now_ns: int) -> None:
+        """One begins, or is over."""
+        if not event.done:
+            self._open[event.model] = now_ns
+            return
+        self._over.append((self._open.pop(event.model, now_ns), now_ns))
+        while now_ns - self._over[0][1] > _OPENED_NS:
+            self._over.popleft()
+
+    def lasted_ns(self, since_ns: int, now_ns: int) -> int:
+        """For how long models were being opened, of the time since then."""
+        spans = [*self._over, *[(begun_ns, now_ns) for begun_ns in self._open.values()]]
+        return sum([max(0, until - max(begun, since_ns)) for begun, until in spans])
 
 
 Held = Mapping[str, tuple[int, int, int]]

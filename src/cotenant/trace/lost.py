@@ -8,8 +8,9 @@ beyond what the profile says of them: its own, and those that it waited behind. 
 meanwhile, in proportion. A tenant is over its share when its queries of the last seconds ask for more slot time, by the
 profile, than it is entitled to, and by more than chance makes of random arrivals.
 
-The cause is what delayed it most, of what should not have been: launches that ran long, time at the door, a worker that
-was away, waits of a tenant that is over its share, and waits behind such a tenant. Where all that is less than a
+While a model is being opened, which takes the same cores, launches that ran long and time at the door are due to that.
+Else the cause is what delayed it most, of what should not have been: launches that ran long, time at the door, a worker
+that was away, waits of a tenant that is over its share, and waits behind such a tenant. Where all that is less than a
 quarter of what delayed it, it is whom it waited behind most.
 """
 
@@ -29,6 +30,7 @@ from cotenant.core.events import (
     ApplicationEnded,
     Event,
     LaunchEnded,
+    ModelOpening,
     PolicyChanged,
     PredictorChanged,
     QueryArrived,
@@ -41,7 +43,7 @@ from cotenant.core.events import (
 from cotenant.core.predictor import Predictor
 from cotenant.errors import CotenantError
 from cotenant.predict.table import TablePredictor
-from cotenant.trace.ledger import Delays, Held, Inside, Ledger, divide, share_out
+from cotenant.trace.ledger import Delays, Held, Inside, Ledger, Openings, divide, share_out
 from cotenant.types import LossCause, Outcome, Query, StageQuery, Tenant
 from cotenant.work import Share
 
@@ -103,6 +105,7 @@ class LossAccount:
         """What `_held_now` gave, while nothing has begun or ended since `_held_at_ns`."""
         self._held_at_ns = 0
         self._looks: deque[tuple[int, Held]] = deque()
+        self._openings = Openings()
         self.use_lanes(lanes)
         for tenant in tenants:
             self._add(tenant)
@@ -162,6 +165,8 @@ class LossAccount:
                 self._application_ended(event)
             case QueryRefused():
                 self._lose(Loss(-1, event.tenant, event.arrival_ns, now_ns, Outcome.REJECTED, event.cause))
+            case ModelOpening():
+                self._openings.happened(event, now_ns)
             case AnswerLate():
                 times = event.arrival_ns, event.written_ns
                 self._lose(Loss(event.query, event.tenant, *times, Outcome.LATE, LossCause.REPLY))
@@ -349,13 +354,17 @@ class LossAccount:
 
     def _pick(self, delays: Delays, inside: Inside, ledger: Ledger, now_ns: int) -> tuple[LossCause, str]:
         """The cause; see the head of the module."""
-        own = inside.query.tenant
+        own, since_ns = inside.query.tenant, inside.query.arrival_ns
         found: dict[tuple[LossCause, str], int] = {
             (LossCause.DOOR, ""): delays.door_ns,
             (LossCause.STOLEN, ""): delays.stolen_ns,
             (LossCause.FAILED, ""): delays.away_ns,
             (LossCause.SLOW, ""): delays.slow.get(own, 0),
         }
+        if 2 * self._openings.lasted_ns(since_ns, now_ns) > now_ns - since_ns:
+            kept = delays.door_ns + delays.stolen_ns + sum(delays.slow.values())
+            if kept > _LEAST_PART * delays.total_ns:
+                return LossCause.GONE, ""
         if ledger.is_over(self._slots, now_ns):
             found[LossCause.OWN_RATE, ""] = sum(delays.behind.values())
         for name, each in self._ledgers.items():
@@ -380,7 +389,7 @@ class LossAccount:
 _OF_LOAD = (LossCause.OWN_RATE, LossCause.NEIGHBOUR)
 _CERTAIN = (LossCause.GONE, LossCause.FAILED, LossCause.CLIENT)
 _RARE = (
-    *(AnswerLate, ApplicationArrived, ApplicationEnded, PolicyChanged, PredictorChanged, QueryRefused, TenantAdded),
-    *(TenantRemoved, TenantResumed, TenantSuspended),
+    *(AnswerLate, ApplicationArrived, ApplicationEnded, ModelOpening, PolicyChanged, PredictorChanged, QueryRefused),
+    *(TenantAdded, TenantRemoved, TenantResumed, TenantSuspended),
 )
 """Events that tell more than of one query or launch."""

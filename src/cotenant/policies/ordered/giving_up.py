@@ -73,7 +73,8 @@ def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Ca
     for name, account in snapshot.accounts.items():
         if name in snapshot.queues:
             tenant, asked = snapshot.queues[name].tenant, account.asked
-            asks.append(Expected(tenant.slo_ns, needed_ns(tenant.work(0, 1)), min(asked, account.share * lanes), asked))
+            work_ns = needed_ns(tenant.work(0, 1))
+            asks.append(Expected(tenant.slo_ns, work_ns, min(asked, account.entitled(lanes, work_ns)), asked))
     return Reserve.of(asks, snapshot.now_ns)
 
 

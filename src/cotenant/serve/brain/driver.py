@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from msgspec import UNSET
 
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
-from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, QueryArrived, TimerFired
+from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, ModelOpening, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
 from cotenant.serve.brain.clock import Clock
 from cotenant.types import ANSWERS, Query
@@ -113,6 +114,15 @@ class Driver:
         with self._lock:
             answers = self._handle(event, self._now(), timing)
         _deliver(answers)
+
+    @contextmanager
+    def opening(self, model: str) -> Iterator[None]:
+        """Let those who look on know while a model is being opened."""
+        self.post(ModelOpening(model))
+        try:
+            yield
+        finally:
+            self.post(ModelOpening(model, done=True))
 
     def follow(self, look: Callable[[Engine], Event | None]) -> None:
         """Look at the engine, and let what comes of it happen before anything else does."""

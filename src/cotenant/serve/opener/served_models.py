@@ -182,6 +182,7 @@ def serve_model(
         max_batch=config.model.max_batch,
         weight=config.tenant.weight,
         share=config.tenant.share or 0.0,
+        rate=config.tenant.rate or UNSET,
         priority=config.tenant.priority,
         max_queue=config.tenant.max_queue,
         splits=opened.splits if profile.splits is UNSET else profile.splits,
