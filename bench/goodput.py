@@ -38,7 +38,7 @@ from cotenant.workload import for_capacity
 MODELS = ("resnet50", "minilm", "ocr_recognition", "magika")
 SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 FACTORS, QUICK_FACTORS = (1.2, 2.0), (1.2,)
-SECONDS, QUICK_SECONDS = 15.0, 5.0
+SECONDS, QUICK_SECONDS = 12.0, 5.0
 WARM_UP_S, QUICK_WARM_UP_S = 2.0, 1.0
 PAIR = ("resnet50", "minilm")
 PAIR_RATES, QUICK_PAIR_RATES = ({"1x": (20.0, 30.0), "1_6x": (30.0, 50.0)}, {"1x": (20.0, 30.0)})
@@ -49,14 +49,14 @@ PAIR_METRICS = (
     ("over_triton_default", "shares", "triton_default"),
 )
 """Whose answers in time are set over whose."""
-_SERVER = '[device]\nlanes = "{}"\n'
+_SERVER = '[device]\nlanes = "single"\n'
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
     """Measure. `data_dir` is not used; models and the peer's environment are kept in the user's cache folder."""
     console = Console()
     seeds, factors = (QUICK_SEEDS, QUICK_FACTORS) if quick else (SEEDS, FACTORS)
-    root, service_ns = prepare(cache_folder() / "goodput", MODELS, _SERVER.format("single"), quick)
+    root, service_ns = prepare(cache_folder() / "goodput", MODELS, _SERVER, quick)
     inputs = sample_all(root, MODELS)
     share = for_capacity(service_ns, 1, 1.0)
     mix = {model: rate / sum(share.values()) for model, rate in share.items()}
@@ -69,14 +69,10 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         console.print(f"mlserver, {row['contender']}: {row['saturation_per_s']:.1f} queries/s at saturation")
     contenders += peer
     if not quick:
-        wide, _ = prepare(cache_folder() / "goodput-all", MODELS, _SERVER.format("all"), quick)
         contenders.append(ours("fcfs_drop", root, "--policy", "fcfs", "--drop", "hopeless"))
         contenders.append(ours("sjf", root, "--policy", "sjf", "--drop", "hopeless"))
         contenders.append(ours("edf_cautious", root, "--policy", "edf", "--drop", "hopeless", "--cautious"))
         contenders.append(ours("shares", root, "--policy", "shares", "--drop", "hopeless"))
-        contenders.append(
-            ours("edf_all", wide, "--policy", "edf", "--drop", "hopeless", "--no-cautious", "--lanes", "all")
-        )  # one lane of all cores instead of a lane a core
     rows = [
         row
         for seed in seeds
@@ -92,8 +88,8 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         console.print(each)
     if quick:
         console.print(
-            "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, and edf that is "
-            "cautious or has one lane; the higher rate beside Triton, Triton as it comes, and the choice of its queues"
+            "quick: one seed, 5 s a run, a coarser profile; left out: load 2.0, fcfs with drops, sjf, shares, and "
+            "cautious edf; the higher rate beside Triton, Triton as it comes, and the choice of its queues"
         )
     versions = mlserver.ENVIRONMENT.versions("mlserver") if peer else {}
     versions |= triton.ENVIRONMENT.versions("nvidia-pytriton") if pair_rows else {}
@@ -146,7 +142,7 @@ def _beside_triton(console: Console, seeds: Sequence[int], quick: bool) -> tuple
         triton.ENVIRONMENT.install()
     except BenchError as error:
         return [], f"Triton is left out: {error}"
-    root, service_ns = prepare(cache_folder() / "goodput-pair", PAIR, _SERVER.format("single"), quick, shape=-1)
+    root, service_ns = prepare(cache_folder() / "goodput-pair", PAIR, _SERVER, quick, shape=-1)
     inputs = sample_all(root, PAIR)
     models = {}
     for model in PAIR:

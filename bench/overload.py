@@ -54,7 +54,7 @@ SEEDS, QUICK_SEEDS = (1, 2, 3), (1,)
 NOISES, QUICK_NOISES = (0.0, 0.1), (0.0,)
 """Deviation of the logarithm of latencies; the second about what launches of one kind have on our machines."""
 SIM_SECONDS, QUICK_SIM_SECONDS = 30.0, 5.0
-SECONDS, QUICK_SECONDS = 10.0, 3.0
+SECONDS, QUICK_SECONDS = 8.0, 3.0
 WARM_UP_S, QUICK_WARM_UP_S = 2.0, 1.0
 DEFAULT = "shares"
 _SERVER = '[device]\nlanes = "single"\n'
