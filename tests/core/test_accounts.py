@@ -39,6 +39,26 @@ def test_a_share_is_a_part(share: float) -> None:
         Tenant("a", 9, share=share)
 
 
+@pytest.mark.parametrize("rate", [-1.0, 0.0, float("inf")])
+def test_a_rate_is_a_positive_number(rate: float) -> None:
+    with pytest.raises(InvalidValueError, match="positive number of queries a second"):
+        Tenant("a", 9, rate=rate)
+
+
+def test_a_rate_goes_before_shares_and_leaves_them_the_rest() -> None:
+    """Ten queries a second of 60 ms are 0.6 of the two lanes; the shares are halves of the other 1.4."""
+    made = accounts(Tenant("a", 9, rate=10.0), Tenant("b", 9))
+    a, b = made.known.values()
+    assert a.entitled(2, 1) == b.entitled(2, 1) == 1.0
+    made.enter(query(0, "a", 0, 10**9), 60_000_000, 2, 0)
+    assert a.entitled(2, 60_000_000) == b.entitled(2, 5) == 0.7
+    made.enter(query(1, "a", 0, 10**9), 150_000_000, 2, 0)
+    assert a.entitled(2, 150_000_000) == 1.5
+    assert b.entitled(2, 5) == pytest.approx(0.25)
+    made.deal([Tenant("b", 9)])
+    assert b.entitled(2, 5) == 2.0
+
+
 def test_as_much_is_within_as_a_device_of_its_own_would_do_in_time() -> None:
     made = accounts(Tenant("a", 100), Tenant("b", 100))
     for number in range(5):

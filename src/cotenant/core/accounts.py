@@ -101,12 +101,12 @@ class Account:
     many queries a second it may send even where they take more than that."""
 
     __slots__ = (
-        *("_count", "_owed", "_own", "_pace", "_part", "_surplus", "_within", "asked_ns", "attainment", "rate"),
-        *("rated", "share"),
+        *("_count", "_owed", "_own", "_pace", "_part", "_rated", "_surplus", "_within", "asked_ns", "attainment"),
+        *("rate", "share"),
     )
 
     def __init__(self, pace: _Pace) -> None:
-        self.share = self.rate = self.rated = 0.0
+        self.share = self.rate = self._rated = 0.0
         self.attainment = 1.0
         self.asked_ns = 0.0
         self._pace = pace
@@ -134,7 +134,18 @@ class Account:
         """The same were device time dealt in proportion to what each tenant asks for."""
         return self._part.due_ns
 
-    def entitled(self, lanes: int, work_ns: int) -> float:
+    def guarantee(self, rate: float) -> None:
+        """So many queries a second from now on."""
+        self._pace.rated -= self._rated
+        self._rated, self.rate = 0.0, rate
+
+    def takes(self, work_ns: float) -> None:
+        """A query of it takes so much of a lane: a guaranteed rate of such goes before shares."""
+        if self.rate:
+            before, self._rated = self._rated, self.rate * work_ns / 1e9
+            self._pace.rated += self._rated - before
+
+    def entitled(self, lanes: int, work_ns: float) -> float:
         """See AccountView."""
         return max(self.share * max(0.0, lanes - self._pace.rated), self.rate * work_ns / 1e9)
 
@@ -181,15 +192,15 @@ class Accounts:
         Shares that are above 1 together are scaled down to it. Tenants that stay keep what they had.
         """
         present = {tenant.name: tenant for tenant in tenants}
+        for account in self.known.values():
+            account.guarantee(0.0)
         self.known = {name: self.known.get(name) or Account(self._pace) for name in present}
         self._add_up()
-        self._pace.rated = 0.0
         named = sum([each.share for each in present.values()])
         weights = sum([each.weight for each in present.values() if not each.share])
         for name, each in present.items():
             left = max(0.0, 1 - named)
-            self.known[name].rate = 0.0 if each.rate is UNSET else each.rate
-            self.known[name].rated = 0.0
+            self.known[name].guarantee(0.0 if each.rate is UNSET else each.rate)
             self.known[name].share = each.share / max(1.0, named) if each.share else left * each.weight / weights
 
     def enter(self, query: Query, work_ns: int, lanes: int, now_ns: int) -> None:
@@ -201,9 +212,7 @@ class Accounts:
                 each.asked_ns /= pace.scale
             pace.scale = 1.0
             self._add_up()
-        if account.rate:
-            pace.rated += account.rate * work_ns / 1e9 - account.rated
-            account.rated = account.rate * work_ns / 1e9
+        account.takes(work_ns)
         counted = work_ns * pace.scale
         account.asked_ns += counted
         self._asked_ns += counted

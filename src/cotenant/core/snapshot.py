@@ -82,7 +82,7 @@ class AccountView(Protocol):
     def attainment(self) -> float:
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
 
-    def entitled(self, lanes: int, work_ns: int) -> float:
+    def entitled(self, lanes: int, work_ns: float) -> float:
         """Of so many lanes those that it is entitled to, where its queries take so much of one."""
 
     @property

@@ -139,20 +139,24 @@ def _bound(
     pace: Mapping[str, float],
     slots: int,
 ) -> RunBound:
-    accounts = Accounts()
+    accounts, slot_ns = Accounts(), dict[str, float]()
     accounts.deal(known.values())
-    share = {name: each.share for name, each in accounts.known.items()}
+    for name, account in accounts.known.items():
+        mine = [each.slot_ns for each in demands if each.tenant == name]
+        slot_ns[name] = sum(mine) / len(mine) if mine else 0.0
+        account.takes(slot_ns[name])
+    share = {name: each.entitled(slots, slot_ns[name]) / slots for name, each in accounts.known.items()}
     shares, alone = most_answers_with_shares(demands, slots, share)
     made = []
     for name, tenant in known.items():
-        mine = [(each, outcome) for each, outcome in zip(demands, outcomes, strict=True) if each.tenant == name]
+        ends = [outcome for each, outcome in zip(demands, outcomes, strict=True) if each.tenant == name]
         made.append(
             TenantBound(
                 name,
                 tenant.weight,
-                len(mine),
-                sum(outcome == Outcome.ANSWERED for _, outcome in mine),
-                sum(each.slot_ns for each, _ in mine) / len(mine) if mine else 0.0,
+                len(ends),
+                ends.count(Outcome.ANSWERED),
+                slot_ns[name],
                 pace.get(name, 1.0),
                 share[name],
                 alone.get(name, 0.0),
