@@ -152,8 +152,8 @@ def simulated(
     noise: float = 0.0,
     weighted: bool = False,
 ) -> tuple[Workload, OutcomeLog]:
-    """A run on two lanes of a core, in which latencies are as they are believed, but for noise. Tenants without a
-    process are there, and ask nothing."""
+    """A run on two lanes of a core, in which latencies are as they are believed, but for noise; where there is some, beliefs
+    and margins are learnt as by a server. Tenants without a process are there, and ask nothing."""
     tenants = {each.name: each.tenant(weighted) for each in models}
     loads = tuple(TenantLoad(name, name, process) for name, process in processes.items())
     workload = Workload(loads, round(seconds * 1e9), seed=seed)
@@ -164,7 +164,9 @@ def simulated(
         {each.name: each.table() for each in models},
         LANES,
     )
-    return workload, run_scenario(scenario, section(policy), Assumptions(noise=noise), seed)
+    chosen = section(policy)
+    follower = scenario.beliefs(scenario.policy(chosen)) if noise else None
+    return workload, run_scenario(scenario, chosen, Assumptions(noise=noise), seed, follower=follower)
 
 
 def section(policy: str) -> PolicySection:
