@@ -152,8 +152,8 @@ def simulated(
     noise: float = 0.0,
     weighted: bool = False,
 ) -> tuple[Workload, OutcomeLog]:
-    """A run on two lanes of a core, in which latencies are as they are believed, but for noise; where there is some, beliefs
-    and margins are learnt as by a server. Tenants without a process are there, and ask nothing."""
+    """A run on two lanes of a core, in which latencies are as they are believed, but for noise; where there is some,
+    beliefs and margins are learnt as by a server. Tenants without a process are there, and ask nothing."""
     tenants = {each.name: each.tenant(weighted) for each in models}
     loads = tuple(TenantLoad(name, name, process) for name, process in processes.items())
     workload = Workload(loads, round(seconds * 1e9), seed=seed)
