@@ -162,3 +162,14 @@ def test_what_is_within_a_share_goes_while_its_answer_is_sure() -> None:
         for predictor in (exact, wary)
     ]
     assert order == [["theirs", "theirs", "mine"], ["theirs", "mine"]]
+
+
+@pytest.mark.parametrize(("left_ms", "is_told_at_once"), [(50, True), (3, False)])
+def test_who_comes_just_before_a_launch_ends_is_decided_on_then(left_ms: int, is_told_at_once: bool) -> None:
+    predictor, come = tables({"long": 100 * MS, "short": 40 * MS}), (100 - left_ms) * MS
+    tenants = [Tenant("long", 1000 * MS), Tenant("short", 110 * MS)]
+    queries = [Query(0, "long", 0, 1000 * MS), *[Query(at, "short", come, come + 110 * MS) for at in (1, 2, 3)]]
+    made = play(POLICIES["most"](ONE_LANE), tenants, predictor, queries)
+    gone = [made.ended_ns[each] for each, outcome in made.outcomes.items() if outcome is not Outcome.ANSWERED]
+    assert gone
+    assert all(ended == (come if is_told_at_once else 100 * MS) for ended in gone)

@@ -17,6 +17,17 @@ from cotenant.policies.ordered.jobs import Number
 from cotenant.policies.ordered.listed import ListPolicy
 
 _NONE: Mapping[int, int] = {}
+_SOON_NS = 5_000_000
+"""A query that comes so shortly before a launch ends is decided on then, with all that has come: at three times the
+capacity a decision at each arrival took a fifth of a core, from models and front-ends, and seven tenants had 0.13 of
+their queries in time where edf, which is not asked then, had 0.52."""
+
+
+def _ends_soon(snapshot: Snapshot) -> bool:
+    """Whether a launch is predicted to end about now."""
+    now = snapshot.now_ns
+    ends = [run.started_ns + run.launch.predicted_ns - now for run in snapshot.running.values()]
+    return any(-_SOON_NS < left < _SOON_NS for left in ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,8 @@ class Most(ListPolicy):
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Give up what cannot be in time together, then fill the free lanes with the earliest deadlines."""
+        if not snapshot.free_mask and _ends_soon(snapshot):
+            return Decision(memory=memory)
         desk = Desk(snapshot, self.drop, self.batch_key)
         if desk.drops_hopeless:
             memory = give_up(self, desk, memory)
