@@ -18,9 +18,9 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 PURE = sorted(name for name in MODULES if name.split(".")[1:2] in (["core"], ["policies"]))
-COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("columns", "jobs"))
-"""Of these the modules that know numpy: one computes with columns, loaded when many queries are inside; the other
-names its types."""
+COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_jobs"))
+"""Of these the modules that know numpy: one names its types; the other computes with columns, loaded when many queries
+are inside."""
 
 LAW = (
     ("errors", "files", "log", "machine_code"),

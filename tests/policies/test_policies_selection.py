@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.policies.ordered import selection
-from cotenant.policies.ordered.columns import Columns
-from cotenant.policies.ordered.jobs import Number, Selection, Worth
+from cotenant.policies.ordered.jobs import Number, Selection, Stakes, Worth
+from cotenant.policies.ordered.many_jobs import ManyJobs
 from cotenant.policies.ordered.reserve import Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
 
@@ -51,7 +51,7 @@ def one_by_one(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> 
 
 def in_columns(jobs: Sequence[Job], free_at: Sequence[int], now_ns: int = 0) -> Selection:
     rows = np.array(jobs, np.int64).reshape(-1, 8)
-    return Columns(np.ascontiguousarray(rows.T), free_at, now_ns)
+    return ManyJobs(np.ascontiguousarray(rows.T), free_at, now_ns)
 
 
 BOTH = (one_by_one, in_columns)
@@ -67,6 +67,16 @@ def beyond_first(entitled: Number, fared: Number, weight: Number, work_ns: Numbe
     return entitled, -fared * entitled, -work_ns / answers
 
 
+class Harsh(Stakes):
+    """Of two tenants, the first of whom has fared better; who loses fares much worse."""
+
+    def __init__(self, worth: Worth) -> None:
+        super().__init__(worth, [1.0, 0.9], [1.0, 1.0])
+
+    def lost(self, owner: int) -> None:
+        self.fared[owner] *= 0.8
+
+
 def agreed(found: Sequence[object]) -> object:
     """What both ways give."""
     first, second = found
@@ -78,12 +88,7 @@ def select(jobs: Sequence[Job], free_at: Sequence[int], worth: Worth) -> list[Vi
     """Who goes; those who fared well go before others, and those who lose fare worse."""
 
     def by(make: object) -> list[Victim]:
-        fared = [1.0, 0.9]
-
-        def note(owner: int) -> None:
-            fared[owner] *= 0.8
-
-        found = make(jobs, free_at).select(worth, fared, [1.0, 1.0], note)  # type: ignore[operator]
+        found = make(jobs, free_at).select(Harsh(worth))  # type: ignore[operator]
         return [Victim(Job(*gone), Job(*for_job)) for gone, for_job in found]
 
     if len(jobs) > FEW:  # one by one all lanes count
@@ -96,7 +101,7 @@ def selected(jobs: Sequence[Job], free_at: Sequence[int]) -> list[Victim]:
 
 
 def standing_back(jobs: Sequence[Job], free_at: Sequence[int], reserve: Reserve | None = None) -> list[int]:
-    found = [make(jobs, free_at).stand_back(most_work_first, [1.0, 1.0], [1.0, 1.0], reserve) for make in BOTH]
+    found = [make(jobs, free_at).stand_back(Harsh(most_work_first), reserve) for make in BOTH]
     return agreed(found)  # type: ignore[return-value]
 
 
@@ -246,9 +251,8 @@ def test_one_by_one_and_in_columns_all_is_the_same(
     assert first.hopeless() == second.hopeless()
     found = []
     for each in (first, second):
-        fared = [1.0, 0.9]
-        held = each.stand_back(beyond_first, fared, [1.0, 1.0], reserve)
-        gone = each.select(beyond_first, fared, [1.0, 1.0], lambda owner, fared=fared: fared.__setitem__(owner, 0.5))  # type: ignore[misc]
+        stakes = Harsh(beyond_first)
+        held, gone = each.stand_back(stakes, reserve), each.select(stakes)
         found.append((held, gone, sorted(each.behind_the_due(-paused))))
     assert found[0] == found[1]
 

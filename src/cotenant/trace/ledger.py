@@ -44,17 +44,8 @@ class Ledger:
     """What is kept of a tenant: its entitlement, what it asks for, and what its launches have held."""
 
     __slots__ = (
-        *(
-            "asked",
-            "asked_at_ns",
-            "asked_ns",
-            "asked_squares",
-            "away_ns",
-            "entitlement",
-            "held_ns",
-            "slow_ns",
-            "stolen_ns",
-        ),
+        *("asked", "asked_at_ns", "asked_ns", "asked_squares", "away_ns", "entitlement", "held_ns", "slow_ns"),
+        "stolen_ns",
         "tenant",
     )
 

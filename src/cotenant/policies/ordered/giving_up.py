@@ -12,14 +12,11 @@ from msgspec import UNSET
 
 from cotenant.core.snapshot import AccountView, Drop
 from cotenant.policies.desk import Desk, hopeless
-from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Waiting
+from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Stakes, Waiting
 from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
 from cotenant.types import LossCause
 from cotenant.work import Share, Work
-
-_FADES = 1 - 1 / 64
-"""What a tenant's attainment counts for once one of its queries goes."""
 
 
 class Selecting(Protocol):
@@ -43,7 +40,7 @@ class Selecting(Protocol):
     def worth(
         self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """See jobs.Worth. Attainments are less for those who lose more in this decision."""
+        """See jobs.Worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +84,15 @@ def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | N
     if is_easy and (reserve is None or jobs.is_within()):
         return
     if not is_easy:
-        for number, end_ns, deadline_ns in jobs.hopeless():
-            why = hopeless(end_ns - desk.now_ns, deadline_ns - desk.now_ns)
+        for number, needed_ns, left_ns in jobs.hopeless():
+            why = hopeless(needed_ns, left_ns)
             gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
     names, accounts, queues = inside.tenants, snapshot.accounts, snapshot.queues
     fared = [accounts[name].attainment if name in accounts else 1.0 for name in names]
     weights = [queues[name].tenant.weight if name in queues else 1.0 for name in names]
-
-    def note(owner: int) -> None:
-        fared[owner] *= _FADES
-
-    held = jobs.stand_back(policy.worth, fared, weights, reserve)
-    for victim, for_job in jobs.select(policy.worth, fared, weights, note):
+    stakes = Stakes(policy.worth, fared, weights)
+    held = jobs.stand_back(stakes, reserve)
+    for victim, for_job in jobs.select(stakes):
         whose, other = names[victim[OWNER]], names[for_job[OWNER]]
         why = f"given up: {victim[WORK] / 1e6:.1f} ms of work, so that a query of {other!r} is in time"
         cause = LossCause.OWN_RATE if other == whose else LossCause.NEIGHBOUR
@@ -170,9 +164,9 @@ class _Inside:
         if count + len(rows) <= FEW:
             self.jobs = Jobs(sorted(chain(rows, *[each.jobs for each in self.seen.values()])), free_at, now)
         else:
-            from cotenant.policies.ordered.columns import Columns  # numpy: few need none
+            from cotenant.policies.ordered.many_jobs import ManyJobs  # numpy: few need none
 
-            self.jobs = Columns.of(self.seen.values(), rows, free_at, now)
+            self.jobs = ManyJobs.of(self.seen.values(), rows, free_at, now)
 
     def numbers_of(self, job: int) -> Sequence[int]:
         """The queries of a job, which has the number `job`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cotenant.core.predictor import Predictor
@@ -24,8 +25,8 @@ BEHIND = 1 << 20
 """Added to the priority of what stands back: behind everything that does not."""
 
 Number = TypeVar("Number", "float", "NDArray[np.float64]")
-Note = Callable[[int], None]
-"""Is told the number of the tenant of each job that goes, before the next one is chosen."""
+_FADES = 1 - 1 / 64
+"""What a tenant's attainment counts for once one of its queries goes."""
 
 
 class Worth(Protocol):
@@ -39,6 +40,24 @@ class Worth(Protocol):
         """See above."""
 
 
+@dataclass(slots=True)
+class Stakes:
+    """What goes into the worth of jobs in one decision: attainments and weights of tenants, by their numbers."""
+
+    worth: Worth
+    fared: list[float]
+    weights: Sequence[float]
+
+    def of(self, job: Job) -> Sequence[float]:
+        """The worth of a job."""
+        _, _, _, _, entitled, answers, owner, work_ns = job
+        return self.worth(entitled, self.fared[owner], self.weights[owner], work_ns, answers)
+
+    def lost(self, owner: int) -> None:
+        """A job of this tenant goes: the next ones of it are worth more."""
+        self.fared[owner] *= _FADES
+
+
 class Selection(Protocol):
     """The jobs of one decision, in the policy's order; those that are given up leave it."""
 
@@ -46,19 +65,15 @@ class Selection(Protocol):
         """Whether all would be in time, or with `due` done when they are due, were the lanes one that is as fast."""
 
     def hopeless(self) -> list[tuple[int, int, int]]:
-        """Take out those that would be late as the first: the number, when it would end and the deadline of each."""
+        """Take out those that would be late as the first: of each the number, what it needs, and what is left to it."""
 
     def is_within(self) -> bool:
         """Whether all are within entitlements."""
 
-    def stand_back(
-        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], reserve: Reserve | None
-    ) -> list[int]:
+    def stand_back(self, stakes: Stakes, reserve: Reserve | None) -> list[int]:
         """Put those behind all others who have to wait for others, or for what is still to come; their numbers."""
 
-    def select(
-        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], note: Note
-    ) -> list[tuple[Job, Job]]:
+    def select(self, stakes: Stakes) -> list[tuple[Job, Job]]:
         """Take out jobs so that the others can be in time: each, and the one that would be late else."""
 
     def behind_the_due(self, paused: int) -> list[int]:
@@ -107,7 +122,7 @@ class Waiting:
                 work_ns = needed_ns(tenant.work(*kind))
                 known = found[kind] = work_ns, predictor.sure_ns(name, work_ns) - work_ns if dues else 0
             deadline, due = key[1], None if dues is None else dues[at]
-            if due is None:
-                jobs.append((key[0], deadline, key[2], deadline, 0, 1, owner, known[0]))
-            else:  # early by what it may run longer, so that it is in time even so
-                jobs.append((key[0], deadline, key[2], min(due, deadline - known[1]), 1, 1, owner, known[0]))
+            is_within = due is not None
+            if due is not None:  # early by what it may run longer, so that it is in time even so
+                due = min(due, deadline - known[1])
+            jobs.append((key[0], deadline, key[2], deadline if due is None else due, is_within, 1, owner, known[0]))

@@ -5,8 +5,8 @@ order, and whenever one would be late, jobs up to it are taken out, the one that
 one lane, with the most work as the least value, no other choice leaves more in time. With several lanes, or values that
 differ in more than work, it is a heuristic.
 
-`Jobs` goes through them one by one, which is quicker for as few as are inside as a rule; `columns` does the same to
-many.
+`Jobs` goes through them one by one, which is quicker for as few as are inside as a rule; `many_jobs` does the
+same to many.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heapreplace
 
-from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Job, Note, Worth
+from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Job, Stakes
 from cotenant.policies.ordered.reserve import Reserve
 
 FEW = 128
@@ -40,21 +40,19 @@ class Jobs:
 
     def hopeless(self) -> list[tuple[int, int, int]]:
         """See Selection."""
-        free_at = min(self._free_at)
+        now, free_at = self._now_ns, min(self._free_at)
         late = [each for each in self.jobs if free_at + each[WORK] > each[DEADLINE]]
         if late:
             self.jobs = [each for each in self.jobs if free_at + each[WORK] <= each[DEADLINE]]
-        return [(each[NUMBER], free_at + each[WORK], each[DEADLINE]) for each in late]
+        return [(each[NUMBER], free_at + each[WORK] - now, each[DEADLINE] - now) for each in late]
 
     def is_within(self) -> bool:
         """See Selection."""
         return all(entitled for _, _, _, _, entitled, _, _, _ in self.jobs)
 
-    def stand_back(
-        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], reserve: Reserve | None
-    ) -> list[int]:
+    def stand_back(self, stakes: Stakes, reserve: Reserve | None) -> list[int]:
         """See Selection."""
-        back = self._behind_alone(worth, fared, weights)
+        back = self._behind_alone(stakes)
         if reserve is not None:
             self._beside(reserve, back)
         if not back:
@@ -68,7 +66,7 @@ class Jobs:
         self.jobs = kept + moved
         return [job[NUMBER] for job in moved]
 
-    def _behind_alone(self, worth: Worth, fared: Sequence[float], weights: Sequence[float]) -> set[int]:
+    def _behind_alone(self, stakes: Stakes) -> set[int]:
         """Positions of jobs beyond entitlements that have to wait so that those within are done when they are due.
 
         The lanes count as one that is as fast as all of them. Where the jobs within would be behind even alone, all
@@ -77,20 +75,18 @@ class Jobs:
         begin, lanes = sum(self._free_at), len(self._free_at)
         back = set[int]()
         candidates = list[tuple[Sequence[float], int]]()
-        pending = list[tuple[int, Job]]()
+        pending = list[int]()
         of_rank = None
         for at, job in enumerate(self.jobs):
             rank, _, _, due_ns, entitled, _, _, work_ns = job
             if rank != of_rank:
                 of_rank, candidates, pending = rank, [], []
             if not entitled:
-                pending.append((at, job))
+                pending.append(at)
             else:
                 latest = (due_ns - work_ns) * lanes
                 if begin > latest and pending:
-                    for position, (_, _, _, _, within, answers, owner, work) in pending:
-                        value = worth(within, fared[owner], weights[owner], work, answers)
-                        candidates.append((value, position))
+                    candidates += [(stakes.of(self.jobs[other]), other) for other in pending]
                     pending = []
                     heapify(candidates)
                 while begin > latest and candidates:
@@ -113,9 +109,7 @@ class Jobs:
                     continue
             begin += work_ns
 
-    def select(
-        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], note: Note
-    ) -> list[tuple[Job, Job]]:
+    def select(self, stakes: Stakes) -> list[tuple[Job, Job]]:
         """See Selection. Of those up to a late one, and of its priority, the one of the least worth goes."""
         victims = list[tuple[Job, Job]]()
         if self.is_timely(due=False):
@@ -126,11 +120,10 @@ class Jobs:
             rank, least, gone = for_job[RANK], None, for_job
             for job in left[: late + 1]:
                 if job[RANK] == rank:
-                    _, _, _, _, entitled, answers, owner, work_ns = job
-                    value = worth(entitled, fared[owner], weights[owner], work_ns, answers)
+                    value = stakes.of(job)
                     if least is None or value < least:  # type: ignore[operator]
                         least, gone = value, job
-            note(gone[OWNER])
+            stakes.lost(gone[OWNER])
             victims.append((gone, for_job))
             left.remove(gone)
         return victims

@@ -20,9 +20,8 @@ from cotenant.policies.ordered.jobs import (
     RANK,
     WORK,
     Job,
-    Note,
+    Stakes,
     Waiting,
-    Worth,
 )
 from cotenant.policies.ordered.reserve import Reserve
 from cotenant.policies.ordered.selection import FEW, first_late
@@ -34,7 +33,7 @@ _FAR_NS = 1 << 50
 """Times beyond this, days ahead, are no later: their sums stay whole numbers of 64 bits."""
 
 
-class Columns:
+class ManyJobs:
     """Jobs of one decision; see `jobs.Selection`. `rows` has a column for each job, in the policy's order."""
 
     __slots__ = ("_free_at", "_now_ns", "rows")
@@ -47,7 +46,7 @@ class Columns:
             np.minimum(rows[row], _FAR_NS, out=rows[row])
 
     @classmethod
-    def of(cls, waiting: Collection[Waiting], batches: Sequence[Job], free_at: Sequence[int], now_ns: int) -> Columns:
+    def of(cls, waiting: Collection[Waiting], batches: Sequence[Job], free_at: Sequence[int], now_ns: int) -> ManyJobs:
         """Of all that waits and has begun."""
         known = {each.rank for each in waiting} | {job[RANK] for job in batches}
         blocks = [np.array(batches, np.int64).reshape(-1, WORK + 1).T]
@@ -88,17 +87,15 @@ class Columns:
         late = [each[is_late].tolist() for each in (rows[NUMBER], end, rows[DEADLINE])]
         if late[0]:
             self.rows = rows.take((~is_late).nonzero()[0], 1)
-        return [(number, end + self._now_ns, left + self._now_ns) for number, end, left in zip(*late, strict=True)]
+        return list(zip(*late, strict=True))
 
     def is_within(self) -> bool:
         """See Selection."""
         return bool(self.rows[ENTITLED].all())
 
-    def stand_back(
-        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], reserve: Reserve | None
-    ) -> list[int]:
+    def stand_back(self, stakes: Stakes, reserve: Reserve | None) -> list[int]:
         """See Selection."""
-        back = self._behind_alone(worth, fared, weights)
+        back = self._behind_alone(stakes)
         if reserve is not None:
             self._beside(reserve, back)
         held: list[int] = self.rows[NUMBER, back].tolist()
@@ -107,18 +104,12 @@ class Columns:
             self.rows = self.rows.take(back.argsort(kind="stable"), 1)
         return held
 
-    def _values(self, worth: Worth, fared: Sequence[float], weights: Sequence[float]) -> Sequence[Values]:
+    def _values(self, stakes: Stakes) -> Sequence[Values]:
         rows = self.rows
-        owner = rows[OWNER]
-        return worth(
-            rows[ENTITLED] * 1.0,
-            np.array(fared)[owner],
-            np.array(weights)[owner],
-            rows[WORK] * 1.0,
-            rows[ANSWERS] * 1.0,
-        )
+        fared, weight = np.array(stakes.fared)[rows[OWNER]], np.array(stakes.weights)[rows[OWNER]]
+        return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
 
-    def _behind_alone(self, worth: Worth, fared: Sequence[float], weights: Sequence[float]) -> NDArray[np.bool_]:
+    def _behind_alone(self, stakes: Stakes) -> NDArray[np.bool_]:
         rows = self.rows
         work_ns = rows[WORK]
         behind = self._begin_ns(work_ns) - self._latest(DUE)
@@ -127,7 +118,7 @@ class Columns:
         back = np.zeros(len(behind), np.bool_)
         if not urgent.size or not beyond.size:
             return back
-        by_value = np.lexsort([column[beyond] for column in reversed(self._values(worth, fared, weights))])
+        by_value = np.lexsort([column[beyond] for column in reversed(self._values(stakes))])
         place = np.empty_like(by_value)
         place[by_value] = np.arange(len(by_value))
         positions, places, least_first = beyond.tolist(), place.tolist(), beyond[by_value].tolist()
@@ -162,9 +153,7 @@ class Columns:
                 back[at] = True
                 spared += work
 
-    def select(
-        self, worth: Worth, fared: Sequence[float], weights: Sequence[float], note: Note
-    ) -> list[tuple[Job, Job]]:
+    def select(self, stakes: Stakes) -> list[tuple[Job, Job]]:
         """See Selection. Where more than FEW are left, they are laid on the lanes as if these were one."""
         victims = list[tuple[Job, Job]]()
         latest = self._latest(DEADLINE)
@@ -175,11 +164,11 @@ class Columns:
             for_job = int(left[late])
             among = left[: late + 1]
             among = among[self.rows[RANK, among] == self.rows[RANK, for_job]]
-            for column in self._values(worth, fared, weights):
+            for column in self._values(stakes):
                 values = column[among]
                 among = among[values == values.min()]
             gone = int(among[0])
-            note(int(self.rows[OWNER, gone]))
+            stakes.lost(int(self.rows[OWNER, gone]))
             victims.append((self._job(gone), self._job(for_job)))
             left = left[left != gone]
         self.rows = self.rows.take(left, 1)
