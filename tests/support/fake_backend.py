@@ -19,7 +19,7 @@ import numpy as np
 
 from cotenant.serve.door.grpc_server import GrpcServer
 from cotenant.serve.door.http_server import HttpServer
-from cotenant.types import Outcome
+from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.api import (
     Backend,
     Duration,
@@ -252,7 +252,10 @@ class FakeBackend:
 
 
 class CountingBackend:
-    """Passes everything on to another backend and counts `done` calls, of which every accepted query must get one."""
+    """Passes everything on to another backend and counts `done` calls, of which every accepted query must get one.
+
+    An answer is then told of as written, or its query is withdrawn.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -261,6 +264,7 @@ class CountingBackend:
         self.refused = 0
         self.ended = 0
         self.twice = 0
+        self._unwritten: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -274,6 +278,8 @@ class CountingBackend:
                     self.twice += 1
                 else:
                     self.ended += 1
+                if result.outcome in ANSWERS and request.arrival_ns:
+                    self._unwritten.add(result.query)
                 self._changed.notify_all()
             done(result)
 
@@ -288,10 +294,26 @@ class CountingBackend:
             self._changed.notify_all()
         return number
 
-    def settled(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every accepted query has ended; return whether each did so exactly once."""
+    def cancel(self, query: int) -> None:
+        self._backend.cancel(query)
+        self._written(query)
+
+    def replied(self, result: InferResult) -> None:
+        self._backend.replied(result)
+        self._written(result.query)
+
+    def _written(self, query: int) -> None:
         with self._changed:
-            return self._changed.wait_for(lambda: self.ended == self.accepted, timeout_s) and self.twice == 0
+            self._unwritten.discard(query)
+            self._changed.notify_all()
+
+    def settled(self, timeout_s: float = 10.0) -> bool:
+        """Wait until every accepted query has ended and is told of; return whether each ended exactly once."""
+        with self._changed:
+            return self._changed.wait_for(self._is_settled, timeout_s) and self.twice == 0
+
+    def _is_settled(self) -> bool:
+        return self.ended == self.accepted and not self._unwritten
 
 
 @dataclass(frozen=True)
