@@ -45,6 +45,20 @@ def test_a_rate_is_a_positive_number(rate: float) -> None:
         Tenant("a", 9, rate=rate)
 
 
+def test_queries_count_for_what_they_take_as_they_are_merged() -> None:
+    """Of two halves of a lane one serves queries of 10 ms, each within as long as the device ends it in 100 ms: five
+    that run one by one, ten when four run for the work of two."""
+    for part, within in ((1.0, 5), (0.5, 10)):
+        made = accounts(Tenant("a", 100), Tenant("b", 100))
+        for _ in range(128):
+            made.begin("a", 4, part)
+        made.begin("gone", 4, part)
+        for number in range(12):
+            made.enter(query(number, "a", 0, 100), 10, 1, 0)
+        assert len(made.known["a"].due_ns) == within
+        assert made.known["a"].asked_ns == pytest.approx(120 * part)
+
+
 def test_a_rate_goes_before_shares_and_leaves_them_the_rest() -> None:
     """Ten queries a second of 60 ms are 0.6 of the two lanes; the shares are halves of the other 1.4."""
     made = accounts(Tenant("a", 9, rate=10.0), Tenant("b", 9))

@@ -152,11 +152,11 @@ def test_who_is_given_up_hears_it_at_once_and_for_whom() -> None:
 
 def test_what_is_within_a_share_goes_while_its_answer_is_sure() -> None:
     """On half of the lane `mine` ends at 80 ms, just in time behind the second of `theirs`, which is beyond their half
-    and has the earlier deadline. It may take 30 ms more, and has to be in time even so, at 100 ms."""
+    and has the earlier deadline. It may take a third more of what its SLO leaves, and has to be in time even so."""
     exact = tables({"mine": 40 * MS, "theirs": 20 * MS})
     wary = exact.with_margin(SafetyMargin({"mine": Spread(1.75, 40 * MS)}))
-    tenants = [Tenant("mine", 100 * MS), Tenant("theirs", 60 * MS)]
-    queries = [Query(0, "theirs", 0, 60 * MS), Query(1, "theirs", 0, 60 * MS), Query(2, "mine", 0, 100 * MS)]
+    tenants = [Tenant("mine", 95 * MS), Tenant("theirs", 60 * MS)]
+    queries = [Query(0, "theirs", 0, 60 * MS), Query(1, "theirs", 0, 60 * MS), Query(2, "mine", 0, 95 * MS)]
     order = [
         [each.work.tenant for _, each in play(POLICIES["shares"](ONE_LANE), tenants, predictor, queries).launches]
         for predictor in (exact, wary)

@@ -36,7 +36,8 @@ MARGIN = SafetyMargin({"a": Spread(1.5, 10 * MS)}, 2 * MS)
 CAUTIOUS = Edf(ONE_LANE)
 TABLES = {"a": 10 * MS, "b": 4 * MS}
 PREDICTOR = tables(TABLES, batch_slope=0.5).with_margin(MARGIN)
-TENANTS = {name: Tenant(name, 100 * MS, max_batch=4) for name in TABLES}
+SLO = 100 * MS
+TENANTS = {name: Tenant(name, SLO, max_batch=4) for name in TABLES}
 TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS),))
 
 
@@ -44,28 +45,47 @@ TABLE = LatencyTable((LatencyRow(0, 1, 1, 10 * MS),))
 
 
 def test_a_launch_is_sure_within_its_spread_and_the_time_of_the_answer() -> None:
-    assert MARGIN.sure_ns("a", 10 * MS) == 17 * MS
-    assert MARGIN.sure_ns("a", 2 * MS) == 5 * MS
-    assert MARGIN.sure_ns("unknown", 10 * MS) == 12 * MS
-    assert NO_MARGIN.sure_ns("a", 10 * MS) == 10 * MS
+    assert MARGIN.sure_ns("a", 10 * MS, SLO) == 17 * MS
+    assert MARGIN.sure_ns("a", 2 * MS, SLO) == 5 * MS
+    assert MARGIN.sure_ns("unknown", 10 * MS, SLO) == 12 * MS
+    assert NO_MARGIN.sure_ns("a", 10 * MS, SLO) == 10 * MS
 
 
 def test_what_many_launches_are_late_by_grows_with_the_root_of_their_number() -> None:
-    assert MARGIN.sure_ns("a", 4 * 10 * MS) == (40 + 2 * 5 + 2) * MS
+    assert MARGIN.sure_ns("a", 4 * 10 * MS, 10 * SLO) == (40 + 2 * 5 + 2) * MS
     rng = np.random.default_rng(0)
     launches = 10 * MS * rng.normal(1.0, 0.2, (4000, 16))
     spread = Spread(float(np.quantile(launches[:, 0], 0.95)) / (10 * MS), 10 * MS)
-    sure = SafetyMargin({"a": spread}).sure_ns("a", 16 * 10 * MS)
+    sure = SafetyMargin({"a": spread}).sure_ns("a", 16 * 10 * MS, 10 * SLO)
     assert 0.93 < np.mean(launches.sum(axis=1) <= sure) <= 1.0
 
 
-@given(st.floats(1, 8), st.integers(1, 10**9), st.integers(0, 10**9), st.integers(1, 10**10), st.integers(1, 10**10))
+@given(
+    st.floats(1, 8),
+    st.integers(1, 10**9),
+    st.integers(0, 10**9),
+    st.integers(1, 10**10),
+    st.integers(1, 10**10),
+    st.integers(1, 10**11),
+)
 def test_no_margin_shortens_and_longer_work_is_never_sure_sooner(
-    factor: float, launch: int, reply: int, one: int, other: int
+    factor: float, launch: int, reply: int, one: int, other: int, slo: int
 ) -> None:
     margin = SafetyMargin({"a": Spread(factor, launch)}, reply)
     short, long = sorted((one, other))
-    assert short + reply <= margin.sure_ns("a", short) <= margin.sure_ns("a", long) + 1
+    room = max(0, slo - short) // 3
+    assert short + min(reply, room) <= margin.sure_ns("a", short, slo) <= margin.sure_ns("a", long, slo) + 1
+    assert margin.sure_ns("a", short, slo) <= short + room
+
+
+def test_who_has_little_room_is_not_doubtful_from_the_start() -> None:
+    """With all of the margin work of 10 ms would take 17: more than an SLO of 16 ms, so that it never were sure."""
+    assert MARGIN.sure_ns("a", 10 * MS, 16 * MS) == 12 * MS
+    assert MARGIN.sure_ns("a", 10 * MS, 9 * MS) == 10 * MS
+    tenants = [Tenant("a", 16 * MS), Tenant("b", 60 * MS)]
+    queries = [Query(0, "a", 0, 16 * MS), Query(1, "b", 0, 60 * MS)]
+    made = play(CAUTIOUS, tenants, PREDICTOR, queries)
+    assert [launch.work.tenant for _, launch in made.launches] == ["a", "b"]
 
 
 @pytest.mark.parametrize("factor", [0.9, float("inf"), float("nan")])
@@ -80,9 +100,9 @@ def test_values_out_of_range_are_named(factor: float) -> None:
 
 def test_other_factors_keep_the_margin_and_another_margin_what_is_known() -> None:
     assert PREDICTOR.scaled({"a": 2.0}).margin is MARGIN
-    assert PREDICTOR.scaled({"a": 2.0}).sure_ns("a", 10 * MS) == 17 * MS
+    assert PREDICTOR.scaled({"a": 2.0}).sure_ns("a", 10 * MS, SLO) == 17 * MS
     other = PREDICTOR.with_margin(NO_MARGIN)
-    assert (other.sure_ns("a", MS), PREDICTOR.sure_ns("a", MS)) == (MS, round(3.5 * MS))
+    assert (other.sure_ns("a", MS, SLO), PREDICTOR.sure_ns("a", MS, SLO)) == (MS, round(3.5 * MS))
     assert other.latency_ns(Work("a", 0, 1, 0, 1), 2) == 10 * MS
 
 
@@ -152,8 +172,8 @@ def test_no_lane_stays_idle_and_nobody_else_is_dropped(
     assert not taken & hopeless
     waiting = [query for query in queries if query.id not in taken | hopeless]
     for query in queries:
-        if query.id in taken and PREDICTOR.sure_ns(query.tenant, TABLES[query.tenant]) > query.deadline_ns:
-            assert all(PREDICTOR.sure_ns(each.tenant, TABLES[each.tenant]) > each.deadline_ns for each in waiting)
+        if query.id in taken and PREDICTOR.sure_ns(query.tenant, TABLES[query.tenant], SLO) > query.deadline_ns:
+            assert all(PREDICTOR.sure_ns(each.tenant, TABLES[each.tenant], SLO) > each.deadline_ns for each in waiting)
 
 
 def test_overlap_without_a_barrier_is_cautious_edf() -> None:

@@ -643,18 +643,21 @@ def believe(server: Server, tenant: str, factor: float) -> None:
 
 
 def test_belief_follows_what_is_observed(tmp_path: Path) -> None:
-    """A profile that is wrong by a factor of 1000 is corrected by the launches, up to the largest factor."""
+    """A profile that is wrong by a factor of 1000 is corrected by the launches, by more than one of them could say."""
     root = write_good(tmp_path / "models", "two")
     watch = Watch()
     server = started(root, watch)
     client = Client(server)
     calibration = server.beliefs._calibration
     try:
-        for factor, bound in ((1000.0, calibration.smallest), (1e-6, calibration.largest)):
+        for factor, is_corrected in (
+            (1000.0, lambda found: found < calibration.smallest),
+            (1e-6, lambda found: found > calibration.largest),
+        ):
             believe(server, "Owner of two", factor)
             for seed in range(40):
                 client.ask("two", feeds("two", seed))
-            assert calibration.factor("Owner of two") == pytest.approx(bound, rel=0.3)
+            assert is_corrected(calibration.factor("Owner of two"))
             believed = server.driver.read(lambda engine: engine.predictor)
             assert believed is server.beliefs.predictor
             assert believed.scales == calibration.scales  # type: ignore[attr-defined]
@@ -722,7 +725,7 @@ def test_answers_that_leave_late_make_cautious_policies_count_on_it(tmp_path: Pa
         server.replied(structs.replace(result, ended_ns=0))  # of an application: nobody knows when it ended
         client.ask("two", feeds("two"))
         client.ask("two", feeds("two"))
-        added_ns = server.driver.read(lambda engine: engine.predictor).sure_ns("two", 1000) - 1000
+        added_ns = server.driver.read(lambda engine: engine.predictor).sure_ns("two", 1000, 10**10) - 1000
         assert added_ns > 2 * 10**8 if cautious else added_ns == 0
     finally:
         server.stop()

@@ -35,6 +35,8 @@ at their deadlines, and what is beyond can go before them. With this four tenant
 the largest number of answers, 0.89 without."""
 _STANDING = 8
 """Answers beyond a share, at most, that stand for later ones within it: more would be debts of long ago."""
+_MERGED = 1 / 64
+"""Weight of a query in what merging leaves of the work."""
 _YOUNG_NS = 1_000_000_000
 """Time for which whatever is asked for first counts as asked for."""
 _MOST_SCALES = 200.0
@@ -101,8 +103,8 @@ class Account:
     many queries a second it may send even where they take more than that."""
 
     __slots__ = (
-        *("_count", "_owed", "_own", "_pace", "_part", "_rated", "_surplus", "_within", "asked_ns", "attainment"),
-        *("rate", "share"),
+        *("_count", "_merged", "_owed", "_own", "_pace", "_part", "_rated", "_surplus", "_within"),
+        *("asked_ns", "attainment", "rate", "share"),
     )
 
     def __init__(self, pace: _Pace) -> None:
@@ -116,6 +118,8 @@ class Account:
         self._count = 0
         self._owed: set[int] = set()
         """Live queries that are within the share, or would be had not one beyond it stood for them."""
+        self._merged = 1.0
+        """What of the work of its queries alone is left when they run as they were merged of late."""
         self._surplus = 0
         """Answers in time above those that it was owed."""
 
@@ -138,6 +142,14 @@ class Account:
         """So many queries a second from now on."""
         self._pace.rated -= self._rated
         self._rated, self.rate = 0.0, rate
+
+    def merged(self, queries: int, part: float) -> None:
+        """See Accounts.begin."""
+        self._merged += min(1.0, queries * _MERGED) * (part - self._merged)
+
+    def as_merged(self, work_ns: int) -> int:
+        """What work that a query is predicted to take alone comes to."""
+        return round(work_ns * self._merged)
 
     def takes(self, work_ns: float) -> None:
         """A query of it takes so much of a lane: a guaranteed rate of such goes before shares."""
@@ -204,8 +216,9 @@ class Accounts:
             self.known[name].share = each.share / max(1.0, named) if each.share else left * each.weight / weights
 
     def enter(self, query: Query, work_ns: int, lanes: int, now_ns: int) -> None:
-        """A query is admitted that is predicted to take `work_ns` of one of the lanes."""
+        """A query is admitted that is predicted to take `work_ns` of one of the lanes, alone."""
         account, pace = self.known[query.tenant], self._pace
+        work_ns = account.as_merged(work_ns)
         pace.pass_to(now_ns)
         if pace.scale > 1e100:
             for each in self.known.values():
@@ -220,6 +233,11 @@ class Accounts:
         mean = self._had_ns / self._asked_ns
         faster = min(2.0, max(0.5, (mean / max(account.attainment, _LEAST)) ** _EVENING))
         account.enter(query, work_ns, lanes, min(1.0, account.asked_ns / self._asked_ns * faster), now_ns)
+
+    def begin(self, tenant: str, queries: int, part: float) -> None:
+        """So many queries of a tenant begin as one, for a part of the work that each takes alone."""
+        if (account := self.known.get(tenant)) is not None:
+            account.merged(queries, part)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""

@@ -218,7 +218,8 @@ class Clustered(Edf):
             if present is None:
                 continue
             if self.cautious:
-                end_ns = now + desk.snapshot.predictor.sure_ns(present.queue.tenant.name, end_ns - now)
+                tenant = present.queue.tenant
+                end_ns = now + desk.snapshot.predictor.sure_ns(tenant.name, end_ns - now, tenant.slo_ns)
             if end_ns > min([query.deadline_ns for query in present.queries]):
                 return False
         return True

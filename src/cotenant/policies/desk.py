@@ -252,8 +252,8 @@ class Desk:
             together = latency_ns(tenant.work(head.shape, grown), cores)
             if in_time:
                 limit = min(limit, query.deadline_ns)
-            end_ns = now + (self.snapshot.predictor.sure_ns(tenant.name, together) if cautious else together)
-            if together > latency + WORTH_MERGING * alone + LAUNCH_NS or end_ns > limit:
+            takes = self.snapshot.predictor.sure_ns(tenant.name, together, tenant.slo_ns) if cautious else together
+            if together > latency + WORTH_MERGING * alone + LAUNCH_NS or now + takes > limit:
                 break
             chosen.append(query)
             items, latency = grown, together

@@ -8,6 +8,10 @@ from math import sqrt
 
 from cotenant.errors import InvalidValueError
 
+_PART_OF_SLACK = 3
+"""The margin takes at most one of so many parts of what an SLO leaves. Seven tenants at three times the capacity had
+0.50 of their queries in time without a bound (`most`, served), 0.60 with a half of it, and 0.62 with a quarter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -41,17 +45,21 @@ class SafetyMargin:
         if self.reply_ns < 0:
             raise InvalidValueError("safety margin", "reply_ns", self.reply_ns, "at least 0")
 
-    def sure_ns(self, tenant: str, latency_ns: int) -> int:
+    def sure_ns(self, tenant: str, latency_ns: int, slo_ns: int) -> int:
         """Time, for work that is predicted to take `latency_ns`, after which its answer is nearly always on its way.
+
+        On top comes a third of what the SLO leaves at most: with more, who has little would be doubtful from the start,
+        and stand behind all others whenever there are such.
 
         Work of several launches is late by the sum of what they are late by, one independent of the other: that grows
         with the square root of their number.
         """
         spread = self.spreads.get(tenant)
-        if spread is None:
-            return latency_ns + self.reply_ns
-        base = latency_ns if latency_ns <= spread.launch_ns else sqrt(latency_ns * spread.launch_ns)
-        return latency_ns + round((spread.factor - 1.0) * base) + self.reply_ns
+        longer_ns = self.reply_ns
+        if spread is not None:
+            base = latency_ns if latency_ns <= spread.launch_ns else sqrt(latency_ns * spread.launch_ns)
+            longer_ns += round((spread.factor - 1.0) * base)
+        return latency_ns + min(longer_ns, max(0, slo_ns - latency_ns) // _PART_OF_SLACK)
 
 
 NO_MARGIN = SafetyMargin()

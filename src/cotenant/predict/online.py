@@ -42,8 +42,9 @@ class Calibration:
     """Exponentially weighted mean, per tenant, of log(observed / believed) latency.
 
     `weight` is that of a new observation, `tolerance` the relative change that is worth a new predictor, `relaxation`
-    what a refusal leaves of the logarithm of a factor; `smallest` and `largest` bound the factors. Neighbours,
-    front-ends and clock rates all end up in the factor.
+    what a refusal leaves of the logarithm of a factor; `smallest` and `largest` bound how far one launch may lie from
+    what is believed. Neighbours, front-ends and clock rates all end up in the factor, and so does handing a launch
+    over, which is nearly all of it for models that take next to nothing.
     """
 
     weight: float = 0.05
@@ -64,8 +65,8 @@ class Calibration:
         `believed_ns` was predicted with `factor`, by default the one in use now, which is taken out of it first.
         """
         used = self.factor(tenant)
-        ratio = max(observed_ns, 1) * (used if factor is None else factor) / max(believed_ns, 1)
-        sample = log(min(max(ratio, self.smallest), self.largest))
+        ratio = min(max(max(observed_ns, 1) / max(believed_ns, 1), self.smallest), self.largest)
+        sample = log(ratio * (used if factor is None else factor))
         count = self._counts.get(tenant, 0) + 1
         self._counts[tenant] = count
         before = self._logs.get(tenant, 0.0)

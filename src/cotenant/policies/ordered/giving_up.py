@@ -155,7 +155,7 @@ class _Inside:
             within = [dues[query.id] for query in queries if query.id in dues]
             rank, deadline = min([query.rank for query in queries]), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
-            longer_ns = predictor.sure_ns(tenant.name, work_ns) - work_ns if within else 0
+            longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if within else 0
             due = min([*within, deadline - longer_ns])
             rows.append((rank, deadline, -1 - len(rows), due, int(bool(within)), len(queries), owner, work_ns))
         free_at = tuple(ends.values())

@@ -120,7 +120,7 @@ class Waiting:
             known = found.get(kind)
             if known is None:
                 work_ns = needed_ns(tenant.work(*kind))
-                known = found[kind] = work_ns, predictor.sure_ns(name, work_ns) - work_ns if dues else 0
+                known = found[kind] = work_ns, predictor.sure_ns(name, work_ns, tenant.slo_ns) - work_ns if dues else 0
             deadline, due = key[1], None if dues is None else dues[at]
             is_within = due is not None
             if due is not None:  # early by what it may run longer, so that it is in time even so

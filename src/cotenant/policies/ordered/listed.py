@@ -156,7 +156,7 @@ class ListPolicy(BasePolicy):
             elif not isinstance(best, tuple):
                 work, needed = self._extent(desk, tenant, desk.paused[-1][0], work, lane, needed)
                 return Start(work, (), lane, needed, best.id)
-            elif self.cautious and now + desk.snapshot.predictor.sure_ns(tenant.name, needed) > deadline:
+            elif self.cautious and now + desk.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline:
                 desk.pass_over(best, put_off=True)
             else:
                 return self._start_batch(desk, queue, at, lane, work, needed)
