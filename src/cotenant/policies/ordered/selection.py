@@ -76,23 +76,28 @@ class Jobs:
         back = set[int]()
         candidates = list[tuple[Sequence[float], int]]()
         pending = list[int]()
-        of_rank = None
+        loose, of_rank = 0, None
         for at, job in enumerate(self.jobs):
             rank, _, _, due_ns, entitled, _, _, work_ns = job
             if rank != of_rank:
-                of_rank, candidates, pending = rank, [], []
+                of_rank, candidates, pending, loose = rank, [], [], 0
             if not entitled:
                 pending.append(at)
+                loose += work_ns
             else:
                 latest = (due_ns - work_ns) * lanes
-                if begin > latest and pending:
+                if begin > latest + loose:  # all of them are not enough: there is nothing to choose
+                    back.update(pending, [other for _, other in candidates])
+                    begin, candidates, pending, loose = begin - loose, [], [], 0
+                elif begin > latest:
                     candidates += [(stakes.of(self.jobs[other]), other) for other in pending]
                     pending = []
                     heapify(candidates)
-                while begin > latest and candidates:
-                    other = heappop(candidates)[1]
-                    back.add(other)
-                    begin -= self.jobs[other][WORK]
+                    while begin > latest:
+                        other = heappop(candidates)[1]
+                        back.add(other)
+                        begin -= self.jobs[other][WORK]
+                        loose -= self.jobs[other][WORK]
             begin += work_ns
         return back
 
