@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from cotenant.core.actions import Action, Respond
 from cotenant.core.engine import Engine
@@ -167,8 +167,6 @@ def query(number: int, came_ns: int = 0, allowed_ns: int = 100 * MS) -> Query:
         (2 * MS, Respond(0, Outcome.REJECTED, ""), LossCause.CLIENT),
         (2 * MS, Respond(0, Outcome.REJECTED, "", LossCause.SLO), LossCause.CLIENT),
         (50 * MS, Respond(0, Outcome.DROPPED, "", LossCause.GONE), LossCause.GONE),
-        (100 * MS, Respond(0, Outcome.DROPPED, "", LossCause.NEIGHBOUR, "b"), LossCause.NEIGHBOUR),
-        (100 * MS, Respond(0, Outcome.DROPPED, "", LossCause.OWN_RATE), LossCause.OWN_RATE),
         (100 * MS, Respond(0, Outcome.REJECTED, "", LossCause.SLO), LossCause.SLOW),
     ],
 )
@@ -178,7 +176,23 @@ def test_what_the_core_knows_counts(allowed_ns: int, respond: Respond, expected:
     account(5, TenantRemoved("b", ""), [respond])
     assert [loss.cause for loss in losses] == [expected]
     assert account.leading("a") is expected
-    assert losses[0].whom == ("b" if expected is LossCause.NEIGHBOUR else "")
+    assert losses[0].whom == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"), [(2, [LossCause.SLOW] * 2), (2000, [LossCause.NEIGHBOUR, LossCause.OWN_RATE])]
+)
+def test_what_a_policy_chose_is_due_to_load_where_there_is_too_much_of_that(
+    asked: int, expected: list[LossCause]
+) -> None:
+    """Where there is not, something else took the room for which it had to choose."""
+    account, losses = account_of(TENANT)
+    for number in range(asked):
+        account(0, QueryArrived(query(number)), [])
+    for number, (cause, whom) in enumerate(((LossCause.NEIGHBOUR, "b"), (LossCause.OWN_RATE, UNSET))):
+        account(5, TenantRemoved("b", ""), [Respond(number, Outcome.DROPPED, "", cause, whom)])
+    assert [loss.cause for loss in losses] == expected
+    assert losses[0].whom == ("b" if expected[0] is LossCause.NEIGHBOUR else "")
 
 
 def test_an_slo_below_the_profile_is_told_from_what_launches_made_it_seem() -> None:

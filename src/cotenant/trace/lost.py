@@ -303,7 +303,7 @@ class LossAccount:
             return *inside.withdrawn, None
         if respond.outcome is Outcome.CANCELLED or self._is_short(query, ledger.tenant):
             return LossCause.CLIENT, "", None
-        if known is not UNSET and known is not LossCause.SLO:
+        if known is not UNSET and known is not LossCause.SLO and self._is_for_load(known, ledger, now_ns):
             return known, "" if respond.whom is UNSET else respond.whom, None
         profile_ns = self._profile_ns(ledger.tenant, query.shape, query.items, self._widest)
         if profile_ns > ledger.tenant.slo_ns:
@@ -312,6 +312,11 @@ class LossAccount:
             return self._why_long(ledger, now_ns), "", None
         delays = self._delays(inside, ledger, now_ns)
         return *self._pick(delays, inside, ledger, now_ns), delays
+
+    def _is_for_load(self, chosen: LossCause, ledger: Ledger, now_ns: int) -> bool:
+        """Whether a policy that chose this query had to choose since too much is asked for: of the tenant that was over
+        its share, where it went for one of its own. Else there was no room for another reason."""
+        return self._is_crowded(now_ns) and (chosen is not LossCause.OWN_RATE or ledger.is_over(self._slots, now_ns))
 
     def _why_long(self, ledger: Ledger, now_ns: int) -> LossCause:
         """Why launches of a tenant have lately taken longer than the profile says."""
