@@ -1,4 +1,4 @@
-"""Calibration: factors follow what is observed, are bounded, and relax when they refuse everything."""
+"""Calibration: factors follow what is observed, no launch moves them far, and refusing everything relaxes them."""
 
 from __future__ import annotations
 

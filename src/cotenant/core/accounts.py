@@ -103,8 +103,8 @@ class Account:
     many queries a second it may send even where they take more than that."""
 
     __slots__ = (
-        *("_count", "_merged", "_owed", "_own", "_pace", "_part", "_rated", "_surplus", "_within"),
-        *("asked_ns", "attainment", "rate", "share"),
+        *("_count", "_owed", "_own", "_pace", "_part", "_rated", "_surplus", "_within"),
+        *("asked_ns", "attainment", "merged", "rate", "share"),
     )
 
     def __init__(self, pace: _Pace) -> None:
@@ -118,7 +118,7 @@ class Account:
         self._count = 0
         self._owed: set[int] = set()
         """Live queries that are within the share, or would be had not one beyond it stood for them."""
-        self._merged = 1.0
+        self.merged = 1.0
         """What of the work of its queries alone is left when they run as they were merged of late."""
         self._surplus = 0
         """Answers in time above those that it was owed."""
@@ -142,14 +142,6 @@ class Account:
         """So many queries a second from now on."""
         self._pace.rated -= self._rated
         self._rated, self.rate = 0.0, rate
-
-    def merged(self, queries: int, part: float) -> None:
-        """See Accounts.begin."""
-        self._merged += min(1.0, queries * _MERGED) * (part - self._merged)
-
-    def as_merged(self, work_ns: int) -> int:
-        """What work that a query is predicted to take alone comes to."""
-        return round(work_ns * self._merged)
 
     def takes(self, work_ns: float) -> None:
         """A query of it takes so much of a lane: a guaranteed rate of such goes before shares."""
@@ -218,7 +210,7 @@ class Accounts:
     def enter(self, query: Query, work_ns: int, lanes: int, now_ns: int) -> None:
         """A query is admitted that is predicted to take `work_ns` of one of the lanes, alone."""
         account, pace = self.known[query.tenant], self._pace
-        work_ns = account.as_merged(work_ns)
+        work_ns = round(work_ns * account.merged)
         pace.pass_to(now_ns)
         if pace.scale > 1e100:
             for each in self.known.values():
@@ -237,7 +229,7 @@ class Accounts:
     def begin(self, tenant: str, queries: int, part: float) -> None:
         """So many queries of a tenant begin as one, for a part of the work that each takes alone."""
         if (account := self.known.get(tenant)) is not None:
-            account.merged(queries, part)
+            account.merged += min(1.0, queries * _MERGED) * (part - account.merged)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""
