@@ -6,6 +6,7 @@ server as a whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -72,12 +73,27 @@ class SegmentsSection(_Section, frozen=True):
     max_ms: Annotated[float, Meta(gt=0, le=3_600_000)] | None = None
 
 
+class SampleSection(_Section, frozen=True):
+    """`[samples.INPUT]`: where the values of an input come from when the model is tried and measured.
+
+    Exactly one key is set. `file` (.npy or .json, relative to the model's directory) and `values` hold values that are
+    taken in order, from the first again after the last. `integers` and `uniform` are the ends of a range to draw from,
+    both included.
+    """
+
+    file: Annotated[str, Meta(min_length=1)] | None = None
+    values: Annotated[tuple[bool | int | float | str, ...], Meta(min_length=1)] | None = None
+    integers: tuple[int, int] | None = None
+    uniform: tuple[float, float] | None = None
+
+
 class ModelConfig(_Section, frozen=True):
-    """One model's `config.toml`."""
+    """One model's `config.toml`. `samples` is by input."""
 
     tenant: TenantSection
     model: ModelSection = ModelSection()
     segments: SegmentsSection = SegmentsSection()
+    samples: dict[str, SampleSection] = {}
 
 
 class StageSection(_Section, frozen=True):
@@ -110,13 +126,17 @@ class ApplicationConfig(_Section, frozen=True):
 
 
 class ServerSection(_Section, frozen=True):
-    """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port."""
+    """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port.
+
+    `load_limit_s` bounds each step of opening, trying and measuring a model, all of which a child process does.
+    """
 
     host: str = "127.0.0.1"
     http_port: Port = 8000
     grpc_port: Port = 8001
     max_body_mib: Annotated[float, Meta(gt=0, le=2047)] = 64.0
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
 
 
 class DeviceSection(_Section, frozen=True):
@@ -196,7 +216,23 @@ def load_model_config(path: Path) -> ModelConfig:
             f"{path}: tenant.slo_ms is missing; every tenant needs a latency target: "
             "add a line like 'slo_ms = 100' below [tenant]"
         )
+    samples = table.get("samples")
+    if isinstance(samples, dict):
+        for name, entry in samples.items():  # by itself, so that an error names the input
+            _check_sample(entry, f"samples.{name}", str(path))
     return convert(table, ModelConfig, str(path), ConfigError)
+
+
+def _check_sample(entry: object, key: str, where: str) -> None:
+    found = convert(entry, SampleSection, where, ConfigError, key)
+    given = [name for name in found.__struct_fields__ if getattr(found, name) is not None]
+    if len(given) != 1:
+        known = ", ".join(found.__struct_fields__)
+        told = " and ".join(given) if given else "nothing"
+        raise ConfigError(f"{where}: {key} has {told}, expected exactly one of {known}")
+    low, high = found.integers or found.uniform or (0, 0)
+    if not -math.inf < low <= high < math.inf:
+        raise ConfigError(f"{where}: {key}.{given[0]} is [{low}, {high}], expected two numbers [least, most]")
 
 
 def load_application_config(path: Path) -> ApplicationSection:

@@ -24,6 +24,7 @@ from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
 from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.measure.load_spec import facts_of
 from cotenant.measure.opening import open_version
 from cotenant.policies import POLICIES
 from cotenant.predict.groups.grouped import FittedGroups
@@ -226,7 +227,8 @@ class Made:
         served = []
         for model in MODELS:
             opened = open_version(self._root, find_versions(self._root, model)[-1])
-            served.append(serve_model(opened, PROFILE.models[model], (), preempt=made[0].preempt).tenant)
+            facts = facts_of(opened, opened.splits)
+            served.append(serve_model(facts, PROFILE.models[model], preempt=made[0].preempt).tenant)
             opened.runner.close()
         return tuple(served), self._engine.tenants
 

@@ -31,7 +31,7 @@ from cotenant.profile.profile_file import FORMAT, Profile, ProfileError, load_pr
 from cotenant.repository import find_versions, profile_path
 from cotenant.work import Share, Work
 from onnx_samples import residual_cnn
-from repositories import config, scaled, write_bad, write_good, write_model
+from repositories import config, scaled, unprofilable, write_bad, write_good, write_model
 
 TINY = Effort(budget_s=0.0, min_runs=3, max_runs=3, warm_up=1)
 SETTINGS = ServerConfig()
@@ -290,6 +290,7 @@ def test_what_was_measured_at_other_sizes_stays(root: Path, monkeypatch: pytest.
 
 def test_models_that_cannot_be_profiled_are_left_out_with_the_reason(root: Path) -> None:
     write_bad(write_good(root, "chooser"))
+    write_model(root, "fails_always", config(), {1: unprofilable})
     profile, errors = profile_repository(root, SETTINGS, TINY, fresh=False, on_step=lambda *_: None)
     assert profile.models.keys() == {*POINTS, "chooser"}
     assert "owns model 'chooser' already" in errors["twin"]

@@ -9,6 +9,7 @@ import pytest
 from cotenant.errors import ConfigError
 from cotenant.repository import (
     UnknownModelError,
+    default_version,
     find_versions,
     model_names,
     profile_path,
@@ -55,7 +56,12 @@ def test_a_version_is_its_number_and_has_one_directory(root: Path) -> None:
     write_model(root, "d", config(), {1: fixed, "9" * 200: fixed})
     with pytest.raises(ConfigError, match=r"9: is no version, expected a number of at most 18 digits"):
         find_versions(root, "d")
-    assert {each.model for each in readable_versions(root)} == {"a", "b"}
+    found = {(each.model, each.version) for each in readable_versions(root)}
+    assert {(model, version) for model, version in found if model in "cd"} == {("c", 12), ("d", 1)}
+    wrong: dict[str, str] = {}
+    assert [(each.version, each.is_default) for each in find_versions(root, "c", wrong)] == [(12, True)]
+    assert wrong.keys() == {"7", "007"}
+    assert default_version(root, "d").version == 1
 
 
 def test_clients_are_told_paths_from_the_repository_on(root: Path) -> None:

@@ -23,16 +23,16 @@ from tritonclient.http import InferenceServerClient as HttpTriton
 from tritonclient.http import InferInput as HttpInput
 from tritonclient.utils import InferenceServerException
 
-from client import Client, Watch, assert_balanced, feeds, sample, started, until
+from client import Client, LoaderHere, Watch, assert_balanced, feeds, sample, started, until
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Respond
 from cotenant.core.events import AnswerLate, ApplicationEnded, QueryArrived, QueryCancelled, QueryRefused, TenantRemoved
+from cotenant.measure import loader
 from cotenant.metrics import is_apart
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.counters import Counters, TenantCounters
 from cotenant.serve.brain.slo_watch import SloWatch, Turn, log_turns, turn_text
 from cotenant.serve.door.http_server import readable_since
-from cotenant.serve.opener import profiles
 from cotenant.serve.server import Server
 from cotenant.types import LossCause, Outcome, Query
 from cotenant.wire.api import InferResult
@@ -295,13 +295,13 @@ def test_an_application_is_counted_by_what_is_told_of_it() -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that are measured, in order."""
     names: list[str] = []
-    measure = profiles.measure_model
+    measure = loader.measure_model
 
     def noted(runner: Any, *rest: Any) -> Any:
         names.append(runner.name)
         return measure(runner, *rest)
 
-    monkeypatch.setattr(profiles, "measure_model", noted)
+    monkeypatch.setattr(loader, "measure_model", noted)
     return names
 
 
@@ -312,7 +312,7 @@ def series(server: Server) -> set[str]:
 
 def test_a_load_resets_nothing_and_measures_no_file_again(tmp_path: Path, measured: list[str]) -> None:
     root = write_good(tmp_path / "models", "cnn")
-    server = started(root, **IN_THREADS)
+    server = started(root, loader=LoaderHere(1.0), **IN_THREADS)
     client = Client(server)
     try:
         before = series(server)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from client import Client, started
+from client import Client, LoaderHere, started
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.events import Event, TenantResumed
 from cotenant.execute.concurrent.kept import follow, kept_placements
@@ -69,7 +69,8 @@ def keep_placement(root: Path, places: list[str]) -> UnitPlacement:
 
 @contextmanager
 def serving(root: Path, isolation: Any, watch: Any = None) -> Iterator[Server]:
-    server = started(root, watch, device=DeviceSection(cores=(0, 1), lanes="all", isolation=isolation))
+    device = DeviceSection(cores=(0, 1), lanes="all", isolation=isolation)
+    server = started(root, watch, LoaderHere(1.0), device=device)
     try:
         yield server
     finally:

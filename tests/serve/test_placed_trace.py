@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client import Client
-from cotenant.config import DeviceSection, ServerConfig
+from client import Client, LoaderHere, started
+from cotenant.config import DeviceSection
 from cotenant.core.actions import Action
 from cotenant.core.events import Event, LaunchEnded
 from cotenant.execute.concurrent.placed_model import PlacedModel
@@ -18,7 +18,6 @@ from cotenant.execute.protocol import Timing
 from cotenant.measure import placed
 from cotenant.profile.unit_placement import save_placement
 from cotenant.repository import graphs_path, placement_path
-from cotenant.serve.server import Server
 from cotenant.trace.trace_log import encode
 from cotenant.work import PieceTime
 from onnx_samples import random_dag
@@ -51,8 +50,8 @@ def test_pieces_come_with_the_end_of_their_launch(
         if isinstance(event, LaunchEnded):
             seen.append(event)
 
-    server = Server(tmp_path, ServerConfig(device=DeviceSection(cores=(0, 1), lanes="all", isolation=isolation)))
-    server.start(watch)
+    device = DeviceSection(cores=(0, 1), lanes="all", isolation=isolation)
+    server = started(tmp_path, watch, LoaderHere(1.0), device=device)  # type: ignore[arg-type]
     try:
         assert Client(server).ask("net", INPUTS).reason == ""
     finally:

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from msgspec import structs
 
-from client import WAIT_S, Client, Watch, assert_balanced, feeds, sample, started
+from client import WAIT_S, Client, LoaderHere, Watch, assert_balanced, feeds, sample, started
 from cotenant.config import DeviceSection, PolicySection, ServerConfig, ServerSection
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import (
@@ -28,12 +28,11 @@ from cotenant.core.events import (
 )
 from cotenant.core.snapshot import DropRule
 from cotenant.execute.worker.executor import ProcessExecutor
+from cotenant.measure import loader
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import Profile, load_profile, save_profile
 from cotenant.repository import profile_path
-from cotenant.serve.opener import profiles as profiles_module
 from cotenant.serve.opener import served_models as models_module
-from cotenant.serve.opener import versions
 from cotenant.serve.server import Server
 from cotenant.types import ANSWERS, LossCause, Outcome, priority_rank
 from cotenant.wire.api import InferRequest, ServeError, Status
@@ -554,15 +553,15 @@ def test_what_does_not_end_within_the_drain_time_fails_with_a_reason(tmp_path: P
 
 
 def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = versions.open_version
+    real = loader.open_untried
 
     def crash(root: Path, found: Any, *more: Any) -> Any:
         if found.model == "chooser":
             raise MemoryError("a library's own")
         return real(root, found, *more)
 
-    monkeypatch.setattr(versions, "open_version", crash)
-    server = started(write_good(tmp_path / "models", "two", "chooser"))
+    monkeypatch.setattr(loader, "open_untried", crash)
+    server = started(write_good(tmp_path / "models", "two", "chooser"), loader=LoaderHere(1.0))
     try:
         states = {entry.name: (entry.state, entry.reason) for entry in server.index(ready_only=False)}
         assert states["two"][0] == "READY"
@@ -577,13 +576,13 @@ def test_a_loader_that_crashes_costs_the_other_models_nothing(tmp_path: Path, mo
 
 def count_measurements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     measured: list[str] = []
-    real = profiles_module.measure_model
+    real = loader.measure_model
 
     def spy(model: Any, *args: Any) -> Any:
         measured.append(model.name)
         return real(model, *args)
 
-    monkeypatch.setattr(profiles_module, "measure_model", spy)
+    monkeypatch.setattr(loader, "measure_model", spy)
     return measured
 
 
@@ -602,7 +601,7 @@ def test_a_profile_is_used_when_it_is_of_this_model_and_machine(
 
     def loads() -> list[str]:
         measured.clear()
-        started(root, device=DeviceSection(isolation="thread")).stop()
+        started(root, loader=LoaderHere(1.0), device=DeviceSection(isolation="thread")).stop()
         return sorted(measured)
 
     assert loads() == []

@@ -21,6 +21,8 @@ from cotenant.config import DeviceSection, PolicySection, ServerConfig
 from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import PolicyChanged
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.measure.load_spec import facts_of
+from cotenant.measure.loader import stored_or_measured
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import CORES, Effort
 from cotenant.measure.sweep import profile_repository
@@ -30,7 +32,6 @@ from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherP
 from cotenant.profile.profile_file import Profile, save_profile
 from cotenant.repository import find_versions, profile_path, together_path
 from cotenant.serve.brain import together
-from cotenant.serve.opener.profiles import stored_or_measured
 from cotenant.serve.opener.served_models import serve_model
 from cotenant.serve.rehearsal import Rehearsal, RehearsalError, check_answers
 from cotenant.serve.server import Server
@@ -216,8 +217,9 @@ def test_rows_are_not_analysed_again_where_a_profile_of_the_model_has_them(
         [found] = find_versions(root, "left")
         opened = open_version(root, found)
         with opened.runner:
-            profile = stored_or_measured(root, found, opened, (Share((0,)),), CORES)
-            splits = serve_model(opened, profile, ("1",), preempt=True).tenant.splits
+            profile = stored_or_measured(root, opened, (Share((0,)),), CORES)
+            told = profile.splits if profile.splits is not UNSET else opened.splits
+            splits = serve_model(facts_of(opened, told), profile, preempt=True).tenant.splits
             return len(analysed), splits
 
     assert told()[0] == 1, "there is no profile"

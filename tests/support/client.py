@@ -13,7 +13,11 @@ import numpy as np
 from cotenant.config import ServerConfig
 from cotenant.core.actions import Action
 from cotenant.core.events import Event
+from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Timing
+from cotenant.measure.load_spec import LoadReport, LoadSpec
+from cotenant.measure.loader import load
+from cotenant.measure.loader_process import Loader, LoadError
 from cotenant.serve.server import Server
 from cotenant.wire.api import InferRequest, InferResult
 from onnx_samples import encoder_feeds
@@ -64,8 +68,32 @@ class Watch:
         return [action for _, _, actions in self.seen for action in actions if isinstance(action, kind)]
 
 
-def started(root: Path, watch: Watch | None = None, **sections: Any) -> Server:
+class SharedLoader(Loader):
+    """A loader whose child serves the loads of many servers, one after the other: to start a child takes 0.5 s."""
+
+    def cancel(self) -> None:
+        """Servers come and go; its child ends when it is idle."""
+
+    def close(self) -> None:
+        """See `cancel`."""
+
+
+class LoaderHere(SharedLoader):
+    """Loads in this process, where tests look on."""
+
+    def load(self, spec: LoadSpec) -> LoadReport:
+        try:
+            return load(spec)
+        except CotenantError as error:
+            raise LoadError(str(error)) from error
+
+
+SHARED = SharedLoader(limit_s=120.0)
+
+
+def started(root: Path, watch: Watch | None = None, loader: Loader = SHARED, **sections: Any) -> Server:
     server = Server(root, ServerConfig(**sections))
+    server.opener.loader = loader
     server.start(*([watch] if watch else []))
     return server
 

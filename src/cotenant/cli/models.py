@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cotenant.cli.options import AsJson, Repository, print_json
+
+if TYPE_CHECKING:
+    from cotenant.measure.loader_process import Loader
 
 
 def models(
@@ -18,8 +24,10 @@ def models(
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console
+    from cotenant.config import load_server_config
+    from cotenant.measure.loader_process import Loader
     from cotenant.profile.profile_file import load_profile
-    from cotenant.repository import application_names, model_names, profile_path
+    from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
 
     if build:
         from cotenant.zoo import build_repository
@@ -28,8 +36,9 @@ def models(
     path = profile_path(repository)
     profiled = load_profile(path).models if path.exists() else {}
     rows: list[dict[str, Any]] = []
-    for name in model_names(repository):
-        rows += _describe(repository, name, set(profiled))
+    with closing(Loader(load_server_config(repository / SERVER_FILE).server.load_limit_s)) as loader:
+        for name in model_names(repository):
+            rows += _describe(repository, name, set(profiled), loader)
     good = [row["model"] for row in rows if not row["error"]]
     for name in application_names(repository):
         rows.append(_application(repository, name, good))
@@ -38,7 +47,11 @@ def models(
     else:
         table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
         for row in rows:
-            remark = row["error"] or (f"application: {' -> '.join(row['stages'])}" if "stages" in row else "")
+            remark = (
+                row["error"]
+                or row["warning"]
+                or (f"application: {' -> '.join(row['stages'])}" if "stages" in row else "")
+            )
             slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
             table.add_row(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
@@ -55,6 +68,7 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     from cotenant.repository.application_spec import read_application
 
     row: dict[str, Any] = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": ""}
+    row["warning"] = ""
     try:
         spec = read_application(repository, name)
     except CotenantError as error:
@@ -67,29 +81,35 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "error": wrong}
 
 
-def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, Any]]:
+def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -> list[dict[str, Any]]:
+    """A row for each version. The default one is the newest that can be loaded, as it is in a server."""
     from cotenant.errors import CotenantError
-    from cotenant.measure.opening import open_version
+    from cotenant.measure.load_spec import LoadSpec
     from cotenant.repository import find_versions
 
-    empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
+    nothing = {"version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": "", "warning": ""}
+    empty = {"model": name, **nothing}
     rows: list[dict[str, Any]] = []
+    unreadable: dict[str, str] = {}
     try:
-        for found in find_versions(repository, name):
-            row = {
-                **empty,
-                "version": str(found.version),
-                "tenant": found.tenant,
-                "slo_ms": found.config.tenant.slo_ms,
-                "profile": "yes" if found.tenant in profiled else "no",
-            }
-            try:
-                opened = open_version(repository, found, placed=False)
-                row["units"] = opened.runner.unit_count
-                opened.runner.close()
-            except CotenantError as error:
-                row["error"] = str(error)
-            rows.append(row)
+        versions = find_versions(repository, name, unreadable)
     except CotenantError as error:
-        rows.append({**empty, "error": str(error)})
-    return rows
+        return [{**empty, "error": str(error)}]
+    is_default = True
+    for found in reversed(versions):
+        found = replace(found, is_default=is_default)
+        row = {
+            **empty,
+            "version": str(found.version),
+            "tenant": found.tenant,
+            "slo_ms": found.config.tenant.slo_ms,
+            "profile": "yes" if found.tenant in profiled else "no",
+        }
+        try:
+            report = loader.load(LoadSpec(str(repository), found))
+            row["units"], row["warning"], is_default = report.facts.unit_count, report.warning, False
+        except CotenantError as error:
+            row["error"] = str(error)
+        rows.append(row)
+    rows += [{**empty, "version": version, "error": reason} for version, reason in unreadable.items()]
+    return sorted(rows, key=lambda row: int(row["version"]))

@@ -147,10 +147,10 @@ def _opened(settings: ServerConfig, share: Share) -> Iterator[Place]:
 
 def _use(asked: PlacementAsked, *, is_served: bool) -> list[str]:
     """What is to be done for the server to use a placement."""
-    from cotenant.repository import find_versions
+    from cotenant.repository import default_version
 
     notes = []
-    if find_versions(asked.root, asked.model)[-1].config.model.placement == "none":
+    if default_version(asked.root, asked.model).config.model.placement == "none":
         notes.append(f"For it to be used, set placement = 'auto' under [model] in {asked.model}/config.toml.")
     if not is_served:
         notes.append(
@@ -169,9 +169,9 @@ def measured_ratio(asked: PlacementAsked, placement: UnitPlacement, share: Share
     from cotenant.measure.opening import open_version
     from cotenant.measure.placed import check_path, placed_ratio
     from cotenant.measure.solo import CORES
-    from cotenant.repository import find_versions, graphs_path
+    from cotenant.repository import default_version, graphs_path
 
-    found = find_versions(asked.root, asked.model)[-1]
+    found = default_version(asked.root, asked.model)
     opened = open_version(asked.root, found, where or CORES, placed=False)
     with opened.runner as model:
         assert isinstance(model, Placeable)  # others have no profile of tasks

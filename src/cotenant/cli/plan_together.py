@@ -117,7 +117,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
     from cotenant.cli.profile import progress_bar
     from cotenant.measure.tasks import TASK_EFFORT, measure_tasks
     from cotenant.plan.granularity.profiled import hand_over_ns, lane_rules, table_of_tasks
-    from cotenant.repository import find_versions
+    from cotenant.repository import default_version
     from cotenant.work import Share
 
     if lanes[0].size > 1:
@@ -127,7 +127,7 @@ def _measured(asked: TogetherAsked, lanes: Sequence[Share], *, as_json: bool) ->
     share = Share(tuple(core for lane in lanes for core in lane.cores))
     tables, tasks = [], []
     for model, rows in asked.batches.items():
-        config = find_versions(asked.root, model)[-1].config.model
+        config = default_version(asked.root, model).config.model
         if rows > config.max_batch:
             raise ConfigError(f"model {model!r}: {rows} rows are asked for, and its max_batch is {config.max_batch}")
         with progress_bar(quiet=as_json, what=f"measuring {model}") as on_step:

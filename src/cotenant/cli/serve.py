@@ -116,8 +116,13 @@ def serve(
     http = HttpServer(server, section.host, section.http_port, limits)
     grpc = GrpcServer(server, section.host, section.grpc_port, limits)
     stop = threading.Event()
+
+    def end(*_: object) -> None:
+        stop.set()
+        server.opener.loader.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     if replanner is not None:
         signal.signal(signal.SIGHUP, lambda *_: replanner.reload())
     recorder: Recorder | None = None
@@ -135,13 +140,16 @@ def serve(
         if laid is not None:
             ready["plan"] = {"file": settings.plan.file, "device": settings.plan.device}
         index = server.index(ready_only=False)
-        ready["models"] = {entry.name: entry.state for entry in index}
+        states: dict[str, str] = {}
+        for entry in index:  # a model is ready where one of its versions is
+            states[entry.name] = entry.state if states.get(entry.name) != "READY" else "READY"
+        ready["models"] = states
         if as_json:
             print_json(ready)
         else:
-            served = sum(entry.state == "READY" for entry in index)
+            served = sum(state == "READY" for state in states.values())
             print(
-                f"Serving {served} of {len(index)} models under {ready['policy']}: "
+                f"Serving {served} of {len(states)} models under {ready['policy']}: "
                 f"HTTP on {section.host}:{ports['http_port']}, gRPC on {section.host}:{ports['grpc_port']}"
             )
         _flush()

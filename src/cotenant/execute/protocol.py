@@ -18,6 +18,7 @@ from cotenant.work import Machine, PieceTime, Share
 if TYPE_CHECKING:
     from cotenant.execute.place import Place
     from cotenant.execute.runner import Runner
+    from cotenant.execute.source import ModelSource
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Sessions = Sequence[tuple[int | tuple[int, ...], Sequence[tuple[int, int]]]]
@@ -148,8 +149,8 @@ class ModelExecutor(Executor, Protocol):
     def place(self) -> Place:
         """Where its models are opened and measured, until `close`. Raises ConfigError where there is no such device."""
 
-    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
-        """Load what launches of the tenant will need; waits. Raises ModelError."""
+    def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
+        """Load what launches of the tenant will need; waits. Takes an open model over. Raises ModelError."""
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
         """Load what a loaded model lacks of this, and run each once; waits. Raises ModelError."""

@@ -178,7 +178,7 @@ def _opened(root: Path, store: Store, errors: dict[str, str], stack: ExitStack) 
     made = []
     for model in model_names(root):
         with leaving_out(errors, model):
-            for found in find_versions(root, model):
+            for found in find_versions(root, model, {}):
                 if found.path.suffix != ".onnx":
                     continue
                 cache = graphs_path(root)

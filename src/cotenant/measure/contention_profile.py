@@ -41,7 +41,7 @@ from cotenant.measure.cache_counters import CacheCounters
 from cotenant.predict.pressure import CacheReading, CounterModel, SlowdownScale, fit_counters, fit_slowdowns
 from cotenant.profile.device import Device, this_device
 from cotenant.profile.profile_file import Profile, ProfileError, load_profile
-from cotenant.repository import contention_path, find_versions, model_names, profile_path
+from cotenant.repository import contention_path, default_version, model_names, profile_path
 from cotenant.world.contention import Contention, Phase, Traffic, max_min, phase_time_ns
 
 if TYPE_CHECKING:
@@ -309,7 +309,7 @@ def calibrate(
     with antagonists(cores[1:], array_bytes) as others:
         pressure = measure_pressure(cores[0], others, max(drawn), window_s=window_s, rounds=rounds)
         for name in model_names(root):
-            found = find_versions(root, name)[-1]
+            found = default_version(root, name)
             measured = profile.models.get(found.tenant)
             if measured is None:
                 continue
@@ -317,7 +317,7 @@ def calibrate(
             with opened.runner as runner:
                 sweep = opened.sweep(lanes_of(settings.device, cores), effort)
                 shape = opened.shapes.index(sweep.largest_shape)  # at which the units were measured
-                inputs = make_inputs(runner.inputs, opened.shapes[shape], 1, sweep.max_batch > 1)
+                inputs = make_inputs(runner.inputs, sweep.largest_shape, 1, sweep.max_batch > 1, opened.samples)
                 sensitivity = measure_sensitivity(runner, inputs, cores[0], others, effort)
                 counted = traffic_of([runner.dfg_at(declared) for declared in opened.shapes])
                 weights = [float(ns) for ns in measured.unit_ns]

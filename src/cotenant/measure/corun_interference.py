@@ -103,7 +103,7 @@ def _tenants(root: Path) -> dict[str, str]:
     owners: list[str] = []
     for name in model_names(root):
         try:
-            for each in find_versions(root, name):
+            for each in find_versions(root, name, {}):
                 owners.append(each.tenant)
                 if each.is_default and each.tenant != name:
                     found[name] = each.tenant

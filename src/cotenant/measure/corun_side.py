@@ -191,7 +191,7 @@ class _Models:
         opened = self._opened(tenant)
         runner = opened.runner
         sweep = opened.sweep([Share(self._cores)], Effort())
-        inputs = make_inputs(runner.inputs, sweep.largest_shape, batch, sweep.max_batch > 1)
+        inputs = make_inputs(runner.inputs, sweep.largest_shape, batch, sweep.max_batch > 1, sweep.samples)
         threads = self._cores if len(self._cores) > 1 else 1
         whole = (0, runner.unit_count)
         runner.prepare([whole], threads)
@@ -212,7 +212,7 @@ class _Models:
 def _version(root: Path, tenant: str) -> ModelVersion:
     for name in model_names(root):
         with suppress(CotenantError):
-            for found in find_versions(root, name):
+            for found in find_versions(root, name, {}):
                 if found.tenant == tenant:
                     return found
     raise CotenantError(f"{root}: no model belongs to tenant {tenant!r}")

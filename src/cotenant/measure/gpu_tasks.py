@@ -40,7 +40,7 @@ def measure_beside(
     """Measure a model in a share of the place, and its twin of the host on a core; what is done is kept."""
     model, count = opened.runner, opened.runner.unit_count
     shape, max_batch = opened.sweep((share,), effort).largest_shape, opened.found.config.model.max_batch
-    inputs = make_inputs(model.inputs, shape, 1, max_batch > 1)
+    inputs = make_inputs(model.inputs, shape, 1, max_batch > 1, opened.samples)
     core, whole = Share(place.cores[:1]), [(0, count)]
     done = 0
 

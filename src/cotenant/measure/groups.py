@@ -216,7 +216,7 @@ class _Bench:
             opened = self._opened[member.work.tenant]
             is_batched = opened.found.config.model.max_batch > 1
             shape = opened.shapes[member.work.shape]
-            found = make_inputs(opened.runner.inputs, shape, member.work.items, is_batched)
+            found = make_inputs(opened.runner.inputs, shape, member.work.items, is_batched, opened.samples)
             if member.work.start:
                 found = opened.runner.run(0, member.work.start, found)
             while len(self._inputs) >= _KEPT_INPUTS:

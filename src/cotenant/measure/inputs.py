@@ -10,6 +10,7 @@ import numpy as np
 from cotenant.errors import ConfigError
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
+from cotenant.measure.samples import NO_SAMPLES, Samples
 
 DeclaredShape = Mapping[str, Sequence[int]]
 
@@ -42,15 +43,23 @@ def check_shapes(model: str, inputs: Sequence[Tensor], shapes: Sequence[Declared
     return tuple(complete)
 
 
-def make_inputs(inputs: Sequence[Tensor], shape: DeclaredShape, items: int, batched: bool) -> dict[str, Any]:
-    """Inputs of `items` rows: numbers around 0, small positive integers, short texts. Always the same ones."""
+def make_inputs(
+    inputs: Sequence[Tensor], shape: DeclaredShape, items: int, batched: bool, samples: Samples = NO_SAMPLES
+) -> dict[str, Any]:
+    """Inputs of `items` rows: those of `samples`, else numbers around 0, small positive integers, short texts.
+
+    Always the same ones.
+    """
     rng = np.random.default_rng(0)
     made: dict[str, Any] = {}
     for tensor in inputs:
         dims = tuple(shape[tensor.name])
         dims = (items, *dims[1:]) if batched and dims else dims
         dtype = numpy_type(tensor.dtype) or np.dtype(np.float32)
-        if tensor.dtype == "tensor(bfloat16)" or dtype.kind == "f":
+        given = samples.draw(tensor.name, dtype, dims, rng)
+        if given is not None:
+            made[tensor.name] = given
+        elif tensor.dtype == "tensor(bfloat16)" or dtype.kind == "f":
             made[tensor.name] = rng.standard_normal(dims).astype(dtype)
         elif dtype.kind == "U":
             made[tensor.name] = np.full(dims, "text", dtype=np.object_)

@@ -6,10 +6,11 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -26,9 +27,10 @@ from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.measure.placed import follow_fast
+from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device
-from cotenant.profile.profile_file import ModelProfile, Profile
+from cotenant.profile.profile_file import Merging, ModelProfile, Profile
 from cotenant.repository import (
     CONFIG_FILE,
     ModelVersion,
@@ -59,6 +61,9 @@ class OpenedModel:
     device: str = CPU
     placed: Mapping[int, float] = field(default_factory=dict)
     """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
+    samples: Samples = NO_SAMPLES
+    merging: Merging | UnsetType = UNSET
+    """Whether its queries may be merged; unset where `max_batch` is 1, and before it was tried."""
     _told: list[tuple[tuple[int, ...], ...] | UnsetType] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -83,6 +88,8 @@ class OpenedModel:
             round(self._longest_segment_ms * NS_PER_MS),
             effort,
             self.splits,
+            self.samples,
+            self.merging,
         )
 
     @property
@@ -106,18 +113,61 @@ def open_version(
 
     `shares` are those of a GPU in which it may be placed. Raises ModelError or ConfigError.
     """
-    device = place.device
-    name = found.tenant
-    model = found.config.model
-    arithmetic = Arithmetic(model.precision, model.channels_last)
-    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=device, arithmetic=arithmetic)
+    opened = open_untried(root, found, place)
+    try:
+        opened = try_rows(opened)
+        return follow_placements(root, opened, place, shares) if placed else opened
+    except CotenantError:
+        opened.runner.close()
+        raise
+
+
+def open_untried(root: Path, found: ModelVersion, place: Place = CORES) -> OpenedModel:
+    """Load the graph onto a device and check shapes and samples of the configuration against it; runs nothing.
+
+    Raises ModelError or ConfigError.
+    """
+    name, model = found.tenant, found.config.model
+    arithmetic = arithmetic_of(found)
+    runner = open_model(found.path, cache_dir=graphs_path(root), name=name, device=place.device, arithmetic=arithmetic)
     try:
         shapes = check_shapes(name, runner.inputs, model.shapes)
-        _check_batch(found, runner, shapes[0])
-        follows = _placed(root, found, runner, shapes, place, shares) if placed else {}
+        samples = Samples.read(found.model, runner.inputs, found.config.samples, found.path.parent.parent)
     except CotenantError:
         runner.close()
         raise
+    return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), place.device, samples=samples)
+
+
+def try_rows(opened: OpenedModel) -> OpenedModel:
+    """Find out whether queries may be merged, by runs on sample values. Raises as `_check_batch`, and ModelError."""
+    _check_batch(opened.found, opened.runner, opened.shapes[0], opened.samples)
+    return replace(opened, merging=Merging("rows")) if opened.found.config.model.max_batch > 1 else opened
+
+
+def follow_placements(root: Path, opened: OpenedModel, place: Place, shares: Sequence[Share]) -> OpenedModel:
+    """Let the model follow the placements that its configuration asks for and that are no slower."""
+    follows = _placed(root, opened, place, shares)
+    if not follows:
+        return opened
+    found, runner = opened.found, opened.runner
+    return replace(opened, placed=follows, digest=_digest(found, runner, opened.shapes, opened.samples, follows))
+
+
+def arithmetic_of(found: ModelVersion) -> Arithmetic:
+    """How the configuration says that the model computes."""
+    return Arithmetic(found.config.model.precision, found.config.model.channels_last)
+
+
+def _digest(
+    found: ModelVersion,
+    runner: Runner,
+    shapes: Sequence[DeclaredShape],
+    samples: Samples,
+    follows: Mapping[int, float] = MappingProxyType({}),
+) -> str:
+    """What a profile is of: the content of the model's files, and what its latency depends on beside them."""
+    model, arithmetic = found.config.model, arithmetic_of(found)
     with runner.files[0].open("rb") as file:
         content = hashlib.file_digest(file, "sha256")
     for weights in runner.files[1:]:
@@ -132,7 +182,8 @@ def open_version(
     package = engine_of(found.path).package
     if package != "onnxruntime":  # which the device's fingerprint has in it, for all models
         content.update(_version(package).encode())
-    return OpenedModel(found, runner, shapes, content.hexdigest()[:16], device, follows)
+    content.update(samples.digest.encode())
+    return content.hexdigest()[:16]
 
 
 def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int, ...], ...] | UnsetType:
@@ -149,22 +200,24 @@ def _splits(runner: Runner, shapes: Sequence[DeclaredShape]) -> tuple[tuple[int,
     return found[0] if all(each == found[0] for each in found) else UNSET
 
 
-def _placed(
-    root: Path,
-    found: ModelVersion,
-    runner: Runner,
-    shapes: Sequence[DeclaredShape],
-    place: Place,
-    shares: Sequence[Share],
-) -> Mapping[int, float]:
+def _placed(root: Path, opened: OpenedModel, place: Place, shares: Sequence[Share]) -> Mapping[int, float]:
     """The placements that a model follows, where its configuration asks for that; a warning says why there are none."""
+    found, runner = opened.found, opened.runner
     if found.config.model.placement == "none":
         return {}
     if not isinstance(runner, Placeable if isinstance(place, StreamPlace) else PlacedModel):
         why = "has compiled kernels" if runner.kernels else "is not run by onnxruntime"
         _log.warning("model %r: placement is 'auto', but it %s: it runs as without", found.model, why)
         return {}
-    follows = follow_fast(runner, graphs_path(root), shapes, found.config.model.max_batch, place=place, shares=shares)
+    follows = follow_fast(
+        runner,
+        graphs_path(root),
+        opened.shapes,
+        found.config.model.max_batch,
+        place=place,
+        shares=shares,
+        samples=opened.samples,
+    )
     if not follows:
         _log.warning(
             "model %r: placement is 'auto', and it has none that gains: 'cotenant plan --placement %s' seeks one",
@@ -189,10 +242,25 @@ def open_all(
     opened: dict[str, OpenedModel] = {}
     for name in names:
         with leaving_out(errors, name):
-            versions = find_versions(root, name)
+            unreadable: dict[str, str] = {}
+            versions = find_versions(root, name, unreadable)
             check_owners(versions, {tenant: each.found.model for tenant, each in opened.items()})
-            opened |= {found.tenant: open_version(root, found, place, shares) for found in versions}
+            errors |= {f"{name} {version}": reason for version, reason in unreadable.items()}
+            opened |= _open_each(root, versions, errors, place, shares)
     return opened
+
+
+def _open_each(
+    root: Path, versions: Sequence[ModelVersion], errors: dict[str, str], place: Place, shares: Sequence[Share]
+) -> dict[str, OpenedModel]:
+    """The versions of one model that can be opened; the newest of them is the default one."""
+    opened: dict[str, OpenedModel] = {}
+    for found in reversed(versions):
+        at = found.model if len(versions) == 1 else f"{found.model} {found.version}"
+        with leaving_out(errors, at):
+            each = open_version(root, replace(found, is_default=not opened), place, shares)
+            opened[each.found.tenant] = each
+    return dict(reversed(opened.items()))
 
 
 @contextmanager
@@ -218,7 +286,7 @@ def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Itera
             each.runner.close()
 
 
-def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape) -> None:
+def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape, samples: Samples) -> None:
     """A model whose queries are merged must give a row for every row that it takes, and make it of that row alone.
 
     Raises ConfigError when a first dimension is fixed, or an output turns out to be of something else than the batch:
@@ -237,7 +305,7 @@ def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape) -> N
                 )
     if runner.names_rows:
         return
-    two = make_inputs(runner.inputs, shape, 2, True)
+    two = make_inputs(runner.inputs, shape, 2, True, samples)
     firsts, seconds = ({name: array[at : at + 1] for name, array in two.items()} for at in (0, 1))
     twice = {name: np.concatenate([array, array]) for name, array in firsts.items()}
     whole = [(0, runner.unit_count)]

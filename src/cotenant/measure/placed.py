@@ -25,6 +25,7 @@ from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import to_numpy
 from cotenant.files import load, save
 from cotenant.measure.inputs import DeclaredShape, make_inputs
+from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, in_turns
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ProfileError
@@ -60,6 +61,7 @@ def follow_fast(
     *,
     place: Place = CORES,
     shares: Sequence[Share] = (),
+    samples: Samples = NO_SAMPLES,
 ) -> dict[int, float]:
     """Let a model follow the kept placements that are no slower; gives what they came to, by size of share.
 
@@ -77,7 +79,7 @@ def follow_fast(
             share = Share(cores[: placement.cores]) if on_gpu is None else on_gpu[placement.sms]
             path = check_path(graphs, placement)
             pieces = len(model.pieces(placement.size))
-            ratio = placed_ratio(path, model, share, shapes, (1, max_batch), effort, place)
+            ratio = placed_ratio(path, model, share, shapes, (1, max_batch), effort, place, samples)
         except CotenantError as error:
             _log.warning("model %s: its placement on %s is left aside: %s", model.name, placement.where, error)
             continue
@@ -105,6 +107,7 @@ def placed_ratio(
     batches: Sequence[int],
     effort: Effort = _EFFORT,
     place: Place = CORES,
+    samples: Samples = NO_SAMPLES,
 ) -> float:
     """What a model's placement takes of the time of a sequential run, as it was measured before, else measured now.
 
@@ -126,7 +129,7 @@ def placed_ratio(
     with place.at(share), ways as runs:
         for shape in shapes:
             for items in sorted(set(batches)):
-                inputs = make_inputs(model.inputs, shape, items, max(batches) > 1)
+                inputs = make_inputs(model.inputs, shape, items, max(batches) > 1, samples)
                 times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], effort)]
                 ratios.append(float(times[0] / times[1]))
     save(path, PlacementCheck(of, round(max(ratios), 4)))

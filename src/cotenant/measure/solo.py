@@ -21,8 +21,9 @@ from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
+from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.version_costs import version_costs
-from cotenant.profile.profile_file import ModelProfile, Point
+from cotenant.profile.profile_file import Merging, ModelProfile, Point
 from cotenant.profile.version_table import VersionTable
 from cotenant.work import Share
 
@@ -49,7 +50,10 @@ QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure of a model. `shares` has one share of each size. `splits`, see Tenant, is taken along."""
+    """What to measure of a model, and with which values. `shares` has one share of each size.
+
+    `splits`, see Tenant, and `merging` are taken along.
+    """
 
     digest: str
     shapes: tuple[DeclaredShape, ...]
@@ -58,6 +62,8 @@ class Sweep:
     max_segment_ns: int
     effort: Effort = Effort()
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    samples: Samples = NO_SAMPLES
+    merging: Merging | UnsetType = UNSET
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -82,7 +88,7 @@ def measure_model(
 
     Raises ModelError when the model cannot be run at a declared shape or batch.
     """
-    inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1)
+    inputs = make_inputs(model.inputs, sweep.largest_shape, 1, sweep.max_batch > 1, sweep.samples)
     units = journal.remember(f"{sweep.digest}/units", lambda: list(place.unit_ns(model, inputs, sweep.shares[0])))
     progress(f"{model.name}: {model.unit_count} units")
     floor = journal.remember(f"{sweep.digest}/floor", lambda: place.floor_ns(sweep.shares[0]))
@@ -93,7 +99,7 @@ def measure_model(
         run = cache(lambda: stack.enter_context(place.ready(model, spec)))  # not where the journal has all
 
         def measure(index: int, share: Share, items: int) -> dict[str, int]:
-            inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1)
+            inputs = make_inputs(model.inputs, sweep.shapes[index], items, sweep.max_batch > 1, sweep.samples)
             whole = [(0, model.unit_count)]
             with place.at(share):
                 samples = in_turns((lambda: run()(share, inputs, whole),), sweep.effort)[0]
@@ -115,7 +121,7 @@ def measure_model(
     if isinstance(model, CompiledModel):
         whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
         versions = version_costs(model, sweep.shapes[0], units, whole)
-    told = place.is_padded, versions, sweep.splits
+    told = place.is_padded, versions, sweep.splits, sweep.merging
     return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *told)
 
 

@@ -55,7 +55,7 @@ def _profile(
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
     opened = open_all(root, campaign.errors, place, lanes)
     profiles = {
-        name: replace(known, splits=each.splits)
+        name: replace(known, splits=each.splits, merging=each.merging)
         for name, each in opened.items()
         if before is not None and (known := _known(before, each)) is not None
     }

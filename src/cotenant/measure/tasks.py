@@ -51,7 +51,7 @@ from cotenant.profile.task_profile import (
     load_tasks,
     save_tasks,
 )
-from cotenant.repository import find_versions, tasks_path
+from cotenant.repository import default_version, tasks_path
 from cotenant.work import Share
 
 TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)
@@ -91,7 +91,7 @@ def measure_tasks(
     What is found is kept in the repository; an interrupted campaign goes on where it stopped. Raises ConfigError for a
     model that is not there, cannot be placed, or has one unit, ModelError where it cannot be run.
     """
-    found = find_versions(root, model)[-1]
+    found = default_version(root, model)
     campaign = Campaign(tasks_path(root), this_device(place.device), fresh=fresh)
     known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint)
     models = {} if known is None else dict(known.models)
@@ -203,7 +203,7 @@ class _Measuring:
         self._on_step(self._steps, self._steps, "")
 
     def _inputs(self, rows: int) -> Inputs:
-        return make_inputs(self._model.inputs, self._shape, rows, self._is_batched)
+        return make_inputs(self._model.inputs, self._shape, rows, self._is_batched, self._opened.samples)
 
     def _step(self, name: str, work: Callable[[], Any], words: str) -> Any:
         self._on_step(self._done, self._steps, f"{self._opened.found.tenant}: {words}")

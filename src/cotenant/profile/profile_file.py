@@ -23,7 +23,10 @@ class ProfileError(CotenantError):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Latency of the whole model for `items` rows of declared shape `shape` on `cores` cores, over `runs` runs."""
+    """Latency of the whole model for `items` rows of declared shape `shape` on `cores` cores, over `runs` runs.
+
+    `runs` 0 says that the latency was assumed.
+    """
 
     shape: int
     items: int
@@ -36,6 +39,17 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class Merging:
+    """Whether queries of a model may be merged: "rows" where runs showed that each row is computed by itself.
+
+    "untried": the model could not be run on sample values, for this `reason`; its queries run alone.
+    """
+
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """What is known of one model version.
 
@@ -43,7 +57,7 @@ class ModelProfile:
     latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
     runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
-    `splits`: see Tenant.
+    `splits`: see Tenant. `merging` is what the trial of merged rows found; unset where `max_batch` is 1.
     """
 
     digest: str
@@ -54,6 +68,7 @@ class ModelProfile:
     padded: bool = False
     versions: VersionTable | UnsetType = UNSET
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    merging: Merging | UnsetType = UNSET
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from cotenant.config import NS_PER_MS
@@ -175,7 +175,7 @@ def form_of(
     outputs = []
     for name, source in spec.outputs.items():
         given = _output(spec, models, source, f"{spec.path}: application.outputs.{name}")
-        outputs.append(TensorSpec(name, given.datatype, given.shape))
+        outputs.append(replace(given, name=name))
     metadata = ModelMetadata(
         name=spec.name,
         versions=(VERSION,),
@@ -227,11 +227,13 @@ def _output(spec: ApplicationSpec, models: Sequence[StageModel], source: Source,
 
 
 def _check_fit(given: TensorSpec, taken: TensorSpec, name: str, key: str) -> None:
-    """A dimension that is open on either side fits: its size is checked when a query comes."""
+    """A dimension, or a rank, that is open on either side fits: its size is checked when a query comes."""
     if given.datatype != taken.datatype:
         raise ConfigError(f"{key}: {name!r} has datatype {given.datatype}, expected {taken.datatype}")
-    fits = len(given.shape) == len(taken.shape) and all(
-        -1 in pair or pair[0] == pair[1] for pair in zip(given.shape, taken.shape, strict=True)
+    is_ranked = given.is_ranked and taken.is_ranked
+    fits = not is_ranked or (
+        (len(given.shape) == len(taken.shape))
+        and all(-1 in pair or pair[0] == pair[1] for pair in zip(given.shape, taken.shape, strict=True))
     )
     if not fits:
         raise ConfigError(
@@ -242,6 +244,8 @@ def _check_fit(given: TensorSpec, taken: TensorSpec, name: str, key: str) -> Non
 def _merged(name: str, known: TensorSpec | None, taken: TensorSpec, key: str) -> TensorSpec:
     """What an input of the application is when one more stage takes it too."""
     if known is None:
-        return TensorSpec(name, taken.datatype, taken.shape)
+        return replace(taken, name=name)
     _check_fit(known, taken, name, key)
+    if not (known.is_ranked and taken.is_ranked):
+        return replace(taken, name=name) if taken.is_ranked else known
     return TensorSpec(name, taken.datatype, tuple(map(max, known.shape, taken.shape)))

@@ -89,18 +89,25 @@ def _folders(root: Path) -> tuple[str, ...]:
 
 
 def readable_versions(root: Path) -> Iterator[ModelVersion]:
-    """The versions of all models, but of those whose directories are wrong."""
+    """The versions of all models, without directories that are wrong."""
     for name in model_names(root):
         try:
-            yield from find_versions(root, name)
+            yield from find_versions(root, name, {})
         except CotenantError:
             continue
 
 
-def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
-    """All versions of a model, the oldest first; the highest number is the default one. Raises ConfigError.
+def default_version(root: Path, model: str) -> ModelVersion:
+    """The newest version of a model whose directory is right. Raises ConfigError when there is none."""
+    return find_versions(root, model, {})[-1]
 
-    The number is what counts: `1` and `01` would be one version, of which a model has one.
+
+def find_versions(root: Path, model: str, errors: dict[str, str] | None = None) -> tuple[ModelVersion, ...]:
+    """All versions of a model, the oldest first; the highest number is the default one.
+
+    The number is what counts: `1` and `01` are one version, of which a model has one. `errors` gets the reasons why
+    directories of versions are left out, by name. Raises ConfigError when no version is left, and without `errors` for
+    the first directory that is wrong.
     """
     if model not in _folders(root):  # a path from a client, '..' say, must not lead out of the repository
         raise UnknownModelError(f"model {model!r}: there is no such directory in the repository")
@@ -108,29 +115,41 @@ def find_versions(root: Path, model: str) -> tuple[ModelVersion, ...]:
         raise ConfigError(f"{root / model}: is an application, expected a model; its stages have models of their own")
     folder = root / model
     config = load_model_config(folder / CONFIG_FILE)
-    found: dict[int, Path] = {}
-    for entry in sorted(folder.iterdir()):
-        name = entry.name
-        if not (entry.is_dir() and name.isascii() and name.isdigit()):
-            continue
-        if len(name) > _MOST_DIGITS:
-            raise ConfigError(f"{entry}: is no version, expected a number of at most {_MOST_DIGITS} digits")
-        other = found.setdefault(int(name), entry)
-        if other is not entry:
-            raise ConfigError(
-                f"{folder}: the directories {other.name!r} and {name!r} are both version {int(name)}, expected one of "
-                "them; remove the other"
-            )
-    if not found:
+    entries = sorted(entry for entry in folder.iterdir() if _is_version(entry))
+    if not entries:
         raise ConfigError(f"{folder}: has no version, expected a directory '1' with a file such as model.onnx in it")
+    found: dict[int, Path] = {}
+    wrong: dict[str, ConfigError] = {}
+    for entry in entries:
+        try:
+            found[int(entry.name)] = _model_file(entry, entries)
+        except ConfigError as error:
+            wrong[entry.name] = error
+    if wrong and (errors is None or not found):
+        raise wrong[max(wrong, key=int)]
+    if errors is not None:
+        errors |= {name: str(error) for name, error in wrong.items()}
     latest = max(found)
-    return tuple(
-        ModelVersion(model, number, number == latest, _model_file(found[number]), config) for number in sorted(found)
-    )
+    return tuple(ModelVersion(model, number, number == latest, found[number], config) for number in sorted(found))
 
 
-def _model_file(folder: Path) -> Path:
-    """The one model file of a version: two formats might not answer alike, so none of them wins."""
+def _is_version(entry: Path) -> bool:
+    return entry.is_dir() and entry.name.isascii() and entry.name.isdigit()
+
+
+def _model_file(folder: Path, versions: Iterable[Path]) -> Path:
+    """The one model file of a version: two formats might not answer alike, so none of them wins.
+
+    Raises ConfigError when the directory is wrong, by itself or beside those of the other `versions`.
+    """
+    if len(folder.name) > _MOST_DIGITS:
+        raise ConfigError(f"{folder}: is no version, expected a number of at most {_MOST_DIGITS} digits")
+    same = [repr(each.name) for each in versions if int(each.name) == int(folder.name)]
+    if len(same) > 1:
+        raise ConfigError(
+            f"{folder.parent}: the directories {' and '.join(same)} are both version {int(folder.name)}, expected one "
+            "of them; remove the other"
+        )
     names = [each.file for each in formats().values()]
     found = [name for name in names if (folder / name).is_file()]
     if len(found) > 1:

@@ -23,17 +23,18 @@ from cotenant.execute.batches import are_alike
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.inputs import make_inputs
+from cotenant.measure.load_spec import facts_of
+from cotenant.measure.loader import stored_or_measured
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
 from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.joint_plan import JointPlan
-from cotenant.repository import find_versions
+from cotenant.repository import default_version
 from cotenant.serve.brain.clock import RealClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.serve.brain.reorganise import spec_of
-from cotenant.serve.opener.profiles import stored_or_measured
 from cotenant.serve.opener.served_models import ServedModel, serve_model
 from cotenant.types import ANSWERS, Query
 from cotenant.work import Share
@@ -128,16 +129,16 @@ class Rehearsal:
         return Rehearsed(medians[0], medians[1], tuple(plans))
 
     def _load(self, root: Path, model: str, rows: int, shares: tuple[Share, ...]) -> ServedModel:
-        found = find_versions(root, model)[-1]
+        found = default_version(root, model)
         opened = open_version(root, found, self._executor.place, shares)
         self._open.callback(opened.runner.close)
-        profile = stored_or_measured(root, found, opened, shares, self._executor.place)
-        served = serve_model(opened, profile, (str(found.version),), preempt=False, plans=self._plans)
+        profile = stored_or_measured(root, opened, shares, self._executor.place)
+        served = serve_model(facts_of(opened, opened.splits), profile, preempt=False, plans=self._plans)
         served.loaded = self._executor.load(served.tenant.name, opened.runner, spec_of(served, shares))
         self._open.callback(served.loaded.close)
         self._executor.add_model(served.tenant.name, served.loaded)
         shape = opened.sweep(shares, EFFORT).largest_shape
-        inputs = make_inputs(opened.runner.inputs, shape, rows, found.config.model.max_batch > 1)
+        inputs = make_inputs(opened.runner.inputs, shape, rows, found.config.model.max_batch > 1, opened.samples)
         self._inputs[served.tenant.name] = rows, inputs
         return served
 

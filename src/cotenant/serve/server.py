@@ -29,12 +29,9 @@ from cotenant.measure.layout_facts import fitted_groups
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
-from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import (
     UnknownModelError,
     application_names,
-    check_owners,
-    find_versions,
     is_application,
     model_names,
     within,
@@ -56,7 +53,7 @@ from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application_registry import ApplicationRegistry
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
-from cotenant.serve.opener.versions import open_versions
+from cotenant.serve.opener.versions import ModelOpener
 from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
@@ -92,7 +89,6 @@ class Server:
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._counted_as: dict[str, str] = {}  # tenants of models that are, or were, served
-        self._measured: dict[str, ModelProfile] = {}
         self._loading = threading.Lock()
         self._is_ready = False
         self.following: PlanView | None = None
@@ -104,6 +100,8 @@ class Server:
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
         self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
         self._together = TogetherPlans(self.root, self._settle)
+        told = self._together.of, self._applications.check_tenants
+        self.opener = ModelOpener(self.root, settings, self._executor, *told)
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -123,6 +121,8 @@ class Server:
             try:
                 self.load(name)
             except ServeError:
+                if self.opener.loader.is_cancelled:
+                    return
                 continue  # logged, and shown in the index
         self._settle()
         gc.collect()
@@ -133,11 +133,13 @@ class Server:
             self._pressure.start()
         self._is_ready = True
         index = self.index(ready_only=False)
-        _log.info("ready: %d of %d models", sum(entry.state == "READY" for entry in index), len(index))
+        ready = {entry.name for entry in index if entry.state == "READY"}
+        _log.info("ready: %d of %d models", len(ready), len({entry.name for entry in index}))
 
     def stop(self) -> None:
         """Refuse new queries, serve those inside for `drain_s`, fail the rest, and stop."""
         self._is_ready = False
+        self.opener.loader.close()
         self._together.close()
         if self._pressure is not None:
             self._pressure.close()
@@ -207,6 +209,7 @@ class Server:
             if version
         ]
         if not ready_only:
+            entries += self.opener.index(self._models)
             entries += [IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in list(self._failed.items())]
         entries += self._applications.index(ready_only=ready_only)
         return sorted(entries, key=lambda entry: (entry.name, entry.version))
@@ -316,6 +319,8 @@ class Server:
         if versions is None:
             raise ServeError(Status.NOT_FOUND, f"model {model!r} is unknown; 'v2/repository/index' lists the models")
         served = versions.get(version)
+        if served is None and (reason := self.opener.why(model, version)):
+            raise ServeError(Status.UNAVAILABLE, f"model {model!r} version {version} is not served: {reason}")
         if served is None:
             known = ", ".join(name for name in versions if name)
             raise ServeError(Status.NOT_FOUND, f"model {model!r} has no version {version!r}; it has {known}")
@@ -323,25 +328,20 @@ class Server:
 
     def _load_model(self, model: str) -> None:
         try:
-            found = find_versions(self.root, model)
-            check_owners(found, self._owners())
-            self._applications.check_tenants([each.tenant for each in found], model)
-            opening = self.root, found, self._executor, self.policy
-            versions = open_versions(*opening, self._together.of, self._measured)
+            opened = self.opener.open(model, self.policy, self._owners(), is_served=model in self._models)
         except UnknownModelError as error:
             raise ServeError(Status.NOT_FOUND, str(error)) from None
         except CotenantError as error:
-            raise ServeError(Status.INVALID_ARGUMENT, self._refuse(model, str(error))) from None
-        except Exception as error:  # whatever a library makes of a strange file, the other models are served
-            _log.exception("loading model %r failed", model)
-            sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
-            raise ServeError(Status.INTERNAL, self._refuse(model, sentence)) from None
+            status = error.status if isinstance(error, ServeError) else Status.INVALID_ARGUMENT
+            raise ServeError(status, self._refuse(model, str(error))) from None
         if model in self._models:
             self._failed[model] = "it is being reloaded"
             self._remove(model, "the model was reloaded")
-        self._add(model, versions)
+        self._add(model, opened.served)
         self._failed.pop(model, None)
         self._applications.follow()
+        if opened.refusal is not None:
+            raise opened.refusal
 
     def _settle(self) -> None:
         """Look ahead, and follow plans, for the models, the lanes and the plans that there are now."""

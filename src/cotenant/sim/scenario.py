@@ -36,7 +36,7 @@ from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
 from cotenant.profile.version_table import VersionTable
-from cotenant.repository import application_names, find_versions
+from cotenant.repository import application_names, default_version
 from cotenant.repository.application_spec import read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
@@ -194,7 +194,7 @@ def scenario_of(
 
 
 def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
-    found = find_versions(root, model)[-1]
+    found = default_version(root, model)
     measured = profile.models.get(found.tenant)
     if measured is None:
         raise ConfigError(f"model {model!r} has no profile: run 'cotenant profile {root}'")

@@ -57,11 +57,15 @@ _ENDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, OIP datatype (`FP32`, `INT64`, `BYTES`, ...) and shape of an input or output; -1 is a dynamic dimension."""
+    """Name, OIP datatype (`FP32`, `INT64`, `BYTES`, ...) and shape of an input or output; -1 is a dynamic dimension.
+
+    Where not even the rank is known, `is_ranked` is False, and the shape is [-1] for those who have to be told one.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
+    is_ranked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,7 @@ def validate(request: InferRequest, metadata: ModelMetadata) -> None:
             raise bad(f"{_model(metadata)}: input {spec.name!r} has datatype {found}, expected {spec.datatype}")
         shape = array.shape
         wrong = [got for got, want in zip(shape, spec.shape, strict=False) if got != want and want != -1]
-        if wrong or len(shape) != len(spec.shape):
+        if (wrong or len(shape) != len(spec.shape)) and (spec.is_ranked or (not shape and metadata.max_batch_size)):
             raise bad(
                 f"{_model(metadata)}: input {spec.name!r} has shape {shown(list(shape))}, expected {list(spec.shape)} "
                 "(-1 is any size)"

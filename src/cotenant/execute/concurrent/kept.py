@@ -31,14 +31,15 @@ def kept_placements(graphs: Path, graph: str, most_cores: int, sms: Iterable[int
 
 
 def follow(model: Runner, graphs: Path, wanted: Collection[tuple[int, str]]) -> None:
-    """Let a model follow these placements, by number of cores and digest, which its server found good.
+    """Let a model follow these placements, by size of share and digest, which were found good.
 
     Those that are not as they were are left aside with a warning.
     """
     if not wanted or not isinstance(model, Placeable):
         return
-    graph, most = model.graph_path.parent.name, max(cores for cores, _ in wanted)
-    found = [each for each in kept_placements(graphs, graph, most) if (each.cores, digest_of(each)) in wanted]
+    graph, sizes = model.graph_path.parent.name, [size for size, _ in wanted]
+    kept = kept_placements(graphs, graph, max(sizes), sizes)
+    found = [each for each in kept if (each.size, digest_of(each)) in wanted]
     if len(found) < len(wanted):
         _log.warning("model %s: placed anew since it was loaded: it runs as without placements", model.name)
         return

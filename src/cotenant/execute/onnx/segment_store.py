@@ -26,7 +26,7 @@ from cotenant.graph.dfg import Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.onnx import bind_inputs, parse_type, read_model
 
-FORMAT = 2
+FORMAT = 3
 """Version of the folder's layout; another one is rebuilt."""
 GRAPH, WEIGHTS, MANIFEST, SOURCE = "graph.onnx", "weights.bin", "manifest.json", "source"
 _INLINE_BYTES = "1024"
@@ -164,14 +164,21 @@ def _make(path: Path, folder: Path, name: str, levels: Sequence[str]) -> None:
     manifest = {
         "format": FORMAT,
         "source": [str(file.relative_to(folder)) for file in files],
-        "inputs": [[info.name, info.type, list(info.shape)] for info in whole.get_inputs()],
-        "outputs": [[info.name, info.type, list(info.shape)] for info in whole.get_outputs()],
+        "inputs": _declared(whole.get_inputs(), model.graph.input),
+        "outputs": _declared(whole.get_outputs(), model.graph.output),
         "types": types,
         "uncut_reason": reason,
         "is_optimised": is_sound,
         "files": {str(file.relative_to(folder)): file_digest(file) for file in written},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _declared(infos: Sequence[ort.NodeArg], values: Sequence[onnx.ValueInfoProto]) -> list[list[Any]]:
+    """Name, type and shape of each. onnxruntime's shape is [] for a scalar and for an unknown rank; the file tells
+    which: the shape is None where it has none."""
+    ranked = {value.name: value.type.tensor_type.HasField("shape") for value in values}
+    return [[info.name, info.type, list(info.shape) if info.shape or ranked.get(info.name) else None] for info in infos]
 
 
 def _is_fit(
@@ -284,5 +291,7 @@ def _read(folder: Path) -> Stored | None:
         return None
 
 
-def _spec(name: str, dtype: str, shape: list[Any]) -> Tensor:
+def _spec(name: str, dtype: str, shape: list[Any] | None) -> Tensor:
+    if shape is None:
+        return Tensor(name, dtype, None)
     return Tensor(name, dtype, tuple(d if isinstance(d, int) else None for d in shape))

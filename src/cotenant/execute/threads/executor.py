@@ -12,6 +12,7 @@ from cotenant.execute.base import BaseExecutor
 from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew
 from cotenant.execute.runner import Runner
+from cotenant.execute.source import ModelSource, opened_by
 from cotenant.execute.threads.lanes import Lane
 from cotenant.execute.warm import warm_up
 from cotenant.work import Share
@@ -32,11 +33,16 @@ class ThreadExecutor(BaseExecutor):
         self._lanes: dict[Share, Lane] = {}
         self._launches = LaunchRunner(self._batches)
 
-    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
+    def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
         """See ModelExecutor. Memory is not limited here."""
-        for threads, ranges in spec.sessions:
-            model.prepare(ranges, threads)
-        return model
+        runner = opened_by(model)
+        try:
+            for threads, ranges in spec.sessions:
+                runner.prepare(ranges, threads)
+        except Exception:
+            runner.close()
+            raise
+        return runner
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
         """See ModelExecutor."""

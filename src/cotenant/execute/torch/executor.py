@@ -32,6 +32,7 @@ from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane,
 from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
 from cotenant.execute.runner import Runner
+from cotenant.execute.source import ModelSource, opened_by
 from cotenant.execute.torch.model import first_line
 from cotenant.work import Share
 
@@ -125,9 +126,9 @@ class TorchExecutor(BaseExecutor):
         """See ModelExecutor."""
         return StreamPlace(self)
 
-    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
+    def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
         """See ModelExecutor. Memory of the host is not limited here."""
-        return self._take_in(model, spec, is_lent=False)
+        return self._take_in(opened_by(model), spec, is_lent=False)
 
     def lend(self, model: Runner, spec: LoadSpec) -> Loaded:
         """As `load`, for somebody who keeps the model."""
@@ -395,6 +396,5 @@ def _told_nobody(launch: int, error: str | None, timing: Timing) -> None:
 
 
 def _need(flight: _Flight) -> str:
-    work = flight.launch.work
-    size = sum(value.nbytes for value in flight.values.values())
-    return f"units {work.start} to {work.end} of {work.items} rows ({size / MIB:.1f} MiB of tensors)"
+    work, size_mib = flight.launch.work, sum(value.nbytes for value in flight.values.values()) / MIB
+    return f"units {work.start} to {work.end} of {work.items} rows ({size_mib:.1f} MiB of tensors)"

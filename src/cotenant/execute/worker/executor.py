@@ -20,10 +20,10 @@ from cotenant.execute.batches import ModelGoneError, reason_of
 from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew, Sessions, Timing, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.sessions import Wanted
+from cotenant.execute.source import ModelSource, source_of
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.supervisor import WorkerSupervisor
-from cotenant.repository.formats import Arithmetic
 from cotenant.work import Share
 
 
@@ -48,17 +48,17 @@ class ProcessExecutor(BaseExecutor):
         self._lost_before: dict[str, Counter[str]] = {}
         """Workers lost by the models that tenants had before."""
 
-    def load(self, tenant: str, model: Runner, spec: LoadSpec) -> Loaded:
+    def load(self, tenant: str, model: Runner | ModelSource, spec: LoadSpec) -> Loaded:
         """Start a worker for the tenant and wait until it has loaded the model with its sessions.
 
-        `model` lends its path and its graph; its own sessions are closed. Raises ModelError when the worker cannot load
-        it.
+        An open model is closed. Raises ModelError when the worker cannot load it.
         """
-        graph = model.graph_path.parent
-        place = str(model.path), str(graph.parent), graph.name
-        how = getattr(model, "arithmetic", Arithmetic()), getattr(model, "placed", ())
-        message = Open(tenant, *place, _plain(spec.sessions), self._lane_nice, *how)
-        model.close()
+        source = model if isinstance(model, ModelSource) else source_of(model)
+        place = str(source.path), str(source.folder.parent), source.folder.name
+        sessions = _plain(spec.sessions)
+        message = Open(tenant, *place, sessions, self._lane_nice, source.arithmetic, source.placed)
+        if not isinstance(model, ModelSource):
+            model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell)
         supervisor.load()

@@ -1,4 +1,4 @@
-"""The operating-system process of a worker, seen from the server: starting, looking at, and ending it."""
+"""Child processes of the server, workers among them: starting, looking at, and ending them."""
 
 from __future__ import annotations
 
@@ -21,25 +21,21 @@ class WorkerState(StrEnum):
     """Lost; the core is being told, and may still start launches, which will fail with the others."""
 
 
-class WorkerProcess:
-    """A worker that has been started. The thread that makes it must live as long as it: the kernel ends it then."""
+class ChildProcess:
+    """A Python module that runs as `python -m MODULE NAME DESCRIPTOR PARENT NICE`; see `worker.main`.
 
-    def __init__(self, tenant: str, nice: int) -> None:
-        self.channel, theirs = Channel.pair()
-        module = [sys.executable, "-P", "-m", "cotenant.execute.worker.main"]
-        try:
-            self._popen = subprocess.Popen(
-                [*module, tenant.replace("\0", " "), str(theirs.fileno()), str(os.getpid()), str(nice)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # the server's own may be read by a program
-                pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
-            )
-        except OSError:
-            self.channel.close()
-            raise
-        finally:
-            theirs.close()
+    The thread that makes it must live as long as it: the kernel ends it then. Raises OSError when it cannot be started.
+    """
+
+    def __init__(self, module: str, name: str, descriptor: int, nice: int) -> None:
+        words = [name.replace("\0", " "), str(descriptor), str(os.getpid()), str(nice)]
+        self._popen = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # the server's own may be read by a program
+            pass_fds=(descriptor,),
+            process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
+        )
         self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     @property
@@ -65,5 +61,23 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Let go of what the server holds of it; only after `wait`."""
-        self.channel.close()
         os.close(self._statm)
+
+
+class WorkerProcess(ChildProcess):
+    """A worker that has been started, and the server's end of its channel."""
+
+    def __init__(self, tenant: str, nice: int) -> None:
+        self.channel, theirs = Channel.pair()
+        try:
+            super().__init__("cotenant.execute.worker.main", tenant, theirs.fileno(), nice)
+        except OSError:
+            self.channel.close()
+            raise
+        finally:
+            theirs.close()
+
+    def close(self) -> None:
+        """See ChildProcess."""
+        super().close()
+        self.channel.close()

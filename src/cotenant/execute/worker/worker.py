@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.concurrent.kept import follow
 from cotenant.execute.errors import ModelError
 from cotenant.execute.launch_runner import LaunchRunner
 from cotenant.execute.protocol import Tensors, Timing
-from cotenant.execute.runner import Runner, open_model
+from cotenant.execute.runner import Runner
+from cotenant.execute.source import ModelSource
 from cotenant.execute.threads.lanes import run_gently, settle
 from cotenant.execute.warm import warm_up
 from cotenant.execute.worker.channel import (
@@ -33,7 +33,7 @@ from cotenant.execute.worker.channel import (
     Started,
 )
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
-from cotenant.work import Share
+from cotenant.work import CPU, Share
 
 
 class Worker:
@@ -148,12 +148,10 @@ class Worker:
 
 def _open(message: Open) -> Runner:
     """Open the model with its sessions, from what the server opened. Raises ModelError."""
-    place = Path(message.path), Path(message.cache_dir)
-    model = open_model(
-        place[0], cache_dir=place[1], name=message.tenant, content=message.graph, arithmetic=message.arithmetic
-    )
+    folder = Path(message.cache_dir) / message.graph
+    how = message.arithmetic, message.placed
+    model = ModelSource(Path(message.path), folder, message.tenant, CPU, *how).open()
     try:
-        follow(model, place[1], message.placed)
         for threads, ranges in message.sessions:
             if threads == 1:
                 model.prepare(ranges, threads)

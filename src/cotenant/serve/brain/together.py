@@ -15,7 +15,7 @@ import msgspec
 
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
-from cotenant.measure.opening import OpenedModel
+from cotenant.measure.load_spec import VersionFacts
 from cotenant.plan.granularity.kept import read_together, usable, verdict, words_of
 from cotenant.plan.granularity.profiled import table_of_latencies
 from cotenant.plan.granularity.worker import Asked, AskedMember
@@ -67,7 +67,7 @@ class TogetherPlans:
                 text = "%s: is stale, as it was made from another profile; 'cotenant plan --together' makes another one"
                 _log.warning(text, words_of(plan))
 
-    def of(self, opened: OpenedModel, policy: Policy) -> list[JointPlan]:
+    def of(self, opened: VersionFacts, policy: Policy) -> list[JointPlan]:
         """Those that a policy follows and a model is a member of as it is: it has to be left where they say."""
         if not takes_plans(policy):
             return []

@@ -21,6 +21,8 @@ def model_metadata(backend: Describe, model: str, version: str) -> dict[str, Any
     """The metadata of one model."""
     found = asdict(backend.metadata(model, version))
     del found["max_batch_size"]  # which is told in the configuration
+    for tensor in (*found["inputs"], *found["outputs"]):
+        del tensor["is_ranked"]  # for which the protocol has no word
     return found
 
 

@@ -19,13 +19,14 @@ from cotenant.execute.runner import engine_of
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
-from cotenant.measure.opening import OpenedModel
+from cotenant.measure.load_spec import VersionFacts
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.wire.codec import DATATYPE_OF, shown, validate
 from cotenant.wire.config_keys import config_tensor
+from cotenant.wire.model_limits import check_model
 from cotenant.work import CPU
 
 _MOST_MERGE_KEYS = 4096
@@ -33,6 +34,15 @@ _MOST_MERGE_KEYS = 4096
 
 _NEXT_KEY = itertools.count()
 """One count for all models: what was checked against one never has the key of another shape of its successor."""
+
+
+class _NotLoaded:
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+NOT_LOADED: Loaded = _NotLoaded()
+"""What the executor has of a model before it has loaded it."""
 
 
 class QueryForm(Struct, frozen=True, gc=False):
@@ -47,7 +57,7 @@ class QueryForm(Struct, frozen=True, gc=False):
 class ServedModel:
     """One model version in service. `tenant` is its owner in the core; `loaded` is what the executor has of it."""
 
-    opened: OpenedModel
+    opened: VersionFacts
     profile: ModelProfile
     tenant: Tenant
     metadata: ModelMetadata
@@ -58,6 +68,8 @@ class ServedModel:
     is_over: bool = False
     """It is not served any more, whether or not another one is under its name."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+    _is_merged: bool = True
+    """Whether queries of one shape have one key. Else each has its own, and none is merged with another."""
 
     @property
     def version(self) -> str:
@@ -101,6 +113,8 @@ class ServedModel:
         for name in self._texts:
             _check_text(self.metadata.name, name, request.inputs[name])
         row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
+        if not self._is_merged:
+            return QueryForm(items, self._nearest_shape(arrays, items), next(_NEXT_KEY))
         key = self._merge_keys.get(row_shapes)
         if key is None:
             if len(self._merge_keys) >= _MOST_MERGE_KEYS:
@@ -158,21 +172,20 @@ def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
 
 
 def serve_model(
-    opened: OpenedModel,
+    opened: VersionFacts,
     profile: ModelProfile,
-    versions: tuple[str, ...],
     *,
     preempt: bool,
     plans: Sequence[JointPlan] = (),
 ) -> ServedModel:
     """Put a profiled model in service, to be left at the cuts of the profile and of plans that it is a member of.
 
-    Raises ConfigError when its tensors have no datatype on the wire.
+    Raises ConfigError when the protocol cannot carry its tensors, or no request with all of its inputs.
     """
     config = opened.found.config
     batched = config.model.max_batch > 1
     name = opened.found.model
-    cuts = profile.cuts if preempt else (0, opened.runner.unit_count)
+    cuts = profile.cuts if preempt else (0, opened.unit_count)
     for plan in plans:
         cuts = plan.cuts_of(opened.found.tenant, cuts)
     tenant = Tenant(
@@ -189,18 +202,22 @@ def serve_model(
     )
     metadata = ModelMetadata(
         name=name,
-        versions=versions,
+        versions=(str(opened.found.version),),
         platform=engine_of(opened.found.path).platform,
-        inputs=tuple(_spec(name, tensor) for tensor in opened.runner.inputs),
-        outputs=tuple(_spec(name, tensor) for tensor in opened.runner.outputs),
+        inputs=tuple(_spec(name, tensor) for tensor in opened.inputs),
+        outputs=tuple(_spec(name, tensor) for tensor in opened.outputs),
         max_batch_size=config.model.max_batch if batched else 0,
     )
+    check_model(metadata, opened.shapes)
     by_elements = sorted(
         (sum(math.prod(dims[1:] if batched else dims) for dims in shape.values()), index)
         for index, shape in enumerate(opened.shapes)
     )
     texts = tuple(spec.name for spec in metadata.inputs if spec.datatype == "BYTES")
-    return ServedModel(opened, profile, tenant, metadata, opened.runner, tuple(by_elements), texts)
+    merging = opened.merging
+    is_merged = merging is UNSET or merging.verdict == "rows"
+    found = opened, profile, tenant, metadata, NOT_LOADED, tuple(by_elements), texts
+    return ServedModel(*found, _is_merged=is_merged)
 
 
 def _check_text(model: str, name: str, array: Array) -> None:
@@ -227,9 +244,11 @@ def _is_text(item: bytes) -> bool:
 def _spec(model: str, tensor: Tensor) -> TensorSpec:
     dtype = numpy_type(tensor.dtype)
     datatype = "BYTES" if dtype is not None and dtype.kind == "U" else DATATYPE_OF.get(dtype) if dtype else None
-    if datatype is None or tensor.shape is None:
+    if datatype is None:
         raise ConfigError(
-            f"model {model!r}: tensor {tensor.name!r} is a {tensor.dtype or 'value of unknown type'}"
-            f"{' of unknown rank' if tensor.shape is None else ''}, which the protocol cannot carry"
+            f"model {model!r}: tensor {tensor.name!r} is a {tensor.dtype or 'value of unknown type'}, which the "
+            "protocol cannot carry"
         )
+    if tensor.shape is None:
+        return TensorSpec(tensor.name, datatype, (-1,), is_ranked=False)
     return TensorSpec(tensor.name, datatype, tuple(dim if isinstance(dim, int) else -1 for dim in tensor.shape))

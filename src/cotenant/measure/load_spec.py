@@ -1,0 +1,110 @@
+"""What is asked of the process that loads a version of a model, and what it finds: plain data in both directions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from cotenant.config import DeviceSection
+from cotenant.execute.source import ModelSource
+from cotenant.graph.dfg import Tensor
+from cotenant.measure.inputs import DeclaredShape
+from cotenant.measure.opening import OpenedModel, arithmetic_of
+from cotenant.profile.profile_file import Merging, ModelProfile
+from cotenant.repository import ModelVersion
+from cotenant.work import CPU, Share
+
+
+class LoadSpec(Struct, frozen=True):
+    """A version of a model of the repository at `root`, to be opened, tried and measured in these shares.
+
+    `device` is the section of the device where the model is opened, None for cores of this machine. `known` are quick
+    profiles from before. Without `shares` nothing is measured.
+    """
+
+    root: str
+    found: ModelVersion
+    shares: tuple[Share, ...] = ()
+    known: tuple[ModelProfile, ...] = ()
+    device: DeviceSection | None = None
+
+
+class VersionFacts(Struct, frozen=True):
+    """What opening a version of a model found. `folder` is that of its graph, with the copies of its files.
+
+    `placed` and `follows` are the placements that it runs by: what they gain by size of share, and their digests.
+    `splits`: see Tenant. `merging` is as in a profile.
+    """
+
+    found: ModelVersion
+    folder: Path
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    unit_count: int
+    shapes: tuple[dict[str, tuple[int, ...]], ...]
+    digest: str
+    device: str = CPU
+    placed: dict[int, float] = {}
+    follows: tuple[tuple[int, str], ...] = ()
+    splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    merging: Merging | UnsetType = UNSET
+
+    @property
+    def source(self) -> ModelSource:
+        """What an executor loads."""
+        found = self.found
+        return ModelSource(found.path, self.folder, found.tenant, self.device, arithmetic_of(found), self.follows)
+
+
+class LoadReport(Struct, frozen=True):
+    """What was found of a version. `warning` tells why its latencies are assumed, or is empty."""
+
+    facts: VersionFacts
+    profile: ModelProfile
+    warning: str = ""
+
+
+def facts_of(opened: OpenedModel, splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET) -> VersionFacts:
+    """The plain data of an opened model."""
+    runner = opened.runner
+    return VersionFacts(
+        opened.found,
+        runner.graph_path.parent,
+        runner.inputs,
+        runner.outputs,
+        runner.unit_count,
+        tuple(_plain(shape) for shape in opened.shapes),
+        opened.digest,
+        opened.device,
+        dict(opened.placed),
+        tuple(getattr(runner, "placed", ())) if opened.placed else (),
+        splits,
+        opened.merging,
+    )
+
+
+def _plain(shape: DeclaredShape) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(dims) for name, dims in shape.items()}
+
+
+def encode(value: object) -> bytes:
+    """As it crosses to the child, or back."""
+    return msgspec.msgpack.encode(value, enc_hook=_path_to_text)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """Opposite of `encode`, for a type or a union of types. Raises msgspec.MsgspecError."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_path_of_text)
+
+
+def _path_to_text(value: object) -> object:
+    assert isinstance(value, Path)
+    return str(value)
+
+
+def _path_of_text(kind: type, value: object) -> object:
+    assert kind is Path
+    return Path(str(value))

@@ -1,0 +1,161 @@
+"""Loading a version of a model for service: opened, tried and measured. `load` runs models, so it is for a process that
+may be killed: see `loader_process`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from msgspec import UNSET, structs
+
+from cotenant.config import NS_PER_MS
+from cotenant.errors import CotenantError
+from cotenant.execute.batches import row_buckets
+from cotenant.execute.errors import ModelError
+from cotenant.execute.place import Place
+from cotenant.execute.registry import open_executor
+from cotenant.measure.campaign import Journal
+from cotenant.measure.load_spec import LoadReport, LoadSpec, VersionFacts, facts_of
+from cotenant.measure.opening import OpenedModel, covers, follow_placements, is_of, open_untried, try_rows
+from cotenant.measure.solo import CORES, QUICK, measure_model
+from cotenant.profile.device import this_device
+from cotenant.profile.profile_file import Merging, ModelProfile, Point, load_profile
+from cotenant.repository import ModelVersion, profile_path
+from cotenant.work import CPU, Share
+
+_log = logging.getLogger("cotenant.server")
+ASSUMED_SHARE = 0.5
+"""Latency, as a part of the SLO, that is assumed of a model that cannot be run on sample values. Launches correct it
+(docs/decisions/0050-loader-process.md)."""
+HINT = "give its inputs values by [samples.INPUT] in its config.toml"
+Tell = Callable[[str, VersionFacts | None], None]
+"""Told the name of each step before it begins, and what is known of the version by then."""
+
+
+def load(spec: LoadSpec, tell: Tell = lambda _, __: None) -> LoadReport:
+    """Open a version of a model, try whether its queries may be merged, and measure it quickly where no profile holds.
+
+    A model that refuses the sample values is given with an assumed profile and a warning. Raises ModelError or
+    ConfigError when the version cannot be opened or does not fit its configuration.
+    """
+    root, found = Path(spec.root), spec.found
+    executor = None if spec.device is None else open_executor(spec.device, spec.shares)
+    with nullcontext() if executor is None else closing(executor):
+        place = CORES if executor is None else executor.place
+        tell("opening its files", None)
+        opened = open_untried(root, found, place)
+        with closing(opened.runner):
+            facts = facts_of(opened)
+            known = find_profile(root, opened, spec.shares, spec.known)
+            warning = ""
+            try:
+                if known is not None and known.merging is not UNSET:
+                    opened = replace(opened, merging=known.merging)
+                else:
+                    tell("trying it on sample values", facts)
+                    opened = try_rows(opened)
+                if found.config.model.placement != "none":
+                    tell("measuring its placements", facts_of(opened))
+                    opened = follow_placements(root, opened, place, spec.shares)
+                facts = facts_of(opened)
+                if not spec.shares:
+                    return LoadReport(facts, assumed_profile(facts, ()))
+                step = partial(_tell_step, tell, facts)
+                profile = stored_or_measured(root, opened, spec.shares, place, spec.known, step)
+            except ModelError as error:
+                warning = f"it cannot be run on sample values: {error.reason}"
+                facts = untried(facts_of(opened), warning)
+                profile = assumed_profile(facts, spec.shares)
+            splits = opened.splits if profile.splits is UNSET else profile.splits
+            return LoadReport(structs.replace(facts, splits=splits), profile, warning)
+
+
+def _tell_step(tell: Tell, facts: VersionFacts, _: str) -> None:
+    tell("measuring it quickly on sample values", facts)
+
+
+def find_profile(
+    root: Path, opened: OpenedModel, partitions: Sequence[Share], measured: Sequence[ModelProfile] = ()
+) -> ModelProfile | None:
+    """What the repository's profile, or one that was `measured` quickly, has of this very model on this device.
+
+    What another version of cotenant said of its rows is left out: answers depend on it.
+    """
+    path = profile_path(root)
+    if path.exists():
+        try:
+            stored = load_profile(path)
+        except CotenantError as error:
+            _log.warning("%s", error)
+        else:
+            known = stored.of_digest(opened.found.tenant, opened.digest)
+            if known is not None and is_of(known, stored.device, opened) and covers(known, partitions):
+                is_ours = stored.device.versions.get("cotenant") == this_device().versions["cotenant"]
+                return known if is_ours else replace(known, splits=UNSET, merging=UNSET)
+    return next((each for each in measured if each.digest == opened.digest and covers(each, partitions)), None)
+
+
+def stored_or_measured(
+    root: Path,
+    opened: OpenedModel,
+    partitions: Sequence[Share],
+    place: Place,
+    measured: Sequence[ModelProfile] = (),
+    step: Callable[[str], None] = lambda _: None,
+) -> ModelProfile:
+    """The profile of a model as `find_profile` finds it; measured quickly, with a warning, where there is none.
+
+    A profile is of a file and its configuration: under whatever name and version they come again, they are not measured
+    again. Raises ModelError when the model cannot be run on sample values.
+    """
+    known = find_profile(root, opened, partitions, measured)
+    if known is not None:
+        return known
+    _log.warning(
+        "model %r has no profile of this machine, or a stale one: measuring it quickly; 'cotenant profile %s' does "
+        "it well",
+        opened.found.model,
+        root.name,
+    )
+    step("units")
+    return measure_model(opened.runner, opened.sweep(partitions, QUICK), Journal(None), step, place)
+
+
+def untried(facts: VersionFacts, reason: str) -> VersionFacts:
+    """The facts of a model that could not be run: nothing shows that its queries may be merged."""
+    if facts.found.config.model.max_batch == 1:
+        return facts
+    return structs.replace(facts, merging=Merging("untried", reason))
+
+
+def assumed_profile(facts: VersionFacts, partitions: Sequence[Share]) -> ModelProfile:
+    """A profile of a model that cannot be run on sample values: `ASSUMED_SHARE` of its SLO, for any rows and share.
+
+    It has no cuts inside the model, since nothing is known of its units. Its points have 0 runs.
+    """
+    found = facts.found
+    latency_ns = max(1, round(found.config.tenant.slo_ms * NS_PER_MS * ASSUMED_SHARE))
+    sizes = {share.size for share in partitions} | ({1} if facts.device == CPU else set())
+    points = tuple(
+        Point(shape, rows, size, 0, latency_ns, latency_ns, latency_ns, latency_ns)
+        for shape in range(len(facts.shapes))
+        for size in sorted(sizes)
+        for rows in row_buckets(found.config.model.max_batch)
+    )
+    units = (max(1, latency_ns // facts.unit_count),) * facts.unit_count
+    return ModelProfile(
+        facts.digest, points, units, (0, facts.unit_count), 1.0, splits=facts.splits, merging=facts.merging
+    )
+
+
+def warning_of(found: ModelVersion, why: str) -> str:
+    """What the log says of a model whose latency is assumed."""
+    slo_ms = found.config.tenant.slo_ms
+    return (
+        f"model {found.model!r} version {found.version}: {why}. It is served with an assumed latency of "
+        f"{slo_ms * ASSUMED_SHARE:g} ms ({ASSUMED_SHARE:.0%} of its SLO) until launches show another one; {HINT}"
+    )

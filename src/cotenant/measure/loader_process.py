@@ -1,0 +1,333 @@
+"""The child process in which versions of models are opened, tried and measured, and its server's side, `Loader`.
+
+A model may loop for ever, eat all memory or crash on sample values: then the child is killed, and the server goes on.
+One child serves several loads, since its start takes about half a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+from msgspec import Struct
+
+from cotenant.errors import CotenantError
+from cotenant.execute.worker.process import ChildProcess
+from cotenant.measure.load_spec import LoadReport, LoadSpec, VersionFacts, decode, encode
+
+MODULE = "cotenant.measure.loader_process"
+NICE = 5
+"""Nice value of the child: that of the threads that run models (`execute.registry.LANE_NICE`)."""
+_TICK_S = 0.05
+_IDLE_S = 10.0
+"""How long an idle child is kept for the next load."""
+_START_LIMIT_S = 60.0
+_MIB = 1 << 20
+_MOST_OF_FREE = 0.8
+"""Of the memory that is free when a load begins, where `tenant.memory_limit_mib` is not set."""
+
+
+class LoadError(CotenantError):
+    """A version cannot be loaded. `is_internal`: not for what is wrong with the version itself, as far as is known."""
+
+    def __init__(self, sentence: str, *, is_internal: bool = False) -> None:
+        super().__init__(sentence)
+        self.is_internal = is_internal
+
+
+class LoadCancelledError(CotenantError):
+    """The server stops, and loads nothing more."""
+
+
+class _Message(Struct, frozen=True, tag=True):
+    """Base of what the child says."""
+
+
+class _Hello(_Message, frozen=True):
+    """It is up."""
+
+
+class _Step(_Message, frozen=True):
+    """A step begins. `facts` is what is known of the version by then."""
+
+    name: str
+    facts: VersionFacts | None = None
+
+
+class _Said(_Message, frozen=True):
+    """A record of the log."""
+
+    logger: str
+    level: int
+    text: str
+
+
+class _Done(_Message, frozen=True):
+    """The version is loaded."""
+
+    report: LoadReport
+
+
+class _Refused(_Message, frozen=True):
+    """The version cannot be loaded. `trace` is the traceback of an error that is no sentence for users, or empty."""
+
+    sentence: str
+    trace: str = ""
+
+
+_FromChild = _Hello | _Step | _Said | _Done | _Refused
+
+
+class _LostError(Exception):
+    """The child ended, or was killed: `sentence` says why. `facts` is what was known of the version by then."""
+
+    def __init__(self, sentence: str, step: str, facts: VersionFacts | None, *, is_late: bool = False) -> None:
+        super().__init__(sentence)
+        self.sentence, self.step, self.facts, self.is_late = sentence, step, facts, is_late
+
+
+class Loader:
+    """Runs `loader.load` in a child process, one load at a time.
+
+    `limit_s` bounds each step of a load. Memory is bounded by `tenant.memory_limit_mib`, else by most of what is free.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._child: _Child | None = None
+        self._idle: threading.Timer | None = None
+
+    def load(self, spec: LoadSpec) -> LoadReport:
+        """Load a version. One that does not end on sample values is given with an assumed profile and a warning.
+
+        Raises LoadError, and LoadCancelledError once this is closed.
+        """
+        with self._lock:
+            if self._idle is not None:
+                self._idle.cancel()
+            try:
+                return self._load(spec)
+            finally:
+                self._idle = threading.Timer(_IDLE_S, self._rest)
+                self._idle.daemon = True
+                self._idle.start()
+
+    def cancel(self) -> None:
+        """End what is under way at once, and load nothing more; never blocks. May be called by a signal handler."""
+        self._stopped.set()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nothing more is loaded."""
+        return self._stopped.is_set()
+
+    def close(self) -> None:
+        """End the child."""
+        self.cancel()
+        with self._lock:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._end()
+
+    def _load(self, spec: LoadSpec) -> LoadReport:
+        from cotenant.measure.loader import assumed_profile, untried
+
+        is_new = self._child is None
+        try:
+            try:
+                return self._ask(spec)
+            except _LostError as lost:
+                if is_new or lost.is_late:
+                    raise
+                return self._ask(spec)  # it may have died of what it loaded before
+        except _LostError as lost:
+            if not (lost.is_late and lost.facts is not None):
+                raise LoadError(lost.sentence) from None
+            why = f"{lost.step} had not ended after {self._limit_s:g} s"
+            facts = untried(lost.facts, why)
+            return LoadReport(facts, assumed_profile(facts, spec.shares), why)
+
+    def _ask(self, spec: LoadSpec) -> LoadReport:
+        where = f"model {spec.found.model!r} version {spec.found.version}"
+        try:
+            child = self._child = self._child or _Child(self._stopped)
+        except OSError as error:
+            text = f"{where}: no process can be started to load it ({error.strerror})"
+            raise LoadError(text, is_internal=True) from None
+        limit_mib = spec.found.config.tenant.memory_limit_mib
+        try:
+            return child.load(spec, where, self._limit_s, None if limit_mib is None else round(limit_mib * _MIB))
+        except (_LostError, LoadCancelledError):
+            self._end()
+            raise
+
+    def _rest(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._end()
+            finally:
+                self._lock.release()
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.end()
+
+
+class _Child:
+    """The process and the server's end of its pipe. Raises OSError when it cannot be started."""
+
+    def __init__(self, stopped: threading.Event) -> None:
+        self._stopped = stopped
+        self._pipe, theirs = Pipe()
+        try:
+            self._process = ChildProcess(MODULE, "loader", theirs.fileno(), NICE)
+        except OSError:
+            self._pipe.close()
+            raise
+        finally:
+            theirs.close()
+        self._base_bytes = 0
+        """What it held before it opened any model."""
+
+    def load(self, spec: LoadSpec, where: str, limit_s: float, memory_bytes: int | None) -> LoadReport:
+        """See Loader. Raises _LostError, LoadError and LoadCancelledError."""
+        if not self._base_bytes:
+            self._receive("starting", None, time.monotonic() + _START_LIMIT_S, None, where)
+            self._base_bytes = self._process.resident_bytes()
+        most = self._base_bytes + (_free_bytes() if memory_bytes is None else memory_bytes)
+        with suppress(OSError):  # it has died, which is found out below
+            self._pipe.send_bytes(encode(spec))
+        step, facts = "opening its files", None
+        until = time.monotonic() + limit_s
+        while True:
+            message = self._receive(step, facts, until, most, where)
+            match message:
+                case _Step(step, found):
+                    facts = found or facts
+                    until = time.monotonic() + limit_s
+                case _Said(logger, level, text):
+                    logging.getLogger(logger).log(level, "%s", text)
+                case _Done(report):
+                    return report
+                case _Refused(sentence, trace):
+                    if trace:
+                        logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, trace)
+                    raise LoadError(sentence, is_internal=bool(trace))
+
+    def end(self) -> None:
+        """Kill it, and let go of it."""
+        self._process.kill()
+        self._process.wait()
+        self._process.close()
+        self._pipe.close()
+
+    def _receive(
+        self, step: str, facts: VersionFacts | None, until: float, most_bytes: int | None, where: str
+    ) -> _FromChild:
+        while not self._is_there():
+            if self._stopped.is_set():
+                raise LoadCancelledError(f"{where} is not loaded: the server is stopping")
+            if time.monotonic() > until:
+                text = f"{where}: {step} had not ended in time (server.load_limit_s)"
+                raise _LostError(text, step, facts, is_late=True)
+            held = self._process.resident_bytes() - self._base_bytes
+            if most_bytes is not None and held > (limit := most_bytes - self._base_bytes):
+                sizes = f"{held / _MIB:.0f} MiB, and {limit / _MIB:.0f} MiB are allowed (tenant.memory_limit_mib)"
+                raise _LostError(f"{where}: {step} took {sizes}", step, facts)
+        try:
+            message: _FromChild = decode(self._pipe.recv_bytes(), _FromChild)
+        except (EOFError, OSError):
+            self._process.kill()
+            text = f"{where}: {step} ended its process, which {self._process.wait()}"
+            raise _LostError(text, step, facts) from None
+        return message
+
+    def _is_there(self) -> bool:
+        try:
+            return self._pipe.poll(_TICK_S)
+        except OSError:
+            return True  # gone, which reading finds out
+
+
+def _free_bytes() -> int:
+    """The most that a load may take of the memory that is free on this machine, or in its control group."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        free = 1024 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        free = min(free, max(0, int(limit) - int(used)))
+    return round(_MOST_OF_FREE * free)
+
+
+# --- the child ----------------------------------------------------------------------------------------------------
+
+
+class _ToServer(logging.Handler):
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record to the server, whose log it goes to."""
+        with suppress(OSError):
+            self._pipe.send_bytes(encode(_Said(record.name, record.levelno, record.getMessage())))
+
+
+def main() -> None:
+    """Be the child."""
+    import signal
+
+    from cotenant.execute.threads.lanes import be_nice
+    from cotenant.execute.worker.main import die_with
+
+    _, _, descriptor, parent, nice = sys.argv
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server
+        signal.signal(number, signal.SIG_IGN)
+    die_with(int(parent))
+    be_nice(int(nice))
+    with suppress(OSError):  # where memory runs out, the kernel ends this process rather than the server
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    with suppress(EOFError, OSError):
+        _serve(Connection(int(descriptor)))
+    sys.stderr.flush()
+    os._exit(0)  # there is nothing to tidy up, and libraries take their time for it
+
+
+def _serve(pipe: Connection) -> None:
+    from cotenant.measure.loader import load
+
+    logging.basicConfig(level=logging.INFO, handlers=[_ToServer(pipe)], force=True)
+    pipe.send_bytes(encode(_Hello()))
+
+    def tell(step: str, facts: VersionFacts | None) -> None:
+        pipe.send_bytes(encode(_Step(step, facts)))
+
+    while True:
+        spec = decode(pipe.recv_bytes(), LoadSpec)
+        answer: _FromChild
+        try:
+            answer = _Done(load(spec, tell))
+        except CotenantError as error:
+            answer = _Refused(str(error))
+        except Exception as error:  # whatever a library makes of a strange file: the server has to know
+            answer = _Refused(
+                f"model {spec.found.model!r} cannot be loaded: {type(error).__name__}: {error}", traceback.format_exc()
+            )
+        pipe.send_bytes(encode(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Sample inputs of a model: where `[samples]` of its `config.toml` says that the values of inputs come from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from cotenant.config import SampleSection
+from cotenant.errors import ConfigError
+from cotenant.graph.datatypes import numpy_type
+from cotenant.graph.dfg import Tensor
+
+_KINDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "U": "texts"}
+
+
+class Samples:
+    """Values of the inputs that `[samples]` names. The inputs that it does not name have made-up values."""
+
+    def __init__(self, sections: Mapping[str, SampleSection], values: Mapping[str, Any], digest: str) -> None:
+        self._sections = sections
+        self._values = values
+        self.digest = digest
+        """Of the section and of its files; empty where there are none."""
+
+    @classmethod
+    def read(cls, model: str, inputs: Sequence[Tensor], sections: Mapping[str, SampleSection], folder: Path) -> Samples:
+        """The samples of a model whose `config.toml` lies in `folder`.
+
+        Raises ConfigError where an input is unknown, a file cannot be read, or values are not of the input's type.
+        """
+        known = {tensor.name: numpy_type(tensor.dtype) for tensor in inputs}
+        values: dict[str, Any] = {}
+        digest = hashlib.sha256(msgspec.json.encode(sections, order="sorted"))
+        for name, section in sections.items():
+            where = f"model {model!r}: [samples.{name}]"
+            if name not in known:
+                raise ConfigError(f"{where} names no input of the model, expected one of {', '.join(known)}")
+            dtype = known[name]
+            if dtype is None:
+                raise ConfigError(f"{where}: values of that type cannot be given, expected numbers or texts")
+            if section.file is not None:
+                values[name] = _typed(_read(folder, section.file, where), dtype, f"{where}.file")
+                digest.update((folder / section.file).read_bytes())
+            elif section.values is not None:
+                values[name] = _typed(np.array(section.values, np.object_), dtype, f"{where}.values")
+            else:
+                _check_range(section, dtype, where)
+        return cls(sections, values, digest.hexdigest() if sections else "")
+
+    def draw(self, name: str, dtype: np.dtype[Any], dims: Sequence[int], rng: np.random.Generator) -> Any:
+        """An array of this shape for an input; None where `[samples]` says nothing of the input."""
+        if name in self._values:
+            return np.resize(self._values[name], tuple(dims))
+        section = self._sections.get(name)
+        if section is None:
+            return None
+        if section.integers is not None:
+            low, high = section.integers
+            return rng.integers(low, high, dims, np.int64, endpoint=True).astype(dtype)
+        return rng.uniform(*section.uniform or (0.0, 1.0), dims).astype(dtype)
+
+
+NO_SAMPLES = Samples(MappingProxyType({}), MappingProxyType({}), "")
+"""All values are made up."""
+
+
+def _read(folder: Path, file: str, where: str) -> Any:
+    """The array that a file holds. The file lies in the model's directory, as weights do."""
+    path = folder / file
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{where}.file: {file!r} is outside the model's directory, expected a file in it")
+    try:
+        if path.suffix == ".npy":
+            found = np.load(path, allow_pickle=False)
+        elif path.suffix == ".json":
+            found = np.array(json.loads(path.read_text(encoding="utf-8")), np.object_)
+        else:
+            raise ConfigError(f"{where}.file: {file!r} has an unknown suffix, expected .npy or .json")
+    except (OSError, ValueError, EOFError) as error:
+        told = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{where}.file: {file!r} cannot be read ({told}), expected a {path.suffix} file") from None
+    if found.size == 0:
+        raise ConfigError(f"{where}.file: {file!r} holds no values, expected at least one")
+    return found
+
+
+def _typed(values: Any, dtype: np.dtype[Any], where: str) -> Any:
+    """The values in the type of the input. Raises ConfigError where one of them cannot be of that type."""
+    flat = values.ravel().tolist()
+    expected = _KINDS.get(_kind(dtype), "numbers")
+    for item in flat:
+        if not _fits(item, dtype):
+            raise ConfigError(f"{where} has {item!r}, expected {expected}{_range_of(dtype)}")
+    return np.array(flat, np.object_ if dtype.kind == "U" else dtype).reshape(values.shape)
+
+
+def _fits(item: object, dtype: np.dtype[Any]) -> bool:
+    kind = _kind(dtype)
+    if kind == "U":
+        return isinstance(item, str)
+    if kind == "b":
+        return isinstance(item, bool) or item in (0, 1)
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return False
+    if kind == "f":
+        return True
+    if isinstance(item, float) and not item.is_integer():
+        return False
+    return bool(np.iinfo(dtype).min <= item <= np.iinfo(dtype).max)
+
+
+def _check_range(section: SampleSection, dtype: np.dtype[Any], where: str) -> None:
+    kind = _kind(dtype)
+    if section.integers is not None:
+        if kind == "U" or not all(math.isfinite(end) and _fits(end, dtype) for end in section.integers):
+            raise ConfigError(
+                f"{where}.integers is {list(section.integers)}, expected {_KINDS.get(kind, 'numbers')}"
+                f"{_range_of(dtype)}"
+            )
+    elif kind != "f":
+        raise ConfigError(f"{where}.uniform is for inputs of real numbers; the input takes {_KINDS.get(kind, dtype)}")
+
+
+def _kind(dtype: np.dtype[Any]) -> str:
+    return "f" if dtype.name == "bfloat16" else dtype.kind
+
+
+def _range_of(dtype: np.dtype[Any]) -> str:
+    if dtype.kind not in "iu":
+        return ""
+    return f" from {np.iinfo(dtype).min} to {np.iinfo(dtype).max}"
