@@ -22,6 +22,7 @@ from cotenant.execute.runner import Runner
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.version_costs import version_costs
+from cotenant.profile.merging import Merging
 from cotenant.profile.profile_file import ModelProfile, Point
 from cotenant.profile.version_table import VersionTable
 from cotenant.work import Share
@@ -49,7 +50,8 @@ QUICK = Effort(budget_s=0.1, min_runs=3, max_runs=20, warm_up=1)
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What to measure of a model. `shares` has one share of each size. `splits`, see Tenant, is taken along."""
+    """What to measure of a model. `shares` has one share of each size. `splits`, see Tenant, and `merging` are taken
+    along."""
 
     digest: str
     shapes: tuple[DeclaredShape, ...]
@@ -58,6 +60,7 @@ class Sweep:
     max_segment_ns: int
     effort: Effort = Effort()
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    merging: Merging | UnsetType = UNSET
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -115,7 +118,7 @@ def measure_model(
     if isinstance(model, CompiledModel):
         whole = {point.cores: point.p50_ns for point in points if (point.shape, point.items) == (0, 1)}
         versions = version_costs(model, sweep.shapes[0], units, whole)
-    told = place.is_padded, versions, sweep.splits
+    told = place.is_padded, versions, sweep.splits, sweep.merging
     return ModelProfile(sweep.digest, tuple(points), tuple(units), cuts, float(ratio), *told)
 
 

@@ -11,6 +11,7 @@ from cotenant.errors import CotenantError
 from cotenant.files import load, save
 from cotenant.profile.device import Device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.merging import Merging
 from cotenant.profile.version_table import VersionTable
 
 FORMAT = "cotenant-profile/1"
@@ -43,7 +44,7 @@ class ModelProfile:
     latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
     runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
-    `splits`: see Tenant.
+    `splits`: see Tenant. `merging`: whether queries may be merged; unset in profiles of before.
     """
 
     digest: str
@@ -54,6 +55,11 @@ class ModelProfile:
     padded: bool = False
     versions: VersionTable | UnsetType = UNSET
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
+    merging: Merging | UnsetType = UNSET
+
+    def merged_rows(self, max_batch: int) -> int:
+        """Rows that are merged at most, of the `max_batch` that the configuration allows."""
+        return max_batch if self.merging is UNSET or self.merging.is_allowed else 1
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""
