@@ -50,6 +50,9 @@ class TenantSection(_Section, frozen=True):
 class ModelSection(_Section, frozen=True):
     """`[model]`: `max_batch` rows are merged at most (1: never); `shapes` are those that are profiled.
 
+    `batching` says what merging needs: "proven" the proof of the graph or a trial at loading, "exact" a trial in which
+    answers alone and merged have equal bits, "trust" neither.
+
     `precision` says how a torch model computes what it has in FP32: "fp32" exactly, "tf32" with products in TF32 where
     the device has it, "fp16" or "bf16" with products, and what they give, in that type. `channels_last` lays pictures
     out so for its convolutions; left out, it does in "fp16" and "bf16".
@@ -58,6 +61,7 @@ class ModelSection(_Section, frozen=True):
     """
 
     max_batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    batching: Literal["proven", "exact", "trust"] = "proven"
     shapes: tuple[dict[str, tuple[PositiveInt, ...]], ...] = ()
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "tf32"
     channels_last: bool | None = None

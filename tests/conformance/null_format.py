@@ -17,7 +17,6 @@ class Null:
     """Its file says how many milliseconds it takes."""
 
     uncut_reason = "there is nothing to cut"
-    names_rows = True
     kernels = ""
     unit_count = 1
 

@@ -13,14 +13,17 @@ from msgspec import UNSET
 from onnx import TensorProto
 from torch import nn
 
+from cotenant.config import load_server_config
 from cotenant.errors import ConfigError
-from cotenant.execute.batches import names_rows
-from cotenant.measure.opening import open_version
+from cotenant.measure import opening
+from cotenant.measure.opening import OpenedModel, open_version
 from cotenant.measure.solo import Effort
+from cotenant.measure.sweep import profile_repository
+from cotenant.profile.merging import SINGLE
 from cotenant.repository import find_versions
 from cotenant.work import Share
 from onnx_samples import Sketch, info
-from repositories import config, write_model
+from repositories import config, fixed, write_model
 
 
 def some(out: str | None = "found") -> onnx.ModelProto:
@@ -72,24 +75,57 @@ def plain(first: str | None, last: str | None) -> onnx.ModelProto:
     return s.model([info("x", [first, 4])], [info("y", [last, 4])])
 
 
-def opened(tmp_path: Path, model: Callable[[], onnx.ModelProto], max_batch: int) -> None:
+def opened(tmp_path: Path, model: Callable[[], onnx.ModelProto], max_batch: int, more: str = "") -> OpenedModel:
     root = tmp_path / "models"
-    write_model(root, "m", config(max_batch=max_batch), {1: model})
-    open_version(root, find_versions(root, "m")[0]).runner.close()
+    write_model(root, "m", config(max_batch=max_batch) + more, {1: model})
+    made = open_version(root, find_versions(root, "m")[0])
+    made.runner.close()
+    return made
 
 
 @pytest.mark.parametrize("model", [some, different, places, shared, square, lambda: different(None)])
 def test_a_model_whose_outputs_are_not_of_its_rows_is_never_merged(
-    tmp_path: Path, model: Callable[[], onnx.ModelProto]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, model: Callable[[], onnx.ModelProto]
 ) -> None:
-    opened(tmp_path, model, 1)
-    with pytest.raises(ConfigError, match=r"model 'm': max_batch is 4, but output 'y' .* set max_batch = 1"):
-        opened(tmp_path, model, 4)
+    assert opened(tmp_path, model, 1).merging == SINGLE
+    with caplog.at_level("WARNING"):
+        made = opened(tmp_path, model, 4)
+    assert made.merging.verdict == "refused"
+    assert made.found.config.model.max_batch == 1
+    assert made.sweep((Share((0,)),), Effort()).batches == (1,)
+    assert f"model 'm': its queries run alone (max_batch = 1, where config.toml has 4): {made.merging.reason}" in (
+        caplog.text
+    )
+    assert opened(tmp_path, model, 4, 'batching = "trust"\n').found.config.model.max_batch == 4
 
 
 @pytest.mark.parametrize(("first", "last"), [("batch", "batch"), ("batch", "rows"), ("batch", None), (None, None)])
 def test_a_model_is_merged_whatever_its_batch_is_called(tmp_path: Path, first: str | None, last: str | None) -> None:
-    opened(tmp_path, lambda: plain(first, last), 4)
+    assert opened(tmp_path, lambda: plain(first, last), 4).found.config.model.max_batch == 4
+
+
+def test_a_fixed_first_dimension_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model 'm': max_batch is 4, but the first dimension of input 'x' is fixed"):
+        opened(tmp_path, fixed, 4)
+
+
+def test_a_verdict_is_kept_in_the_profile_and_in_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A valid profile has it: opening the model again tries nothing."""
+    root = tmp_path / "models"
+    write_model(root, "m", config(max_batch=4), {1: shared})
+    write_model(root, "good", config(max_batch=4), {1: lambda: plain("batch", "batch")})
+    settings = load_server_config(root / "cotenant.toml")
+    made, _ = profile_repository(root, settings, Effort(budget_s=0, min_runs=1), fresh=False, on_step=lambda *_: None)
+    assert {point.items for point in made.models["m"].points} == {1}
+    assert {point.items for point in made.models["good"].points} == {1, 2, 4}
+    assert made.models["m"].merged_rows(4) == 1
+    assert made.models["good"].merged_rows(4) == 4
+    opening._judgements.clear()
+    monkeypatch.setattr(opening, "judge_merging", lambda *_: pytest.fail("tried again"))
+    for name in ("m", "good"):
+        again = open_version(root, find_versions(root, name)[0])
+        assert again.merging == made.models[name].merging
+        again.runner.close()
 
 
 def centred() -> onnx.ModelProto:
@@ -106,7 +142,7 @@ def test_which_units_may_have_a_part_of_the_rows_is_told_at_opening(tmp_path: Pa
     for number, (model, max_batch) in enumerate(
         [(lambda: plain("batch", "batch"), 4), (lambda: plain("batch", "batch"), 1), (centred, 4)]
     ):
-        write_model(root, f"m{number}", config(max_batch=max_batch), {1: model})
+        write_model(root, f"m{number}", config(max_batch=max_batch) + 'batching = "trust"\n', {1: model})
     fine, alone, mixing = (open_version(root, find_versions(root, f"m{number}")[0]) for number in range(3))
     count = fine.runner.unit_count
     assert fine.splits == (tuple(range(count + 1)),)
@@ -119,24 +155,6 @@ def test_which_units_may_have_a_part_of_the_rows_is_told_at_opening(tmp_path: Pa
     assert all(not (run[0] <= mean < run[-1]) for run in mixing.splits)
     for each in (fine, alone, mixing):
         each.runner.close()
-
-
-@pytest.mark.parametrize(
-    ("shapes", "is_named"),
-    [
-        ([("batch", 4), ("batch",)], True),
-        ([("batch", 4), ("other", 4)], False),
-        ([("batch", 4), (None, 4)], False),
-        ([(None, 4), (None, 4)], False),
-        ([("", 4), ("", 4)], False),
-        ([(2, 4), (2, 4)], False),
-        ([("batch", 4), ()], False),
-    ],
-)
-def test_names_say_what_the_batch_is_only_where_there_is_one_for_all(
-    shapes: list[tuple[object, ...]], is_named: bool
-) -> None:
-    assert names_rows(shapes) is is_named
 
 
 class Rows(nn.Module):
@@ -160,8 +178,7 @@ def test_archives_are_held_to_the_same(tmp_path: Path, module: type[nn.Module], 
     torch.export.save(program, root / "m" / "1" / "model.pt2")
     (root / "m" / "config.toml").write_text(config(max_batch=4))
     [found] = find_versions(root, "m")
-    if is_merged:
-        open_version(root, found).runner.close()
-    else:
-        with pytest.raises(ConfigError, match="does not have a row of its own"):
-            open_version(root, found)
+    made = open_version(root, found)
+    made.runner.close()
+    assert made.merging.is_allowed == is_merged
+    assert "has 2 rows for 1 row" in made.merging.reason or is_merged

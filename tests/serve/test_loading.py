@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto
 
 from client import SHARED, Client, started
 from cotenant.config import DeviceSection
@@ -27,6 +29,7 @@ from cotenant.serve.server import Server
 from cotenant.types import Outcome
 from cotenant.wire.api import ServeError, Status
 from cotenant.work import Share
+from onnx_samples import Sketch, info
 from repositories import SLO_MS, chooser, config, fixed, open_shape, scaled, unsupported, write_model
 from stubborn_models import STOP, columns, deep, hungry, looping, number_of_text, one_row, unranked
 
@@ -112,24 +115,38 @@ def test_a_model_that_refuses_made_up_values_is_served_with_a_warning_and_withou
         assert client.ask("m", {name: feeds}).outputs["y"].tolist() == expected
         is_warned = make is not chooser
         assert ("it cannot be run on sample values" in caplog.text) is is_warned
-        form = server._models["m"][""]
-        served = [form.form(_request(name, feeds)).merge_key for _ in range(2)]
-        assert (served[0] == served[1]) is not (is_warned and max_batch > 1), "untried: never merged with another"
+        merging = server._models["m"][""].opened.merging
+        assert merging.verdict in ("proven", "single"), "by the graph, which needs no values"
         caplog.clear()
         (tmp_path / "m" / "config.toml").write_text(f"{text}[samples]\n{sample}\n")
         server.load("m")
         assert "it cannot be run on sample values" not in caplog.text
         assert all(point.runs > 0 for point in server._models["m"][""].profile.points)
         assert client.ask("m", {name: feeds}).outputs["y"].tolist() == expected
-        form = server._models["m"][""]
-        keys = [form.form(_request(name, feeds)).merge_key for _ in range(2)]
-        assert keys[0] == keys[1]
 
 
-def _request(name: str, feeds: Any) -> Any:
-    from cotenant.wire.api import InferRequest
+def unproven() -> onnx.ModelProto:
+    """The row of a table that a text from "1000" on names, plus 0 by way of all rows: the graph proves nothing."""
+    s = Sketch()
+    number = s.op("Sub", s.op("Cast", "word", to=TensorProto.INT64), s.constant(np.array(1000)))
+    found = s.op("Gather", s.constant(np.array([1.0, 2.0, 4.0], np.float32)), number, axis=0)
+    nothing = s.op("Mul", s.op("ReduceMax", found, axes=[0], keepdims=1), s.constant(np.array(0, np.float32)))
+    s.op("Add", found, nothing, out="y")
+    return s.model([info("word", ["batch", 1], TensorProto.STRING)], [info("y", ["batch", 1])])
 
-    return InferRequest("m", {name: feeds})
+
+def test_samples_are_what_the_trial_of_merging_runs_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = config(max_batch=4)
+    write_model(tmp_path, "m", text, {1: unproven})
+    words = np.array([[b"1002"], [b"1000"]], object)
+    with serving(tmp_path) as (server, client):
+        assert "it cannot be run on sample values" in caplog.text
+        assert server.metadata("m", "").max_batch_size == 0, "nothing shows that its queries may be merged"
+        (tmp_path / "m" / "config.toml").write_text(text + '[samples]\nword = {values = ["1000", "1001", "1002"]}\n')
+        server.load("m")
+        assert server._models["m"][""].opened.merging.verdict == "tried"
+        assert server.metadata("m", "").max_batch_size == 4
+        assert client.ask("m", {"word": words}).outputs["y"].tolist() == [[4], [1]]
 
 
 def test_what_takes_too_much_memory_ends_with_its_process(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -233,16 +233,6 @@ def row_buckets(max_batch: int) -> tuple[int, ...]:
 
 def _row_count(tensors: Tensors) -> int:
     return len(next(iter(tensors.values()), ()))
-
-
-def names_rows(shapes: Iterable[Sequence[Any]]) -> bool:
-    """Whether the first dimensions of all inputs and outputs are open and have one name: then the model says itself
-    that it gives a row for a row.
-
-    An open dimension without a name is None, or an empty text. False does not say that a model mixes rows.
-    """
-    firsts = [shape[0] if shape else None for shape in shapes]
-    return len(set(map(str, firsts))) == 1 and not isinstance(firsts[0], int) and bool(firsts[0])
 
 
 def are_alike(expected: Any, got: Any, rtol: float = 0.0) -> bool:

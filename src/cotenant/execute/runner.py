@@ -28,8 +28,6 @@ class Runner(Protocol):
     outputs: tuple[Tensor, ...]
     dfg: Dfg
     uncut_reason: str
-    names_rows: bool
-    """See `batches.names_rows`."""
     kernels: str
     """What was compiled for it and is used, by a digest; empty where nothing was."""
     joins: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from cotenant.errors import ConfigError
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.samples import NO_SAMPLES, Samples
+from cotenant.work import CPU
 
 DeclaredShape = Mapping[str, Sequence[int]]
 
@@ -66,6 +67,111 @@ def make_inputs(
         else:
             made[tensor.name] = np.ones(dims, dtype)
     return made
+
+
+ROWS = 4
+"""Rows of a trial, made by `make_rows`."""
+_PARTS = (1.0, 0.5, 0.25, 0.75)
+"""Of the axis behind the rows, what is not padding in each row of the second and third variant."""
+_SCALES = (1.0, 100.0, 0.01, 1e4)
+_LARGEST_IDS = (30_000, 1_000, 100, 10, 2, 1)
+_WORDS = ("text", "", "a longer one, of 7 words", "Zürich")
+_NUMBERS = ("1", "-2.5", "100", "0")
+
+
+def make_rows(
+    inputs: Sequence[Tensor],
+    shape: DeclaredShape,
+    limits: Mapping[str, int],
+    rounds: int = 1,
+    samples: Samples = NO_SAMPLES,
+) -> Iterator[list[dict[str, Any]]]:
+    """Variants of `ROWS` rows that differ from each other in every datatype, for the trial of merging.
+
+    Inputs that `samples` names have the values from there in all variants.
+
+    First: numbers around 0 of magnitudes 100 times apart, random integers and flags, texts. Second: numbers below 0,
+    above 0, all 0 and very large; ones up to a length of the row's own, then zeros. Third: numbers from 0 to 1 with
+    zeros behind a length; integers of the first input with such masks in all others. Fourth: as the first, with zeros
+    behind a length. `limits` has, by input, the number that integers stay below. Each further round draws anew.
+    """
+    rng = np.random.default_rng(0)
+    longest = max((dim for dims in shape.values() for dim in dims[1:]), default=1)
+    for variant in [*range(4)] * rounds:
+        rows: list[dict[str, Any]] = [{} for _ in range(ROWS)]
+        has_ids = False
+        for tensor in inputs:
+            dims = (1, *tuple(shape[tensor.name])[1:])
+            dtype = numpy_type(tensor.dtype) or np.dtype(np.float32)
+            limit = limits.get(tensor.name, 2)
+            are_ids = dtype.kind in "iu" and (variant in (0, 3) or (variant == 2 and not has_ids))
+            given = samples.draw(tensor.name, dtype, (ROWS, *dims[1:]), rng)
+            if given is not None:
+                for row, made in enumerate(rows):
+                    made[tensor.name] = given[row : row + 1]
+                continue
+            has_ids |= are_ids
+            for row, made in enumerate(rows):
+                mask = _mask(dims, _PARTS[row])
+                if dtype.kind == "U":
+                    texts = (_WORDS, _NUMBERS, ["x" * round(part * 100) for part in _PARTS], _WORDS[::-1])[variant]
+                    made[tensor.name] = np.full(dims, texts[row], dtype=np.object_)
+                elif dtype.kind == "b":
+                    flags = rng.integers(0, 2, dims)
+                    made[tensor.name] = (flags if variant == 0 else mask if variant < 3 else flags * mask).astype(dtype)
+                elif are_ids:
+                    ids = rng.integers(0, limit if row != 2 else min(limit, 2), dims)
+                    made[tensor.name] = (ids * mask if variant else ids).astype(dtype)
+                elif dtype.kind in "iu":
+                    length = max(1, round(_PARTS[row] * longest)) if mask.size == 1 else mask
+                    made[tensor.name] = np.broadcast_to(np.minimum(length, limit - 1), dims).astype(dtype)
+                else:
+                    made[tensor.name] = _numbers(rng, dims, variant, row, mask).astype(dtype)
+        yield rows
+
+
+def _numbers(rng: np.random.Generator, dims: tuple[int, ...], variant: int, row: int, mask: Any) -> Any:
+    normal = rng.standard_normal(dims)
+    if variant == 0:
+        return normal * _SCALES[row]
+    if variant == 1:
+        return (-np.abs(normal), np.abs(normal), 0 * normal, 1e6 * normal)[row]
+    return (rng.random(dims) if variant == 2 else normal * _SCALES[row]) * mask
+
+
+def _mask(dims: tuple[int, ...], part: float) -> Any:
+    """Ones up to a part of the axis behind the rows, then zeros."""
+    if len(dims) == 1:
+        return np.ones(dims, np.int64)
+    mask = np.zeros(dims, np.int64)
+    mask[:, : max(1, round(part * dims[1]))] = 1
+    return mask
+
+
+def id_probes(
+    inputs: Sequence[Tensor], shape: DeclaredShape, device: str, samples: Samples = NO_SAMPLES
+) -> Iterator[tuple[str, Iterator[tuple[int, dict[str, Any]]]]]:
+    """Rows that find out how large integers may be: by input, limits from the largest on, each with a row to run.
+
+    On a GPU two values alone are probed: an index that is too large ends the whole context there.
+    """
+    for tensor in inputs:
+        dtype = numpy_type(tensor.dtype)
+        if dtype is not None and dtype.kind in "iu" and tensor.name not in samples:
+            largest = [each for each in _LARGEST_IDS if each - 1 <= np.iinfo(dtype).max]
+            yield tensor.name, _probes(inputs, shape, tensor.name, largest if device == CPU else [2, 1], samples)
+
+
+def _probes(
+    inputs: Sequence[Tensor], shape: DeclaredShape, name: str, limits: Sequence[int], samples: Samples
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    for limit in limits:
+        for others in (0, 1):
+            row = make_inputs(inputs, shape, 1, True, samples)
+            for each, array in row.items():
+                if array.dtype.kind in "iu" and each not in samples:
+                    row[each] = np.full_like(array, limit - 1 if each == name else others)
+            yield limit, row
 
 
 def _fits(dims: Sequence[int], declared: Sequence[object]) -> bool:

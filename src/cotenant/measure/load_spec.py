@@ -13,7 +13,8 @@ from cotenant.execute.source import ModelSource
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.opening import OpenedModel, arithmetic_of
-from cotenant.profile.profile_file import Merging, ModelProfile
+from cotenant.profile.merging import SINGLE, Merging
+from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import ModelVersion
 from cotenant.work import CPU, Share
 
@@ -36,7 +37,7 @@ class VersionFacts(Struct, frozen=True):
     """What opening a version of a model found. `folder` is that of its graph, with the copies of its files.
 
     `placed` and `follows` are the placements that it runs by: what they gain by size of share, and their digests.
-    `splits`: see Tenant. `merging` is as in a profile.
+    `splits`: see Tenant. `merging` is as in a profile; where it is not allowed, `found` has `max_batch` 1.
     """
 
     found: ModelVersion
@@ -50,7 +51,7 @@ class VersionFacts(Struct, frozen=True):
     placed: dict[int, float] = {}
     follows: tuple[tuple[int, str], ...] = ()
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
-    merging: Merging | UnsetType = UNSET
+    merging: Merging = SINGLE
 
     @property
     def source(self) -> ModelSource:

@@ -20,10 +20,20 @@ from cotenant.execute.place import Place
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Journal
 from cotenant.measure.load_spec import LoadReport, LoadSpec, VersionFacts, facts_of
-from cotenant.measure.opening import OpenedModel, covers, follow_placements, is_of, open_untried, try_rows
+from cotenant.measure.opening import (
+    OpenedModel,
+    covers,
+    follow_placements,
+    has_batches,
+    is_of,
+    judge_rows,
+    merged_as,
+    open_untried,
+)
 from cotenant.measure.solo import CORES, QUICK, measure_model
 from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import Merging, ModelProfile, Point, load_profile
+from cotenant.profile.merging import Merging
+from cotenant.profile.profile_file import ModelProfile, Point, load_profile
 from cotenant.repository import ModelVersion, profile_path
 from cotenant.work import CPU, Share
 
@@ -50,17 +60,14 @@ def load(spec: LoadSpec, tell: Tell = lambda _, __: None) -> LoadReport:
         opened = open_untried(root, found, place)
         with closing(opened.runner):
             facts = facts_of(opened)
-            known = find_profile(root, opened, spec.shares, spec.known)
             warning = ""
             try:
-                if known is not None and known.merging is not UNSET:
-                    opened = replace(opened, merging=known.merging)
-                else:
-                    tell("trying it on sample values", facts)
-                    opened = try_rows(opened)
                 if found.config.model.placement != "none":
-                    tell("measuring its placements", facts_of(opened))
+                    tell("measuring its placements", facts)
                     opened = follow_placements(root, opened, place, spec.shares)
+                tell("trying it on sample values", facts)
+                before = next((each.merging for each in spec.known if each.digest == opened.digest), UNSET)
+                opened = judge_rows(root, opened, None if before is UNSET else before)
                 facts = facts_of(opened)
                 if not spec.shares:
                     return LoadReport(facts, assumed_profile(facts, ()))
@@ -96,7 +103,8 @@ def find_profile(
             if known is not None and is_of(known, stored.device, opened) and covers(known, partitions):
                 is_ours = stored.device.versions.get("cotenant") == this_device().versions["cotenant"]
                 return known if is_ours else replace(known, splits=UNSET, merging=UNSET)
-    return next((each for each in measured if each.digest == opened.digest and covers(each, partitions)), None)
+    fitting = (each for each in measured if each.digest == opened.digest and has_batches(each, opened))
+    return next((each for each in fitting if covers(each, partitions)), None)
 
 
 def stored_or_measured(
@@ -126,10 +134,12 @@ def stored_or_measured(
 
 
 def untried(facts: VersionFacts, reason: str) -> VersionFacts:
-    """The facts of a model that could not be run: nothing shows that its queries may be merged."""
-    if facts.found.config.model.max_batch == 1:
+    """The facts of a model that could not be run: its queries run alone unless its graph or its configuration allows
+    that they are merged."""
+    if facts.merging.is_allowed or facts.found.config.model.max_batch == 1:
         return facts
-    return structs.replace(facts, merging=Merging("untried", reason))
+    merging = Merging("refused", reason)
+    return structs.replace(facts, found=merged_as(facts.found, merging), merging=merging)
 
 
 def assumed_profile(facts: VersionFacts, partitions: Sequence[Share]) -> ModelProfile:

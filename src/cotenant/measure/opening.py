@@ -7,30 +7,29 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-import numpy as np
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.batches import are_alike
 from cotenant.execute.concurrent.placeable import Placeable
 from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.contents import file_digest
 from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.runner import Runner, engine_of, open_model, to_numpy
+from cotenant.execute.runner import Runner, engine_of, open_model
 from cotenant.measure.campaign import leaving_out
-from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.measure.inputs import DeclaredShape, check_shapes
+from cotenant.measure.merging import judge_merging
 from cotenant.measure.placed import follow_fast
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device
-from cotenant.profile.profile_file import Merging, ModelProfile, Profile
+from cotenant.profile.merging import SINGLE, Merging
+from cotenant.profile.profile_file import ModelProfile, Profile, load_profile
 from cotenant.repository import (
     CONFIG_FILE,
     ModelVersion,
@@ -38,6 +37,7 @@ from cotenant.repository import (
     find_versions,
     graphs_path,
     model_names,
+    profile_path,
 )
 from cotenant.repository.formats import Arithmetic
 from cotenant.work import CPU, Share
@@ -46,6 +46,9 @@ LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
 _log = logging.getLogger("cotenant.placement")
 _rows_log = logging.getLogger("cotenant.rows")
+_judgements: dict[tuple[str, str], Merging] = {}
+_MOST_JUDGEMENTS = 256
+"""Verdicts kept in this process, by digest and key: reloads of one model try it once."""
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
 
@@ -62,8 +65,8 @@ class OpenedModel:
     placed: Mapping[int, float] = field(default_factory=dict)
     """Sizes of the shares where it runs by a placement, and the part of the time of a sequential run that it takes."""
     samples: Samples = NO_SAMPLES
-    merging: Merging | UnsetType = UNSET
-    """Whether its queries may be merged; unset where `max_batch` is 1, and before it was tried."""
+    merging: Merging = SINGLE
+    """Whether its queries may be merged; where not, `found.config.model.max_batch` is 1, whatever the file says."""
     _told: list[tuple[tuple[int, ...], ...] | UnsetType] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -106,6 +109,12 @@ def covers(profile: ModelProfile, partitions: Sequence[Share]) -> bool:
     return {each.size for each in partitions} <= {point.cores for point in profile.points}
 
 
+def has_batches(profile: ModelProfile, opened: OpenedModel) -> bool:
+    """Whether a profile has the largest batch of a model: one that was made while merging was refused has not."""
+    largest = opened.found.config.model.max_batch
+    return max((point.items for point in profile.points), default=largest) >= largest
+
+
 def open_version(
     root: Path, found: ModelVersion, place: Place = CORES, shares: Sequence[Share] = (), *, placed: bool = True
 ) -> OpenedModel:
@@ -115,8 +124,9 @@ def open_version(
     """
     opened = open_untried(root, found, place)
     try:
-        opened = try_rows(opened)
-        return follow_placements(root, opened, place, shares) if placed else opened
+        if placed:
+            opened = follow_placements(root, opened, place, shares)
+        return judge_rows(root, opened)
     except CotenantError:
         opened.runner.close()
         raise
@@ -139,10 +149,25 @@ def open_untried(root: Path, found: ModelVersion, place: Place = CORES) -> Opene
     return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), place.device, samples=samples)
 
 
-def try_rows(opened: OpenedModel) -> OpenedModel:
-    """Find out whether queries may be merged, by runs on sample values. Raises as `_check_batch`, and ModelError."""
-    _check_batch(opened.found, opened.runner, opened.shapes[0], opened.samples)
-    return replace(opened, merging=Merging("rows")) if opened.found.config.model.max_batch > 1 else opened
+def judge_rows(root: Path, opened: OpenedModel, known: Merging | None = None) -> OpenedModel:
+    """Find out whether queries may be merged; where not, `max_batch` is 1. `known` is the verdict from before, if any.
+
+    Raises ConfigError where a first dimension is fixed.
+    """
+    return with_merging(opened, known or _judged(root, opened))
+
+
+def with_merging(opened: OpenedModel, merging: Merging) -> OpenedModel:
+    """The model with this verdict."""
+    return replace(opened, found=merged_as(opened.found, merging), merging=merging)
+
+
+def merged_as(found: ModelVersion, merging: Merging) -> ModelVersion:
+    """The version with `max_batch` 1 where merging is not allowed."""
+    if merging.is_allowed:
+        return found
+    model = structs.replace(found.config.model, max_batch=1)
+    return replace(found, config=structs.replace(found.config, model=model))
 
 
 def follow_placements(root: Path, opened: OpenedModel, place: Place, shares: Sequence[Share]) -> OpenedModel:
@@ -174,6 +199,8 @@ def _digest(
         content.update(file_digest(weights).encode())
     longest_ms = found.config.segments.max_ms or LONGEST_SEGMENT_MS
     content.update(msgspec.json.encode((shapes, model.max_batch, longest_ms)))
+    if model.batching != "proven":
+        content.update(model.batching.encode())
     if arithmetic != Arithmetic():
         content.update(msgspec.json.encode((arithmetic.precision, arithmetic.lays_out)))
     content.update(runner.kernels.encode())
@@ -286,43 +313,40 @@ def open_profiled(root: Path, profile: Profile, errors: dict[str, str]) -> Itera
             each.runner.close()
 
 
-def _check_batch(found: ModelVersion, runner: Runner, shape: DeclaredShape, samples: Samples) -> None:
-    """A model whose queries are merged must give a row for every row that it takes, and make it of that row alone.
+def _judged(root: Path, opened: OpenedModel) -> Merging:
+    """Whether queries of the model may be merged: from the profile of this very model, else judged now."""
+    found, digest, model = opened.found, opened.digest, opened.found.config.model
+    if model.max_batch == 1:
+        return SINGLE
+    key = digest, model.batching
+    known = _judgements.get(key) or _profiled_merging(root, found, digest)
+    if known is None:
+        how = model.max_batch, model.batching
+        known = judge_merging(opened.runner, opened.shapes, *how, device=opened.device, samples=opened.samples)
+    _judgements.pop(key, None)
+    _judgements[key] = known
+    if len(_judgements) > _MOST_JUDGEMENTS:
+        del _judgements[next(iter(_judgements))]
+    if known.verdict == "refused":
+        text = "model %r: its queries run alone (max_batch = 1, where config.toml has %d): %s"
+        _rows_log.warning(text, found.model, model.max_batch, known.reason)
+    elif known.verdict == "trusted":
+        _rows_log.warning("model %r: queries are merged unproven: %s", found.model, known.reason)
+    return known
 
-    Raises ConfigError when a first dimension is fixed, or an output turns out to be of something else than the batch:
-    the boxes that were found, the different values that there are. Where the names of dimensions do not tell, two
-    made-up rows are run together and each alone.
-    """
-    if found.config.model.max_batch == 1:
-        return
-    where = f"model {found.model!r}: max_batch is {found.config.model.max_batch}, but"
-    for kind, tensors in (("input", runner.inputs), ("output", runner.outputs)):
-        for tensor in tensors:
-            if tensor.shape is not None and (not tensor.shape or isinstance(tensor.shape[0], int)):
-                raise ConfigError(
-                    f"{where} the first dimension of {kind} {tensor.name!r} is fixed (shape {list(tensor.shape)}): "
-                    "set max_batch = 1"
-                )
-    if runner.names_rows:
-        return
-    two = make_inputs(runner.inputs, shape, 2, True, samples)
-    firsts, seconds = ({name: array[at : at + 1] for name, array in two.items()} for at in (0, 1))
-    twice = {name: np.concatenate([array, array]) for name, array in firsts.items()}
-    whole = [(0, runner.unit_count)]
-    runner.prepare(whole)
-    first, second, both, same = (to_numpy(runner.run(*whole[0], each)) for each in (firsts, seconds, two, twice))
-    for name in first:
-        lengths = [
-            array.shape[0] if array.ndim else None for array in (each[name] for each in (first, second, both, same))
-        ]
-        alone = [first[name], second[name], first[name], first[name]]
-        together = [both[name][:1], both[name][1:], same[name][:1], same[name][1:]]
-        if lengths != [1, 1, 2, 2] or not all(map(partial(are_alike, rtol=1e-2), alone, together)):
-            raise ConfigError(
-                f"{where} output {name!r} does not have a row of its own for every row of the inputs ({lengths[2]} for "
-                "two rows, or values that depend on the other row): set max_batch = 1, or give the first dimensions of "
-                "inputs and outputs one name if that is wrong"
-            )
+
+def _profiled_merging(root: Path, found: ModelVersion, digest: str) -> Merging | None:
+    """What the repository's profile, if it was made here and by this version of cotenant, says of this very model."""
+    path = profile_path(root)
+    if not path.exists():
+        return None
+    try:
+        stored = load_profile(path)
+    except CotenantError:
+        return None  # who needs the profile says so
+    here, known = this_device(), stored.of_digest(found.tenant, digest)
+    is_ours = stored.device.processor == here.processor and stored.device.versions == here.versions
+    return known.merging if is_ours and known is not None and known.merging is not UNSET else None
 
 
 def _version(package: str) -> str:
@@ -342,6 +366,7 @@ def is_of(profile: ModelProfile, device: Device, opened: OpenedModel) -> bool:
     return (
         profile.digest == opened.digest
         and profile.cuts[-1] == len(profile.unit_ns) == opened.runner.unit_count
+        and has_batches(profile, opened)
         and device.processor == here.processor
         and device.versions.get(package) == here.versions.get(package)
     )

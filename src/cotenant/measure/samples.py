@@ -55,6 +55,10 @@ class Samples:
                 _check_range(section, dtype, where)
         return cls(sections, values, digest.hexdigest() if sections else "")
 
+    def __contains__(self, name: str) -> bool:
+        """Whether values of this input come from here."""
+        return name in self._sections
+
     def draw(self, name: str, dtype: np.dtype[Any], dims: Sequence[int], rng: np.random.Generator) -> Any:
         """An array of this shape for an input; None where `[samples]` says nothing of the input."""
         if name in self._values:

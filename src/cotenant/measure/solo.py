@@ -23,7 +23,8 @@ from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.version_costs import version_costs
-from cotenant.profile.profile_file import Merging, ModelProfile, Point
+from cotenant.profile.merging import Merging
+from cotenant.profile.profile_file import ModelProfile, Point
 from cotenant.profile.version_table import VersionTable
 from cotenant.work import Share
 

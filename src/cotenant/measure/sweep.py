@@ -13,7 +13,7 @@ from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.place import Place
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Campaign, OnStep, leaving_out, stamp
-from cotenant.measure.opening import OpenedModel, covers, open_all
+from cotenant.measure.opening import OpenedModel, covers, has_batches, open_all
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device
@@ -88,7 +88,9 @@ def _profile(
 def _known(before: Profile, opened: OpenedModel) -> ModelProfile | None:
     """What a profile has of this very model, under whatever name."""
     known = before.of_digest(opened.found.tenant, opened.digest)
-    return known if known is not None and known.cuts[-1] == opened.runner.unit_count else None
+    if known is None or known.cuts[-1] != opened.runner.unit_count or not has_batches(known, opened):
+        return None
+    return known
 
 
 def _with_others(measured: ModelProfile, before: ModelProfile | None) -> ModelProfile:

@@ -11,6 +11,7 @@ from cotenant.errors import CotenantError
 from cotenant.files import load, save
 from cotenant.profile.device import Device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.merging import Merging
 from cotenant.profile.version_table import VersionTable
 
 FORMAT = "cotenant-profile/1"
@@ -39,17 +40,6 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Merging:
-    """Whether queries of a model may be merged: "rows" where runs showed that each row is computed by itself.
-
-    "untried": the model could not be run on sample values, for this `reason`; its queries run alone.
-    """
-
-    verdict: str
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """What is known of one model version.
 
@@ -57,7 +47,7 @@ class ModelProfile:
     latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
     runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
-    `splits`: see Tenant. `merging` is what the trial of merged rows found; unset where `max_batch` is 1.
+    `splits`: see Tenant. `merging`: whether queries may be merged; unset in profiles of before.
     """
 
     digest: str
@@ -69,6 +59,10 @@ class ModelProfile:
     versions: VersionTable | UnsetType = UNSET
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     merging: Merging | UnsetType = UNSET
+
+    def merged_rows(self, max_batch: int) -> int:
+        """Rows that are merged at most, of the `max_batch` that the configuration allows."""
+        return max_batch if self.merging is UNSET or self.merging.is_allowed else 1
 
     def table(self, quantile: str) -> LatencyTable:
         """The latencies at one of QUANTILES, for a predictor."""

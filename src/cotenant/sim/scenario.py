@@ -203,7 +203,7 @@ def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
         name=found.tenant,
         slo_ns=round(section.slo_ms * NS_PER_MS),
         cuts=measured.cuts,
-        max_batch=found.config.model.max_batch,
+        max_batch=measured.merged_rows(found.config.model.max_batch),
         weight=section.weight,
         share=section.share or 0.0,
         rate=section.rate or UNSET,

@@ -24,7 +24,7 @@ Value = Any
 """A tensor as a numpy array or an `onnxruntime.OrtValue`; for types that have no OrtValue in Python (strings,
 sequences), what `InferenceSession.run` takes and gives."""
 _PROVIDERS = ["CPUExecutionProvider"]
-_ERRORS_ONLY = 3
+_FATAL_ONLY = 4
 _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 _SHARED_TYPES = frozenset(
@@ -56,12 +56,12 @@ def normal_threads(threads: Threads) -> Threads:
 
 
 def session_options(threads: Threads, *, optimise: bool) -> ort.SessionOptions:
-    """Options that every session here has: no spinning, sequential, errors only."""
+    """Options that every session here has: no spinning, sequential, no log: what fails is raised."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads if isinstance(threads, int) else len(threads)
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

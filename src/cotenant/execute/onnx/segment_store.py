@@ -17,7 +17,6 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, TypeProto
 
-from cotenant.execute.batches import names_rows
 from cotenant.execute.contents import HeldFolder, copy, digest_of, file_digest, opened, processor
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.fitness import has_branches, is_fit
@@ -51,7 +50,6 @@ class Stored:
     types: dict[str, TypeProto]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    names_rows: bool
     uncut_reason: str
     is_optimised: bool
 
@@ -283,7 +281,6 @@ def _read(folder: Path) -> Stored | None:
             types={name: kind for name, kind in types.items() if kind is not None},
             inputs=tuple(_spec(*entry) for entry in manifest["inputs"]),
             outputs=tuple(_spec(*entry) for entry in manifest["outputs"]),
-            names_rows=names_rows([shape for _, _, shape in manifest["inputs"] + manifest["outputs"]]),
             uncut_reason=manifest["uncut_reason"],
             is_optimised=manifest["is_optimised"],
         )

@@ -89,7 +89,6 @@ class SegmentedModel:
         self.name = name
         self.inputs: tuple[Tensor, ...] = stored.inputs
         self.outputs: tuple[Tensor, ...] = stored.outputs
-        self.names_rows = stored.names_rows
         self._plain = all(_has_ort_value(tensor) for tensor in (*stored.inputs, *stored.outputs))
         self.uncut_reason = stored.uncut_reason or (
             "" if self._plain else "it takes or gives values that are no numbers"

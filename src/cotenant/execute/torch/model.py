@@ -23,7 +23,6 @@ import numpy as np
 import torch
 
 from cotenant.errors import InvalidValueError
-from cotenant.execute.batches import names_rows
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.gpu.streams import wait_for
@@ -107,7 +106,6 @@ class TorchModel:
         self.outputs: tuple[Tensor, ...] = tuple(map(_opened, self.dfg.outputs))
         self.kernels = ""
         self.joins = False
-        self.names_rows = names_rows([node.meta["val"].shape for node in (*lowered.inputs, *lowered.outputs)])
         modules = dict(archive.program.graph_module.named_children())
         self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)
         self._cutter = TorchCutter(self._graph, self.dfg, modules)

@@ -68,8 +68,6 @@ class ServedModel:
     is_over: bool = False
     """It is not served any more, whether or not another one is under its name."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
-    _is_merged: bool = True
-    """Whether queries of one shape have one key. Else each has its own, and none is merged with another."""
 
     @property
     def version(self) -> str:
@@ -113,8 +111,6 @@ class ServedModel:
         for name in self._texts:
             _check_text(self.metadata.name, name, request.inputs[name])
         row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
-        if not self._is_merged:
-            return QueryForm(items, self._nearest_shape(arrays, items), next(_NEXT_KEY))
         key = self._merge_keys.get(row_shapes)
         if key is None:
             if len(self._merge_keys) >= _MOST_MERGE_KEYS:
@@ -214,10 +210,7 @@ def serve_model(
         for index, shape in enumerate(opened.shapes)
     )
     texts = tuple(spec.name for spec in metadata.inputs if spec.datatype == "BYTES")
-    merging = opened.merging
-    is_merged = merging is UNSET or merging.verdict == "rows"
-    found = opened, profile, tenant, metadata, NOT_LOADED, tuple(by_elements), texts
-    return ServedModel(*found, _is_merged=is_merged)
+    return ServedModel(opened, profile, tenant, metadata, NOT_LOADED, tuple(by_elements), texts)
 
 
 def _check_text(model: str, name: str, array: Array) -> None:
