@@ -38,7 +38,9 @@ def models(
     else:
         table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
         for row in rows:
-            remark = row["error"] or (f"application: {' -> '.join(row['stages'])}" if "stages" in row else "")
+            remark = row["error"] or row.get("remark", "")
+            if "stages" in row and not remark:
+                remark = f"application: {' -> '.join(row['stages'])}"
             slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
             table.add_row(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
@@ -67,12 +69,20 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "error": wrong}
 
 
+def _merging_remark(max_batch: int, merging: Any) -> str:
+    """What an operator should know of merging: that it is refused, or not proven."""
+    if merging.verdict == "refused":
+        return f"queries run alone (max_batch 1 instead of {max_batch}): {merging.reason}"
+    return f"queries are merged unproven: {merging.reason}" if merging.verdict == "trusted" else ""
+
+
 def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, Any]]:
     from cotenant.errors import CotenantError
     from cotenant.measure.opening import open_version
     from cotenant.repository import find_versions
 
     empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
+    empty |= {"max_batch": None, "merging": "", "remark": ""}
     rows: list[dict[str, Any]] = []
     try:
         for found in find_versions(repository, name):
@@ -86,6 +96,8 @@ def _describe(repository: Any, name: str, profiled: set[str]) -> list[dict[str, 
             try:
                 opened = open_version(repository, found, placed=False)
                 row["units"] = opened.runner.unit_count
+                row["max_batch"], row["merging"] = opened.found.config.model.max_batch, opened.merging.told
+                row["remark"] = _merging_remark(found.config.model.max_batch, opened.merging)
                 opened.runner.close()
             except CotenantError as error:
                 row["error"] = str(error)

@@ -44,9 +44,9 @@ LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
 _log = logging.getLogger("cotenant.placement")
 _rows_log = logging.getLogger("cotenant.rows")
-_judgements: dict[tuple[str, str], Merging] = {}
+_judgements: dict[str, Merging] = {}
 _MOST_JUDGEMENTS = 256
-"""Verdicts kept in this process, by digest and key: reloads of one model try it once."""
+"""Verdicts kept in this process, by digest: a model that is loaded again is tried once."""
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
 
@@ -245,20 +245,28 @@ def _judged(root: Path, found: ModelVersion, runner: Runner, shapes: Sequence[De
     model = found.config.model
     if model.max_batch == 1:
         return SINGLE
-    key = digest, model.batching
-    known = _judgements.get(key) or _profiled_merging(root, found, digest)
+    known = _judgements.get(digest) or _profiled_merging(root, found, digest)
     if known is None:
         known = judge_merging(runner, shapes, model.max_batch, model.batching)
-    _judgements.pop(key, None)
-    _judgements[key] = known
-    if len(_judgements) > _MOST_JUDGEMENTS:
-        del _judgements[next(iter(_judgements))]
+    _remember(digest, known)
     if known.verdict == "refused":
         text = "model %r: its queries run alone (max_batch = 1, where config.toml has %d): %s"
         _rows_log.warning(text, found.model, model.max_batch, known.reason)
     elif known.verdict == "trusted":
         _rows_log.warning("model %r: queries are merged unproven: %s", found.model, known.reason)
     return known
+
+
+def refuse_merging(opened: OpenedModel, merging: Merging) -> None:
+    """Keep a verdict that came of serving: it goes before that of the profile for the life of this process."""
+    _remember(opened.digest, merging)
+
+
+def _remember(digest: str, merging: Merging) -> None:
+    _judgements.pop(digest, None)
+    _judgements[digest] = merging
+    if len(_judgements) > _MOST_JUDGEMENTS:
+        del _judgements[next(iter(_judgements))]
 
 
 def _profiled_merging(root: Path, found: ModelVersion, digest: str) -> Merging | None:
