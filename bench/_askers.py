@@ -18,6 +18,7 @@ import grpc
 from bench._carry import MOST_ROWS, Arrays, Ask
 from cotenant.load.clients import Reply, grpc_reply, http_reply, model_path, open_channel
 from cotenant.load.http import HttpPool
+from cotenant.measure.merging import is_same_answer
 from cotenant.types import Outcome
 from cotenant.wire.decode import grpc_outputs, http_outputs
 from cotenant.wire.encode import grpc_request, http_request
@@ -28,7 +29,7 @@ GIVE_UP_S = 60.0
 TRANSPORTS = ("http-binary", "http-json", "grpc", "grpc-stream")
 _MOST_IN_STREAM = 5
 _EXAMPLES = 5
-_JSON_TYPES = {"float32": "FP32", "int64": "INT64", "object": "BYTES"}
+_JSON_TYPES = {"float32": "FP32", "int64": "INT64", "bool": "BOOL", "object": "BYTES"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Target:
     ask: Ask
     share: float = 1.0
     most_rows: int = MOST_ROWS // 2
+    is_alone: bool = False
+    """What is expected is what the model gives for this query alone, up to rounding."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class Tally:
 
     answers: int = 0
     foreign: int = 0
+    dependent: int = 0
     unanswered: int = 0
     failed: int = 0
     left: int = 0
@@ -56,18 +60,25 @@ class Tally:
 
     def add(self, other: Tally) -> None:
         """Count what another one has counted as well."""
-        for name in ("answers", "foreign", "unanswered", "failed", "left", "timed_out"):
+        for name in ("answers", "foreign", "dependent", "unanswered", "failed", "left", "timed_out"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.reasons += other.reasons
         self.examples = (self.examples + other.examples)[:_EXAMPLES]
 
-    def check(self, model: str, outputs: Arrays, expected: Any) -> None:
+    def check(self, target: Target, outputs: Arrays, expected: Any) -> None:
         """Hold an answer against what was sent."""
-        got = outputs.get("y")
-        if got is not None and got.shape == expected.shape and bool((got == expected).all()):
+        model, got = target.model, outputs.get("y")
+        if target.is_alone:
+            is_right = got is not None and is_same_answer({"y": expected}, {"y": got})
+        else:
+            is_right = got is not None and got.shape == expected.shape and bool((got == expected).all())
+        if is_right:
             self.answers += 1
             return
-        self.foreign += 1
+        if target.is_alone:
+            self.dependent += 1
+        else:
+            self.foreign += 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append(f"{model}: expected {_short(expected)}, got {_short(got)}")
 
@@ -149,7 +160,7 @@ class Askers:
             return
         for reply, (_, expected) in zip(replies, asked, strict=True):
             if not isinstance(reply, Reply):
-                self.tally.check(target.model, reply, expected)
+                self.tally.check(target, reply, expected)
             elif hurries and reply.outcome in (Outcome.DROPPED, Outcome.REJECTED):
                 self.tally.timed_out += 1
             else:

@@ -12,7 +12,10 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+
+from cotenant.execute.batches import for_client
 
 Arrays = dict[str, Any]
 _OPSET, _IR = 19, 9
@@ -282,6 +285,30 @@ _OTHERS: dict[str, Callable[[np.random.Generator, bool], Drawn]] = {
     "lengths": _lengths,
 }
 KINDS = (*_OF_FLOATS, *(f"{kind}, {how}" for kind in _OTHERS for how in ("mixed", "apart")))
+
+
+class Alone:
+    """What a drawn model answers a query alone, as onnxruntime runs it without optimisation."""
+
+    def __init__(self, made: Drawn, seed: int = 0) -> None:
+        self._made = made
+        self._seed = seed
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        self._session = ort.InferenceSession(made.model.SerializeToString(), options)
+
+    def run(self, tensors: Arrays) -> Arrays:
+        """All outputs; texts as str."""
+        names = [each.name for each in self._session.get_outputs()]
+        return dict(zip(names, self._session.run(None, tensors), strict=True))
+
+    def ask(self, query: int, rows: int) -> tuple[Arrays, Any]:
+        """See `_carry.Ask`. Texts are bytes, as on the wire."""
+        inputs = self._made.ask(np.random.default_rng((self._seed, query)), rows)
+        [expected] = for_client(self.run(inputs)).values()
+        return for_client(inputs), expected
 
 
 def drawn(kind: str, seed: int) -> Drawn:

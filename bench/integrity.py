@@ -2,12 +2,14 @@
 
 Models that give back the numbers they were given (`bench/_carry.py`): one of many layers, which is left at cuts all the
 time, one of rows of several widths, one of texts, one whose output has a size of its own, a torch archive, and an
-application of two of them. Clients in a closed loop, over HTTP (binary and JSON), gRPC and gRPC streams; three in ten
-leave before they are answered, a few bring time-outs of their own. Every configuration is a fresh server, the last one
-a cluster of two nodes behind its gateway. SLOs are longer than clients wait, so that nobody may fail who stays:
-`innocent_failures` counts those who did, other than by a kill or a reload that is a part of their configuration; those
-are `excused`, with the reason. `left_at_a_cut` is read from the servers' traces: members that left a batch between two
-of its launches while others stayed.
+application of two of them. Beside them models of `bench/_mixing.py` in turn, all with `max_batch` 8 and most with one
+name for all first dimensions; in some of them rows of a batch act on each other. Each of their answers is held against
+what the model gives for that query alone (`neighbour_dependent_answers`). Clients in a closed loop, over HTTP (binary
+and JSON), gRPC and gRPC streams; three in ten leave before they are answered, a few bring time-outs of their own. Every
+configuration is a fresh server, the last one a cluster of two nodes behind its gateway. SLOs are longer than clients
+wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by a kill or a reload that
+is a part of their configuration; those are `excused`, with the reason. `left_at_a_cut` is read from the servers'
+traces: members that left a batch between two of its launches while others stayed.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from bench._carry import (
     write_model,
     write_torch,
 )
+from bench._mixing import KINDS, Alone, drawn
 from bench._registry import BenchError
 from bench._server import serving, worker_pid
 from bench._tenants import profiled
@@ -52,17 +55,19 @@ from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.sources import costs_of_repository
 from cotenant.plan.types import DeviceType, Load, Plan
-from cotenant.repository import SERVER_FILE, trace_path
+from cotenant.repository import SERVER_FILE, STATE_FOLDER, trace_path
 from cotenant.trace import Record, read
 
-ANSWERS, QUICK_ANSWERS = 6500, 250
+ANSWERS, QUICK_ANSWERS = 10_500, 250
 """Answers that each configuration goes on to."""
 CALLERS = 20
 CLUSTER_PERIOD_S = 2.0
 """From one look at the plan to the next."""
 SEED = 5
 _LEAST_DISTURBANCES = 2
-_MOST_S, _QUICK_MOST_S = 60.0, 16.0
+_MOST_S, _QUICK_MOST_S = 45.0, 8.0
+_KINDS, _QUICK_KINDS = 8, 3
+"""Drawn models in each configuration."""
 _SHAPES = ["[[model.shapes]]\nx = [1, 4]\n", "[[model.shapes]]\nx = [1, 30]\n"]
 _ONE_CORE = "[device]\ncores = [{core}]\n"
 _EVERY_CUT = "preempt = true\nstretch = 0.0\n"
@@ -91,6 +96,7 @@ class Row:
     configuration: str
     answers: int = 0
     foreign_answers: int = 0
+    neighbour_dependent_answers: int = 0
     unanswered: int = 0
     innocent_failures: int = 0
     excused: int = 0
@@ -142,12 +148,14 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         root = Path(name) / "models"
         targets = build(root)
         numbers = itertools.count(1)
-        rows = [
-            measure(
-                root, each, targets, numbers, QUICK_ANSWERS if quick else ANSWERS, _QUICK_MOST_S if quick else _MOST_S
-            )
-            for each in settings
-        ]
+        limits = (QUICK_ANSWERS, _QUICK_MOST_S) if quick else (ANSWERS, _MOST_S)
+        kinds = itertools.cycle(range(len(KINDS)))
+        rows = []
+        for number, each in enumerate(settings):
+            chosen = {f"kind{next(kinds)}" for _ in range(_QUICK_KINDS if quick else _KINDS)}
+            part = Path(name) / f"part{number}"
+            asked = link(root, part, targets, chosen)
+            rows.append(measure(part, each, asked, numbers, *limits))
     summary = summarise(rows)
     _show(rows, summary)
     if quick:
@@ -174,8 +182,22 @@ def build(root: Path) -> list[Target]:
     if write_torch(root, "archive"):
         targets.append(Target("archive", ask_carry, 2.0))
     write_chain(root, "chain", "carry", "wide", "y")
+    for number, kind in enumerate(KINDS):
+        made = drawn(kind, SEED)
+        shape = "[[model.shapes]]\n" + "".join(f"{name} = {list(dims)}\n" for name, dims in made.shape.items())
+        write_model(root, f"kind{number}", made.model, MOST_ROWS, [shape])
+        targets.append(Target(f"kind{number}", Alone(made).ask, 1.0, is_alone=True))
     profiled(root, Effort(budget_s=0.03, min_runs=2))
     return targets
+
+
+def link(root: Path, part: Path, targets: list[Target], kinds: set[str]) -> list[Target]:
+    """A repository of some of the models: all but the drawn ones, and these `kinds`; who is asked there."""
+    asked = [each for each in targets if not each.is_alone or each.model in kinds]
+    part.mkdir()
+    for entry in (*(each.model for each in asked), STATE_FOLDER):
+        (part / entry).symlink_to(root / entry)
+    return asked
 
 
 def measure(
@@ -194,14 +216,14 @@ def measure(
             tally, disturbances = uvloop.run(_ask(served, setting, targets, numbers, answers, most_s))
     finally:
         (root / SERVER_FILE).unlink()
-    row = Row(setting.name, tally.answers, tally.foreign, tally.unanswered)
+    row = Row(setting.name, tally.answers, tally.foreign, tally.dependent, tally.unanswered)
     row.excused = sum(count for why, count in tally.reasons.items() if any(each in why for each in setting.excuse))
     row.innocent_failures = tally.failed - row.excused
     row.left, row.timed_out, row.disturbances = tally.left, tally.timed_out, disturbances
     row.left_at_a_cut = 0 if setting.disturb == "node" else left_at_a_cut(read(trace_path(root))[1])
     row.reasons = dict(tally.reasons.most_common(8))
     for example in tally.examples:
-        print(f"{setting.name}: FOREIGN {example}")
+        print(f"{setting.name}: WRONG {example}")
     return row
 
 
@@ -223,6 +245,7 @@ def summarise(rows: Iterable[Row]) -> dict[str, int]:
     names = (
         "answers",
         "foreign_answers",
+        "neighbour_dependent_answers",
         "unanswered",
         "innocent_failures",
         "excused",
@@ -313,6 +336,7 @@ def _show(rows: list[Row], summary: dict[str, int]) -> None:
         "configuration",
         "answers",
         "foreign",
+        "depend",
         "none",
         "innocent",
         "excused",

@@ -143,6 +143,12 @@ class ServerSection(_Section, frozen=True):
     load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
 
 
+class IntegritySection(_Section, frozen=True):
+    """`[integrity]`: of every `sample` merged answers of a tenant one is run alone again and compared; 0: none."""
+
+    sample: Annotated[int, Meta(ge=0)] = 10_000
+
+
 class DeviceSection(_Section, frozen=True):
     """`[device]`: `cores` to use (default: all that the process may use), and how they are divided into lanes.
 
@@ -209,6 +215,7 @@ class ServerConfig(_Section, frozen=True):
     policy: PolicySection = PolicySection()
     predict: PredictSection = PredictSection()
     plan: PlanSection = PlanSection()
+    integrity: IntegritySection = IntegritySection()
 
 
 def load_model_config(path: Path) -> ModelConfig:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
-from bench._mixing import KINDS, Drawn, drawn
+from bench._mixing import KINDS, Alone, Drawn, drawn
 from cotenant.execute.runner import open_model
+from cotenant.graph.dfg import Tensor
 from cotenant.measure.merging import TOLERANCE, is_same_answer, judge_merging
 from cotenant.profile.merging import Merging
 
@@ -28,15 +28,8 @@ def verdict(tmp_path: Path, made: Drawn, batching: Any = "proven", max_batch: in
 
 def depends_on_neighbours(made: Drawn, seed: int) -> bool:
     """Whether rows of drawn queries answer otherwise beside other queries, as onnxruntime itself runs them."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(made.model.SerializeToString(), options)
-    names = [each.name for each in session.get_outputs()]
+    run = Alone(made).run
     rng = np.random.default_rng(seed)
-
-    def run(tensors: dict[str, Any]) -> dict[str, Any]:
-        return dict(zip(names, session.run(None, tensors), strict=True))
-
     for _ in range(12):
         queries = [made.ask(rng, 1) for _ in range(MAX_BATCH)]
         whole = run({name: np.concatenate([each[name] for each in queries]) for name in queries[0]})
@@ -104,3 +97,54 @@ def test_shapes_datatypes_integers_and_texts_are_equal() -> None:
     assert not is_same_answer(_answers([[1000]], np.int64), _answers([[1001]], np.int64))
     assert not is_same_answer(_answers([["a"]], np.object_), _answers([["b"]], np.object_))
     assert not is_same_answer(_answers([[1.0]]), {})
+
+
+class TiedRunner:
+    """Two units: scores that move by `drift` with the size of the batch, and the place of the largest one.
+
+    The two scores of a row are closer than any drift, so that places alone and merged differ.
+    """
+
+    name, unit_count = "tied", 2
+    inputs = (Tensor("x", "tensor(float)", (None, 2)),)
+    outputs = (Tensor("place", "tensor(int64)", (None,)), Tensor("x", "tensor(float)", (None, 2)))
+
+    def __init__(self, drift: float, mixes: bool) -> None:
+        self.drift, self.mixes = drift, mixes
+
+    def prepare(self, ranges: Any, threads: Any = 1) -> None:
+        """Nothing to do."""
+
+    def run(self, start: int, end: int, tensors: Any, threads: Any = 1, version: int = 0) -> dict[str, Any]:
+        values = dict(tensors)
+        if start == 0:
+            x = values["x"]
+            apart = np.array([1.0, 1.0 + self.drift * 0.5 - self.drift * (len(x) > 1)], np.float32)
+            values = {"scores": np.ones_like(x) * apart, "x": x}
+        if end == 2:
+            scores = values.pop("scores")
+            values["place"] = (scores[::-1] if self.mixes and len(scores) > 1 else scores).argmax(-1)
+            if self.mixes and len(scores) > 1:
+                values["place"][0] += 5
+        return values
+
+
+@pytest.mark.parametrize(
+    ("drift", "mixes", "is_allowed"), [(1e-4, False, True), (1e-1, False, False), (1e-4, True, False)]
+)
+def test_integers_may_differ_where_their_scores_tie(drift: float, mixes: bool, is_allowed: bool) -> None:
+    runner: Any = TiedRunner(drift, mixes)
+    assert judge_merging(runner, [{"x": (1, 2)}], 4).is_allowed is is_allowed
+    assert not judge_merging(runner, [{"x": (1, 2)}], 4, "exact").is_allowed
+
+
+class DullRunner(TiedRunner):
+    def run(self, start: int, end: int, tensors: Any, threads: Any = 1, version: int = 0) -> dict[str, Any]:
+        return {"place": np.zeros(len(tensors["x"]), np.int64)}
+
+
+def test_a_trial_that_shows_nothing_proves_nothing() -> None:
+    runner: Any = DullRunner(0, False)
+    found = judge_merging(runner, [{"x": (1, 2)}], 4)
+    assert not found.is_allowed
+    assert "shows nothing" in found.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapreplace
 from itertools import combinations
 from random import Random
 from typing import NamedTuple
@@ -12,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.policies.ordered import selection
 from cotenant.policies.ordered.jobs import Number, Selection, Stakes, Worth
 from cotenant.policies.ordered.many_jobs import ManyJobs
 from cotenant.policies.ordered.reserve import Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
 
+ALL = 10**9
 SOME = settings(max_examples=150, deadline=None, database=None)
 TENANTS = "ab"
 
@@ -88,7 +89,7 @@ def select(jobs: Sequence[Job], free_at: Sequence[int], worth: Worth) -> list[Vi
     """Who goes; those who fared well go before others, and those who lose fare worse."""
 
     def by(make: object) -> list[Victim]:
-        found = make(jobs, free_at).select(Harsh(worth))  # type: ignore[operator]
+        found = make(jobs, free_at).select(Harsh(worth), ALL)  # type: ignore[operator]
         return [Victim(Job(*gone), Job(*for_job)) for gone, for_job in found]
 
     if len(jobs) > FEW:  # one by one all lanes count
@@ -106,7 +107,14 @@ def standing_back(jobs: Sequence[Job], free_at: Sequence[int], reserve: Reserve 
 
 
 def first_late(jobs: Sequence[Job], free_at: Sequence[int]) -> int | None:
-    return selection.first_late(jobs, free_at)
+    """The position of the first job that is late when each goes to the lane that is free first; None if none is."""
+    times = sorted(free_at)
+    for at, each in enumerate(jobs):
+        end = times[0] + each.work_ns
+        if end > each.deadline_ns:
+            return at
+        heapreplace(times, end)
+    return None
 
 
 def most_in_time(jobs: Sequence[Job]) -> int:
@@ -224,7 +232,8 @@ def test_those_stand_back_who_do_when_jobs_are_looked_at_one_by_one(
 def test_what_is_beyond_begins_only_beside_what_is_still_to_come() -> None:
     jobs = [job(0, 10, 20), job(1, 10, 30, due=30), job(2, 10, 40)]
     for ahead, expected in ((0, []), (9, []), (11, [0]), (25, [0, 2])):
-        every = Reserve(0, [0.0], [0.0], [[0.0, 0.0]] * 2, [[0.0, -ahead]] * 2)
+        long_ns = 10**9  # so that what comes is the same before each deadline, as good as
+        every = Reserve.of([Expected(-long_ns, 1, ahead / long_ns, ahead / long_ns)], 0)
         assert standing_back(jobs, [0], every) == expected, ahead
 
 
@@ -252,7 +261,7 @@ def test_one_by_one_and_in_columns_all_is_the_same(
     found = []
     for each in (first, second):
         stakes = Harsh(beyond_first)
-        held, gone = each.stand_back(stakes, reserve), each.select(stakes)
+        held, gone = each.stand_back(stakes, reserve), each.select(stakes, ALL)
         found.append((held, gone, sorted(each.behind_the_due(-paused))))
     assert found[0] == found[1]
 

@@ -47,11 +47,9 @@ def models(
     else:
         table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
         for row in rows:
-            remark = (
-                row["error"]
-                or row["warning"]
-                or (f"application: {' -> '.join(row['stages'])}" if "stages" in row else "")
-            )
+            remark = row["error"] or row.get("remark", "")
+            if "stages" in row and not remark:
+                remark = f"application: {' -> '.join(row['stages'])}"
             slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
             table.add_row(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
@@ -68,7 +66,6 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     from cotenant.repository.application_spec import read_application
 
     row: dict[str, Any] = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": ""}
-    row["warning"] = ""
     try:
         spec = read_application(repository, name)
     except CotenantError as error:
@@ -81,14 +78,21 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "error": wrong}
 
 
+def _merging_remark(max_batch: int, merging: Any) -> str:
+    """What an operator should know of merging: that it is refused, or not proven."""
+    if merging.verdict == "refused":
+        return f"queries run alone (max_batch 1 instead of {max_batch}): {merging.reason}"
+    return f"queries are merged unproven: {merging.reason}" if merging.verdict == "trusted" else ""
+
+
 def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -> list[dict[str, Any]]:
     """A row for each version. The default one is the newest that can be loaded, as it is in a server."""
     from cotenant.errors import CotenantError
     from cotenant.measure.load_spec import LoadSpec
     from cotenant.repository import find_versions
 
-    nothing = {"version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": "", "warning": ""}
-    empty = {"model": name, **nothing}
+    empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
+    empty |= {"max_batch": None, "merging": "", "remark": ""}
     rows: list[dict[str, Any]] = []
     unreadable: dict[str, str] = {}
     try:
@@ -107,7 +111,10 @@ def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -
         }
         try:
             report = loader.load(LoadSpec(str(repository), found))
-            row["units"], row["warning"], is_default = report.facts.unit_count, report.warning, False
+            facts, is_default = report.facts, False
+            row["units"] = facts.unit_count
+            row["max_batch"], row["merging"] = facts.found.config.model.max_batch, facts.merging.told
+            row["remark"] = report.warning or _merging_remark(found.config.model.max_batch, facts.merging)
         except CotenantError as error:
             row["error"] = str(error)
         rows.append(row)

@@ -369,4 +369,6 @@ class Engine(Books):
         for growth in decision.grows:
             self._launches.grow(growth.launch, growth.share, growth.predicted_ns)
             actions.append(Grow(growth.launch, growth.share))
+        if decision.again_ns > now_ns and not self._grouped:
+            self._expiries.arm_at(decision.again_ns, actions)
         return decision

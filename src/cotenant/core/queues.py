@@ -217,4 +217,4 @@ def are_mergeable(tenant: Tenant, queries: Sequence[Query]) -> bool:
         rows += query.items
         if query.merge_key != head.merge_key or query.shape != head.shape:
             return False
-    return rows <= tenant.max_batch or len(queries) == 1
+    return rows <= tenant.max_batch

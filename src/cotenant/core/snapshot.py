@@ -193,8 +193,8 @@ class Decision(Struct, frozen=True, gc=False):
 
     The starts of one decision begin together: they are a group, or several where they say so. `ahead` says that they
     have been chosen while the group before them was running, so that the decision takes no time when they begin. A
-    policy of groups is asked again at `again_ns`, a later time, if somebody waits then and no group does behind the one
-    that runs.
+    policy is asked again at `again_ns`, a later time, if something waits then and a lane is free; one of groups, if no
+    group waits behind the one that runs.
     """
 
     starts: tuple[Start, ...] = ()

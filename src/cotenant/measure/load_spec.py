@@ -23,7 +23,7 @@ class LoadSpec(Struct, frozen=True):
     """A version of a model of the repository at `root`, to be opened, tried and measured in these shares.
 
     `device` is the section of the device where the model is opened, None for cores of this machine. `known` are quick
-    profiles from before. Without `shares` nothing is measured.
+    profiles from before, and `verdicts` those on merging, by digest. Without `shares` nothing is measured.
     """
 
     root: str
@@ -31,6 +31,7 @@ class LoadSpec(Struct, frozen=True):
     shares: tuple[Share, ...] = ()
     known: tuple[ModelProfile, ...] = ()
     device: DeviceSection | None = None
+    verdicts: dict[str, Merging] = {}
 
 
 class VersionFacts(Struct, frozen=True):

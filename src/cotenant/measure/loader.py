@@ -29,6 +29,7 @@ from cotenant.measure.opening import (
     judge_rows,
     merged_as,
     open_untried,
+    remember_verdict,
 )
 from cotenant.measure.solo import CORES, QUICK, measure_model
 from cotenant.profile.device import this_device
@@ -53,6 +54,8 @@ def load(spec: LoadSpec, tell: Tell = lambda _, __: None) -> LoadReport:
     ConfigError when the version cannot be opened or does not fit its configuration.
     """
     root, found = Path(spec.root), spec.found
+    for digest, merging in spec.verdicts.items():
+        remember_verdict(digest, merging)
     executor = None if spec.device is None else open_executor(spec.device, spec.shares)
     with nullcontext() if executor is None else closing(executor):
         place = CORES if executor is None else executor.place
@@ -66,8 +69,7 @@ def load(spec: LoadSpec, tell: Tell = lambda _, __: None) -> LoadReport:
                     tell("measuring its placements", facts)
                     opened = follow_placements(root, opened, place, spec.shares)
                 tell("trying it on sample values", facts)
-                before = next((each.merging for each in spec.known if each.digest == opened.digest), UNSET)
-                opened = judge_rows(root, opened, None if before is UNSET else before)
+                opened = judge_rows(root, opened)
                 facts = facts_of(opened)
                 if not spec.shares:
                     return LoadReport(facts, assumed_profile(facts, ()))

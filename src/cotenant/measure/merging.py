@@ -207,6 +207,9 @@ class _Trial:
             if not _is_same(array, whole[at : at + 1], self._is_exact):
                 is_float = array.dtype.kind not in "OUSbiu"
                 if is_float or self._is_exact or not self._ties(row, merged, batch, at, size):
+                    copies = self._run({each: np.concatenate([value] * size) for each, value in row.items()})
+                    if _is_same(copies[name][at : at + 1], whole[at : at + 1], is_exact=True):
+                        return f"output {name!r} of a row changes with the size of the batch, here {size}"
                     return f"output {name!r} of a row depends on the rows beside it in a batch of {size}"
         return ""
 

@@ -46,9 +46,9 @@ LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
 _log = logging.getLogger("cotenant.placement")
 _rows_log = logging.getLogger("cotenant.rows")
-_judgements: dict[tuple[str, str], Merging] = {}
+_judgements: dict[str, Merging] = {}
 _MOST_JUDGEMENTS = 256
-"""Verdicts kept in this process, by digest and key: reloads of one model try it once."""
+"""Verdicts kept in this process, by digest: a model that is loaded again is tried once."""
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
 
@@ -149,16 +149,12 @@ def open_untried(root: Path, found: ModelVersion, place: Place = CORES) -> Opene
     return OpenedModel(found, runner, shapes, _digest(found, runner, shapes, samples), place.device, samples=samples)
 
 
-def judge_rows(root: Path, opened: OpenedModel, known: Merging | None = None) -> OpenedModel:
-    """Find out whether queries may be merged; where not, `max_batch` is 1. `known` is the verdict from before, if any.
+def judge_rows(root: Path, opened: OpenedModel) -> OpenedModel:
+    """Find out whether queries may be merged; where not, `max_batch` is 1.
 
     Raises ConfigError where a first dimension is fixed.
     """
-    return with_merging(opened, known or _judged(root, opened))
-
-
-def with_merging(opened: OpenedModel, merging: Merging) -> OpenedModel:
-    """The model with this verdict."""
+    merging = _judged(root, opened)
     return replace(opened, found=merged_as(opened.found, merging), merging=merging)
 
 
@@ -318,21 +314,30 @@ def _judged(root: Path, opened: OpenedModel) -> Merging:
     found, digest, model = opened.found, opened.digest, opened.found.config.model
     if model.max_batch == 1:
         return SINGLE
-    key = digest, model.batching
-    known = _judgements.get(key) or _profiled_merging(root, found, digest)
+    known = _judgements.get(digest) or _profiled_merging(root, found, digest)
     if known is None:
         how = model.max_batch, model.batching
         known = judge_merging(opened.runner, opened.shapes, *how, device=opened.device, samples=opened.samples)
-    _judgements.pop(key, None)
-    _judgements[key] = known
-    if len(_judgements) > _MOST_JUDGEMENTS:
-        del _judgements[next(iter(_judgements))]
+    remember_verdict(digest, known)
     if known.verdict == "refused":
         text = "model %r: its queries run alone (max_batch = 1, where config.toml has %d): %s"
         _rows_log.warning(text, found.model, model.max_batch, known.reason)
     elif known.verdict == "trusted":
         _rows_log.warning("model %r: queries are merged unproven: %s", found.model, known.reason)
     return known
+
+
+def verdicts() -> dict[str, Merging]:
+    """The verdicts on merging that this process knows, by digest: those of trials, and those that came of serving."""
+    return dict(_judgements)
+
+
+def remember_verdict(digest: str, merging: Merging) -> None:
+    """Keep a verdict for the life of this process; it goes before that of the profile."""
+    _judgements.pop(digest, None)
+    _judgements[digest] = merging
+    if len(_judgements) > _MOST_JUDGEMENTS:
+        del _judgements[next(iter(_judgements))]
 
 
 def _profiled_merging(root: Path, found: ModelVersion, digest: str) -> Merging | None:

@@ -99,7 +99,7 @@ class Clustered(Edf):
             desk.take(start)
             free &= ~start.share.mask
         self.alone._fill_lanes(desk, free)
-        return Decision(tuple(desk.starts), tuple(desk.drops), memory)
+        return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
 
     def _next_set(self, desk: Desk) -> Sequence[Start]:
         """The starts of a set that the next query is in; none where it has no plan that may be followed now."""

@@ -24,6 +24,8 @@ WORTH_MERGING = 0.7
 0.85 on they cost some, since all of a batch wait for its last row (docs/decisions/0044-batches-that-pay.md)."""
 LAUNCH_NS = 300_000
 """What a launch costs beside the model, which a query that joins saves: 220 to 300 us in the benchmark `fidelity`."""
+MOST_AT_ONCE = 500
+"""Queries that one decision gives up, about: each costs the engine 10 us, and all events wait for a decision."""
 _HOPELESS = DropRule.HOPELESS
 _NOBODY: frozenset[int] = frozenset()
 
@@ -62,6 +64,8 @@ class Desk:
             self.paused.sort(reverse=True)
         self._aside: list[tuple[Key, int, BatchView]] = []
         """Paused batches that are no candidates."""
+        self._hopeless = 0
+        """Queries that were given up since they are hopeless."""
         self._passed: set[int] = set()
         self._back = self._held = _NOBODY
         self._heads: dict[str, int] = {}
@@ -70,7 +74,10 @@ class Desk:
     # --- candidates -----------------------------------------------------------------------------------------------
 
     def best(self) -> BatchView | Place | None:
-        """The best paused batch or the best head, by the policy's keys; a paused batch wins a tie."""
+        """The best paused batch or the best head, by the policy's keys; a paused batch wins a tie. None when there is
+        none, or so many have been found hopeless that the next decision has to go on."""
+        if self._hopeless >= MOST_AT_ONCE:
+            return None
         heads = self._heads
         best_key: Key | None = None
         best_queue: QueueView | None = None
@@ -90,6 +97,11 @@ class Desk:
         self._pass_over_only(self._passed - self._held)
         self._held = _NOBODY
         return self.best()
+
+    @property
+    def again_ns(self) -> int:
+        """When to decide again: at once where this decision gave up as many as one may, else 0."""
+        return self.now_ns + 1 if self._hopeless >= MOST_AT_ONCE else 0
 
     def take(self, start: Start) -> None:
         """Give away what a start launches: waiting queries, or the best paused batch."""
@@ -185,6 +197,7 @@ class Desk:
         needed = self.quickest_ns(work, sizes)
         if needed > left_ns:
             self.drop(queries, hopeless(needed, left_ns))
+            self._hopeless += len(queries)
         return needed > left_ns
 
     def quickest_ns(self, work: Work, sizes: Sequence[int]) -> int:

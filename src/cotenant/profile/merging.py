@@ -25,5 +25,10 @@ class Merging:
         """Whether queries may be merged."""
         return self.verdict in ("proven", "tried", "trusted")
 
+    @property
+    def told(self) -> str:
+        """The verdict with its reason, in one line."""
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+
 
 SINGLE = Merging("single")

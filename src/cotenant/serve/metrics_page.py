@@ -17,6 +17,7 @@ from cotenant.types import LossCause, Outcome
 Waiting = Callable[[], Mapping[str, int]]
 Figures = Callable[[], PlanFigures | None]
 Lost = Mapping[str, Mapping[LossCause, int]]
+MergeChecks = Mapping[str, Mapping[str, int]]
 
 
 class _Families(Collector):
@@ -29,8 +30,10 @@ class _Families(Collector):
         executor: ModelExecutor,
         plan: Figures,
         lost: Lost,
+        merge_checks: MergeChecks,
     ) -> None:
         self._counters = counters
+        self._merge_checks = merge_checks
         self._lost = lost
         self._plan = plan
         self._waiting = waiting
@@ -45,6 +48,15 @@ class _Families(Collector):
         counters = sorted(self._counters.items())
         yield from _own(counters)
         yield _lost(counters, self._lost)
+        checks = CounterMetricFamily(
+            "cotenant_merge_checks",
+            "Merged answers that were run alone again, by whether both were the same.",
+            labels=["tenant", "result"],
+        )
+        for tenant, results in sorted(self._merge_checks.items()):
+            for result in ("same", "different"):
+                checks.add_metric([tenant, result], results.get(result, 0))
+        yield checks
         queued = GaugeMetricFamily(
             "cotenant_queue_length", "Queries that wait for their first launch.", labels=["tenant"]
         )
@@ -172,9 +184,10 @@ class MetricsPage:
         executor: ModelExecutor,
         plan: Figures = lambda: None,
         lost: Lost = MappingProxyType({}),
+        merge_checks: MergeChecks = MappingProxyType({}),
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(counters, waiting, executor, plan, lost))
+        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cotenant.config import NS_PER_MS, ServerConfig
+from cotenant.config import ServerConfig
 from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
@@ -41,13 +41,14 @@ from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver, Observer
 from cotenant.serve.brain.flows import Flows
 from cotenant.serve.brain.groups import foresee, knowing, learn_groups
+from cotenant.serve.brain.merge_check import MergeCheck
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
 from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of, told_of_refusals, waiting_of
 from cotenant.serve.brain.reorganise import change
 from cotenant.serve.brain.replies import Replies
-from cotenant.serve.brain.slo_watch import log_turns
+from cotenant.serve.brain.slo_watch import log_served, log_turns
 from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.serve.opener.application_registry import ApplicationRegistry
@@ -94,10 +95,12 @@ class Server:
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
         looks = lambda: waiting_of(self._driver), self._executor, self._figures
-        self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost)
+        self._checks = MergeCheck(settings.integrity.sample, lambda: self.driver, self.counters.leave_out)
+        self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost, self._checks.results)
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None
-        self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
+        steers = lambda: self.driver, self.clock, self.counters, self.beliefs
+        self._flows = Flows(*steers, self._stage_model, self._checks.watched)
         self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
         self._together = TogetherPlans(self.root, self._settle)
         told = self._together.of, self._applications.check_tenants
@@ -108,7 +111,8 @@ class Server:
     def start(self, *extra: Observer) -> None:
         """Load the models and accept queries. `extra` observers are told every event, before any tenant is there."""
         engine = Engine((), self.policy, self.beliefs.predictor, self.machine)
-        self._driver = Driver(engine, self._executor, self.clock, (self.losses, self.counters, self.beliefs, *extra))
+        observers: tuple[Observer, ...] = (self.losses, self.counters, self.beliefs, self._checks, *extra)
+        self._driver = Driver(engine, self._executor, self.clock, observers)
         self._executor.on_event = self._driver.post
         if self.policy.asks_groups:
             self._groups = fitted_groups(self.root)
@@ -243,8 +247,9 @@ class Server:
             served = self._front(request.model, request.version)
             if isinstance(served, ServedApplication):
                 return self._flows.submit(served, request, done)
-            make = partial(query_of, served, served.form(request), request, self.counters)
-            return self.driver.submit(make, request.inputs, partial(answer, done, served.version, self.clock))
+            form, inputs = served.form(request), request.inputs
+            told = self._checks.watched(served, form, inputs, partial(answer, done, served.version, self.clock))
+            return self.driver.submit(partial(query_of, served, form, request, self.counters), inputs, told)
 
     def cancel(self, query: int) -> None:
         """See Backend."""
@@ -364,13 +369,7 @@ class Server:
         self._models[model] = versions
         tenant = versions[""].tenant
         self._counted_as[model] = tenant.name
-        alone = self.beliefs.alone_ns(tenant.name)
-        if alone > tenant.slo_ns:
-            _log.warning(
-                "model %r takes %.1f ms alone and cannot meet its SLO of %g ms: queries will be refused",
-                *(model, alone / NS_PER_MS, tenant.slo_ns / NS_PER_MS),
-            )
-        _log.info("model %r is served: slo %g ms, %d segments", model, tenant.slo_ns / NS_PER_MS, len(tenant.cuts) - 1)
+        log_served(model, tenant, self.beliefs.alone_ns(tenant.name))
 
     def _open_books(self, new: Sequence[ServedModel], _: Engine) -> PredictorChanged:
         """Start to count and to predict for tenants; between two events, since observers write there too."""

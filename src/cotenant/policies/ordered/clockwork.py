@@ -11,7 +11,7 @@ from msgspec import structs
 
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
-from cotenant.policies.desk import Key
+from cotenant.policies.desk import MOST_AT_ONCE, Key
 from cotenant.policies.ordered.listed import ListPolicy
 from cotenant.types import Query, Tenant, priority_rank
 
@@ -61,7 +61,7 @@ class Clockwork(ListPolicy):
                 [(times[0] + self._needed_ns(query, tenant, predictor, size), size) for size, times in free_at.items()]
             )
             if end > query.deadline_ns:
-                if tenant.max_batch == 1:
+                if tenant.max_batch == 1 and len(refused) < MOST_AT_ONCE:
                     over = (end - query.deadline_ns) / 1e6
                     refused.append(Drop(query.id, f"it would be late by {over:.1f} ms behind those before it"))
             else:

@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import UNSET
 
-from cotenant.core.snapshot import AccountView, Drop
-from cotenant.policies.desk import Desk, hopeless
+from cotenant.core.snapshot import AccountView, Drop, QueueView
+from cotenant.policies.desk import MOST_AT_ONCE, Desk, hopeless
 from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Stakes, Waiting
 from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
 from cotenant.types import LossCause
 from cotenant.work import Share, Work
+
+if TYPE_CHECKING:
+    from cotenant.policies.ordered.many_jobs import LongQueue
 
 
 class Selecting(Protocol):
@@ -47,18 +50,18 @@ class Selecting(Protocol):
 class Memory:
     """What is known from decisions before: it would be found again, but not as soon."""
 
-    waiting: Mapping[str, Waiting]
+    waiting: Mapping[str, Waiting | LongQueue]
     reserve: Reserve | None
 
 
-def give_up(policy: Selecting, desk: Desk, memory: object) -> Memory:
-    """Give up what no lane could end in time any more, and what cannot be in time together; hold back who has to wait
-    for others. The memory for the next decision."""
+def give_up(policy: Selecting, desk: Desk, memory: object, *, is_idle: bool) -> Memory:
+    """Give up what no lane could end in time any more, and what cannot be in time together; where a lane `is_idle`,
+    hold back who has to wait for others. The memory for the next decision."""
     known = memory if isinstance(memory, Memory) else Memory({}, None)
     needed_ns = partial(desk.quickest_ns, sizes=policy.sizes)
     inside = _Inside(desk, policy, known.waiting, needed_ns)
     reserve = _reserve(policy, desk, known.reserve, needed_ns) if policy.reserves else None
-    _select(policy, desk, inside, reserve)
+    _select(policy, desk, inside, reserve, is_idle=is_idle)
     return Memory(inside.seen, reserve)
 
 
@@ -75,24 +78,24 @@ def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Ca
     return Reserve.of(asks, snapshot.now_ns)
 
 
-def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | None) -> None:
+def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | None, *, is_idle: bool) -> None:
     jobs, snapshot = inside.jobs, desk.snapshot
     gone: dict[int, Drop] = {}
     is_easy = jobs.is_timely(due=True)
-    if not snapshot.free_mask and (is_easy or jobs.is_timely(due=False)):
+    if not is_idle and (is_easy or jobs.is_timely(due=False)):
         return  # nobody has to go, and nothing begins
     if is_easy and (reserve is None or jobs.is_within()):
         return
-    if not is_easy:
-        for number, needed_ns, left_ns in jobs.hopeless():
-            why = hopeless(needed_ns, left_ns)
-            gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
+    late = [] if is_easy else jobs.hopeless()
+    for number, needed_ns, left_ns in late[:MOST_AT_ONCE]:
+        why = hopeless(needed_ns, left_ns)
+        gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
     names, accounts, queues = inside.tenants, snapshot.accounts, snapshot.queues
     fared = [accounts[name].attainment if name in accounts else 1.0 for name in names]
     weights = [queues[name].tenant.weight if name in queues else 1.0 for name in names]
     stakes = Stakes(policy.worth, fared, weights)
-    held = jobs.stand_back(stakes, reserve)
-    for victim, for_job in jobs.select(stakes):
+    held = [number for number, _, _ in late[MOST_AT_ONCE:]] + jobs.stand_back(stakes, reserve)
+    for victim, for_job in jobs.select(stakes, max(1, MOST_AT_ONCE - len(late))):
         whose, other = names[victim[OWNER]], names[for_job[OWNER]]
         why = f"given up: {victim[WORK] / 1e6:.1f} ms of work, so that a query of {other!r} is in time"
         cause = LossCause.OWN_RATE if other == whose else LossCause.NEIGHBOUR
@@ -101,7 +104,7 @@ def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | N
             gone[query] = Drop(query, why, cause, whom)
     if gone:
         desk.give_up(gone)
-    if snapshot.free_mask:
+    if is_idle:
         held += jobs.behind_the_due(inside.paused)
         every = [query for number in held for query in inside.numbers_of(number) if query not in gone]
         if every:
@@ -114,24 +117,15 @@ class _Inside:
     __slots__ = ("batches", "jobs", "paused", "seen", "tenants")
 
     def __init__(
-        self, desk: Desk, policy: Selecting, seen: Mapping[str, Waiting], needed_ns: Callable[[Work], int]
+        self,
+        desk: Desk,
+        policy: Selecting,
+        seen: Mapping[str, Waiting | LongQueue],
+        needed_ns: Callable[[Work], int],
     ) -> None:
         snapshot, now = desk.snapshot, desk.now_ns
         accounts, predictor = snapshot.accounts, snapshot.predictor
-        self.seen: dict[str, Waiting] = {}
-        """What waits, by tenant: for the next decision, too."""
-        self.tenants = list(snapshot.queues)
-        """Names of tenants by their numbers."""
-        count = 0
-        for owner, (name, queue) in enumerate(snapshot.queues.items()):
-            if queue.queries:
-                known = seen.get(name)
-                if known is None or known.edition is not queue.edition:
-                    known = Waiting(queue, policy.dues(accounts.get(name)))
-                if known.predictor is not predictor or known.owner != owner:
-                    known.tell(owner, predictor, needed_ns)
-                self.seen[name] = known
-                count += len(known.jobs)
+        owners = {name: number for number, name in enumerate(snapshot.queues)}
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         self.paused = len(begun)
         """Of the batches those in front."""
@@ -149,25 +143,48 @@ class _Inside:
         rows = list[Job]()
         for batch, unit in begun:
             tenant, dues, queries = batch.tenant, policy.dues(accounts.get(batch.tenant.name)), batch.queries
-            if tenant.name not in self.tenants:
-                self.tenants.append(tenant.name)
-            owner = self.tenants.index(tenant.name)
+            owner = owners.setdefault(tenant.name, len(owners))
             within = [dues[query.id] for query in queries if query.id in dues]
             rank, deadline = min([query.rank for query in queries]), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
             longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if within else 0
             due = min([*within, deadline - longer_ns])
             rows.append((rank, deadline, -1 - len(rows), due, int(bool(within)), len(queries), owner, work_ns))
+        self.tenants = list(owners)
+        """Names of tenants by their numbers."""
         free_at = tuple(ends.values())
+
+        self.seen: dict[str, Waiting | LongQueue] = {}
+        """What waits, by tenant: for the next decision, too."""
+        count = len(rows)
+        for owner, (name, queue) in enumerate(snapshot.queues.items()):
+            if queue.queries:
+                known = seen.get(name)
+                if known is None or known.edition is not queue.edition:
+                    known = _waiting(queue, policy.dues(accounts.get(name)), known)
+                known.tell(queue, owner, predictor, needed_ns)
+                self.seen[name] = known
+                count += len(queue.queries)
+        every = self.seen.values()
         self.jobs: Selection
         """All of them."""
-        if count + len(rows) <= FEW:
-            self.jobs = Jobs(sorted(chain(rows, *[each.jobs for each in self.seen.values()])), free_at, now)
+        if count <= FEW:
+            few = [each.jobs for each in every if isinstance(each, Waiting)]  # no queue is long
+            self.jobs = Jobs(sorted(chain(rows, *few)), free_at, now)
         else:
             from cotenant.policies.ordered.many_jobs import ManyJobs  # numpy: few need none
 
-            self.jobs = ManyJobs.of(self.seen.values(), rows, free_at, now)
+            self.jobs = ManyJobs.of(every, rows, free_at, now)
 
     def numbers_of(self, job: int) -> Sequence[int]:
         """The queries of a job, which has the number `job`."""
         return (job,) if job >= 0 else [query.id for query in self.batches[-1 - job].queries]
+
+
+def _waiting(queue: QueueView, dues: Mapping[int, int], known: Waiting | LongQueue | None) -> Waiting | LongQueue:
+    """Jobs of a queue at its present edition; `known` has those of an edition before."""
+    if len(queue.queries) <= FEW:
+        return Waiting(queue, dues)
+    from cotenant.policies.ordered.many_jobs import LongQueue
+
+    return LongQueue(queue, dues, known if isinstance(known, LongQueue) else None)

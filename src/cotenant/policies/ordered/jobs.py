@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cotenant.core.predictor import Predictor
@@ -32,6 +33,7 @@ _FADES = 1 - 1 / 64
 class Worth(Protocol):
     """What jobs are worth, of one or of columns of many: whether they are within an entitlement, attainment and weight
     of their tenants, their work, and their answers. Of two the one goes that is less in the first in which they differ.
+    Which of two jobs of one tenant is worth less does not depend on the tenant's attainment, if that is above zero.
     """
 
     def __call__(
@@ -53,9 +55,70 @@ class Stakes:
         _, _, _, _, entitled, answers, owner, work_ns = job
         return self.worth(entitled, self.fared[owner], self.weights[owner], work_ns, answers)
 
+    def place_of(self, job: Job) -> Sequence[float]:
+        """Worth of a job at equal attainments: orders the jobs of one tenant by worth, whatever its attainment is."""
+        _, _, _, _, entitled, answers, owner, work_ns = job
+        return self.worth(entitled, 1.0, self.weights[owner], work_ns, answers)
+
     def lost(self, owner: int) -> None:
         """A job of this tenant goes: the next ones of it are worth more."""
         self.fared[owner] *= _FADES
+
+
+class Candidates:
+    """Possible victims of one priority: a heap by worth for each tenant, and a heap of the heads of these.
+
+    A victim lowers the attainment of its tenant. That changes the worth of the tenant's other jobs, but not their
+    order: the tenant's heap remains valid. Outdated entries in the heap of heads are skipped (lazy removal).
+    """
+
+    __slots__ = ("_current", "_heads", "_job_at", "_own", "_stakes")
+
+    def __init__(self, stakes: Stakes, job_at: Callable[[int], Job]) -> None:
+        """Empty at first; `job_at` gives a job by its position."""
+        self._stakes, self._job_at = stakes, job_at
+        self._own: dict[int, list[tuple[Sequence[float] | int, int]]] = {}
+        """Heaps of (place, position) by tenant."""
+        self._heads: list[tuple[Sequence[float], int, int]] = []
+        """Worth, position and tenant."""
+        self._current: dict[int, tuple[Sequence[float], int, int]] = {}
+        """The valid entry of `_heads` by tenant."""
+
+    def add(self, jobs: Iterable[tuple[int, Sequence[float] | int, int]]) -> None:
+        """Add jobs as (tenant, place, position); places order the jobs of one tenant by worth, as `Stakes.place_of`."""
+        own = self._own
+        before: dict[int, tuple[Sequence[float] | int, int] | None] = {}
+        for owner, place, at in jobs:
+            heap = own.get(owner)
+            if heap is None:
+                heap = own[owner] = []
+            before.setdefault(owner, heap[0] if heap else None)
+            heappush(heap, (place, at))
+        for owner, head in before.items():
+            if own[owner][0] is not head:
+                self._rank(owner)
+
+    def pop(self) -> int:
+        """Remove the job that is worth least, the first one of equal jobs, and give its position. Its tenant's
+        attainment fades. There must be a job."""
+        while True:
+            head = heappop(self._heads)
+            owner = head[2]
+            if self._current.get(owner) is head:
+                heap = self._own[owner]
+                heappop(heap)
+                self._stakes.lost(owner)
+                if heap:
+                    self._rank(owner)
+                else:
+                    del self._current[owner]
+                return head[1]
+
+    def _rank(self, owner: int) -> None:
+        """Enter the head of a tenant's heap with its present worth."""
+        at = self._own[owner][0][1]
+        head = self._current[owner] = self._stakes.of(self._job_at(at)), at, owner
+        heappush(self._heads, head)
 
 
 class Selection(Protocol):
@@ -73,21 +136,21 @@ class Selection(Protocol):
     def stand_back(self, stakes: Stakes, reserve: Reserve | None) -> list[int]:
         """Put those behind all others who have to wait for others, or for what is still to come; their numbers."""
 
-    def select(self, stakes: Stakes) -> list[tuple[Job, Job]]:
-        """Take out jobs so that the others can be in time: each, and the one that would be late else."""
+    def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
+        """Remove victims, `most` at most, so that the other jobs can be in time: each with the job that was late."""
 
     def behind_the_due(self, paused: int) -> list[int]:
         """Numbers of those beyond entitlements that are to wait for one within."""
 
 
 class Waiting:
-    """The queries of a queue at one of its editions, as jobs.
+    """The queries of a short queue at one of its editions, as jobs in a list.
 
-    `rank` is the priority of all, None where they differ. `jobs` are as they were told last: by `predictor`, which is
-    None before, and for the tenant's number `owner`; `rows` is room to keep them as columns.
+    `rank` is the priority of all, None where they differ. `jobs` are as they were told last, and `rows` is room to keep
+    them as columns.
     """
 
-    __slots__ = ("_dues", "_queue", "edition", "jobs", "owner", "predictor", "rank", "rows")
+    __slots__ = ("_dues", "_owner", "_predictor", "edition", "jobs", "rank", "rows")
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int]) -> None:
         """Of a queue that is not empty, whose keys begin with rank and deadline and end with the number; `dues` tells
@@ -97,25 +160,27 @@ class Waiting:
         if not queue.are_alike and any(key[0] != self.rank for key in queue.keys):
             self.rank = None
         self.jobs: list[Job] = []
-        self._queue = queue.tenant, tuple(queue.queries), tuple(queue.keys)
-        self._dues = [dues.get(query.id) for query in queue.queries] if dues else None
         self.rows: NDArray[np.int64] | None = None
-        self.predictor: Predictor | None = None
-        self.owner = -1
+        self._dues = [dues.get(query.id) for query in queue.queries] if dues else None
+        self._predictor: Predictor | None = None
+        self._owner = -1
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Waiting) and self.edition is other.edition
 
     __hash__ = None  # type: ignore[assignment]
 
-    def tell(self, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
-        """Make the jobs, for the tenant's number and what work is believed to take of a lane now."""
-        self.predictor, self.owner, self.rows = predictor, owner, None
-        tenant, queries, keys = self._queue
-        name, dues = tenant.name, self._dues
+    def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
+        """Make the jobs, unless they are as told, for the tenant's number and what work is believed to take of a lane
+        now. The queue is that of this edition."""
+        if self._predictor is predictor and self._owner == owner:
+            return
+        self._predictor, self._owner, self.rows = predictor, owner, None
+        tenant, dues = queue.tenant, self._dues
+        name = tenant.name
         found: dict[tuple[int, int], tuple[int, int]] = {}
         jobs = self.jobs = []
-        for at, (query, key) in enumerate(zip(queries, keys, strict=True)):
+        for at, (query, key) in enumerate(zip(queue.queries, queue.keys, strict=True)):
             kind = query.shape, query.items
             known = found.get(kind)
             if known is None:

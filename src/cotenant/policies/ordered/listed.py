@@ -88,7 +88,7 @@ class ListPolicy(BasePolicy):
         """Fill the free lanes, most urgent candidate first."""
         desk = self._desk(snapshot)
         self._fill_lanes(desk, snapshot.free_mask)
-        return Decision(tuple(desk.starts), tuple(desk.drops), memory)
+        return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
 
     def _desk(self, snapshot: Snapshot) -> Desk:
         """The books of a decision, in which those stand back who have to."""

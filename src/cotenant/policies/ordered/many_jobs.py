@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import QueueView
 from cotenant.policies.ordered.jobs import (
     ANSWERS,
     BEHIND,
@@ -19,18 +21,28 @@ from cotenant.policies.ordered.jobs import (
     OWNER,
     RANK,
     WORK,
+    Candidates,
     Job,
     Stakes,
     Waiting,
 )
 from cotenant.policies.ordered.reserve import Reserve
-from cotenant.policies.ordered.selection import FEW, first_late
+from cotenant.policies.ordered.selection import FEW, Jobs
+from cotenant.work import Work
 
 Column = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 _FAR_NS = 1 << 50
 """Times beyond this, days ahead, are no later: their sums stay whole numbers of 64 bits."""
+_NO_DUE = -(1 << 62)
+"""Due time of a query that is not within an entitlement."""
+_KIND = DUE + 1
+"""Row of `LongQueue` with the number of the query's shape and rows."""
+_MOST_EDITS = 32
+"""Places in which two editions of a queue may differ; beyond that its columns are made anew."""
+_SCANS = 8
+"""Victims of one decision that are found by a scan of all jobs; further ones come from heaps."""
 
 
 class ManyJobs:
@@ -46,15 +58,16 @@ class ManyJobs:
             np.minimum(rows[row], _FAR_NS, out=rows[row])
 
     @classmethod
-    def of(cls, waiting: Collection[Waiting], batches: Sequence[Job], free_at: Sequence[int], now_ns: int) -> ManyJobs:
+    def of(
+        cls, waiting: Collection[Waiting | LongQueue], batches: Sequence[Job], free_at: Sequence[int], now_ns: int
+    ) -> ManyJobs:
         """Of all that waits and has begun."""
         known = {each.rank for each in waiting} | {job[RANK] for job in batches}
         blocks = [np.array(batches, np.int64).reshape(-1, WORK + 1).T]
         for each in waiting:
-            rows = each.rows
-            if rows is None:
-                rows = each.rows = np.array(each.jobs, np.int64).T
-            blocks.append(rows)
+            if each.rows is None:
+                each.rows = np.array(each.jobs, np.int64).T
+            blocks.append(each.rows)
         every = np.concatenate(blocks, 1)
         is_one = len(known) == 1 and None not in known
         order = every[DEADLINE].argsort(kind="stable") if is_one else np.lexsort((every[DEADLINE], every[RANK]))
@@ -104,9 +117,10 @@ class ManyJobs:
             self.rows = self.rows.take(back.argsort(kind="stable"), 1)
         return held
 
-    def _values(self, stakes: Stakes) -> Sequence[Values]:
+    def _values(self, stakes: Stakes, attainments: Sequence[float]) -> Sequence[Values]:
+        """What jobs are worth, were these the attainments of tenants."""
         rows = self.rows
-        fared, weight = np.array(stakes.fared)[rows[OWNER]], np.array(stakes.weights)[rows[OWNER]]
+        fared, weight = np.array(attainments)[rows[OWNER]], np.array(stakes.weights)[rows[OWNER]]
         return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
 
     def _behind_alone(self, stakes: Stakes) -> NDArray[np.bool_]:
@@ -118,7 +132,7 @@ class ManyJobs:
         back = np.zeros(len(behind), np.bool_)
         if not urgent.size or not beyond.size:
             return back
-        by_value = np.lexsort([column[beyond] for column in reversed(self._values(stakes))])
+        by_value = np.lexsort([column[beyond] for column in reversed(self._values(stakes, stakes.fared))])
         place = np.empty_like(by_value)
         place[by_value] = np.arange(len(by_value))
         positions, places, least_first = beyond.tolist(), place.tolist(), beyond[by_value].tolist()
@@ -140,61 +154,224 @@ class ManyJobs:
 
     def _beside(self, reserve: Reserve, back: NDArray[np.bool_]) -> None:
         rows = self.rows
-        work_ns = rows[WORK]
-        at = np.searchsorted(reserve.work_ns, work_ns), np.searchsorted(reserve.slo_ns, rows[DEADLINE])
-        ahead = rows[DEADLINE] * np.array(reserve.busy)[at] - np.array(reserve.begun_ns)[at]
-        late = self._begin_ns(np.where(back, 0, work_ns)) + ahead - self._latest(DEADLINE)
-        doubtful = ((late > 0) & (rows[ENTITLED] == 0) & ~back).nonzero()[0]
+        late = self._begin_ns(np.where(back, 0, rows[WORK])) - self._latest(DEADLINE)
+        beyond = ((rows[ENTITLED] == 0) & ~back).nonzero()[0]
+        missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], rows[WORK, beyond])
+        is_doubtful = missing > 0
+        doubtful = beyond[is_doubtful]
         spared = 0
-        for at, missing, work in zip(
-            doubtful.tolist(), late[doubtful].tolist(), work_ns[doubtful].tolist(), strict=True
+        for at, each, work in zip(
+            doubtful.tolist(), missing[is_doubtful].tolist(), rows[WORK, doubtful].tolist(), strict=True
         ):
-            if missing > spared:
+            if each > spared:
                 back[at] = True
                 spared += work
 
-    def select(self, stakes: Stakes) -> list[tuple[Job, Job]]:
-        """See Selection. Where more than FEW are left, they are laid on the lanes as if these were one."""
+    def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
+        """See Selection. As long as more than FEW are left, they are laid on the lanes as if these were one."""
         victims = list[tuple[Job, Job]]()
-        latest = self._latest(DEADLINE)
-        if (self._begin_ns(self.rows[WORK]) <= latest).all():
+        late = self._begin_ns(self.rows[WORK]) - self._latest(DEADLINE)
+        found = (late > 0).nonzero()[0]
+        if not found.size:
             return victims
-        left = np.arange(len(latest))
-        while (late := self._first_late(left, latest)) is not None:
-            for_job = int(left[late])
-            among = left[: late + 1]
-            among = among[self.rows[RANK, among] == self.rows[RANK, for_job]]
-            for column in self._values(stakes):
-                values = column[among]
-                among = among[values == values.min()]
-            gone = int(among[0])
-            stakes.lost(int(self.rows[OWNER, gone]))
-            victims.append((self._job(gone), self._job(for_job)))
-            left = left[left != gone]
-        self.rows = self.rows.take(left, 1)
+        left = np.ones(late.size, np.bool_)
+        room = late.size - FEW
+        if room > 0:
+            for victim, at in self._least(stakes, found, late, left, min(most, room)):
+                victims.append((self._job(victim), self._job(at)))
+            self.rows = self.rows.take(left.nonzero()[0], 1)
+        if len(victims) >= room:
+            few = Jobs(list(zip(*self.rows.tolist(), strict=True)), self._free_at, 0)
+            further = few.select(stakes, most - len(victims))
+            victims += [(self._timed(gone), self._timed(for_job)) for gone, for_job in further]
+            self.rows = np.array(few.jobs, np.int64).reshape(-1, WORK + 1).T
         return victims
 
-    def _job(self, at: int) -> Job:
-        rank, deadline_ns, number, due_ns, *others = self.rows[:, at].tolist()
-        job: Job = (rank, deadline_ns + self._now_ns, number, due_ns + self._now_ns, *others)
-        return job
+    def _least(
+        self, stakes: Stakes, found: NDArray[np.intp], late: Column, left: NDArray[np.bool_], most: int
+    ) -> Iterator[tuple[int, int]]:
+        """Positions of victims, `most` at most, each with the position of the late job that it makes room for.
 
-    def _first_late(self, left: NDArray[np.intp], latest: Column) -> int | None:
-        """Where among those that are `left` the first one is that would be late; None if none is."""
-        if left.size <= FEW:
-            rows = self.rows.take(left, 1)
-            return first_late(zip(*rows.tolist(), strict=True), self._free_at)
-        late = (self._begin_ns(self.rows[WORK, left]) > latest[left]).nonzero()[0]
-        return int(late[0]) if late.size else None
+        `found` are the positions of late jobs, `late` by how much each job is late, times the lanes. One sweep over
+        `found` is enough: a victim stands before the late job or is that job, so later jobs only begin earlier.
+        Victims are taken out of `left`.
+        """
+        rows, spared, count = self.rows, 0, 0
+        start, added, of_rank = 0, 0, None
+        candidates: Candidates | None = None
+        place = np.zeros(0, np.intp)
+        ranks = rows[RANK, found].tolist()
+        for at, rank, missing in zip(found.tolist(), ranks, late[found].tolist(), strict=True):
+            if rank != of_rank:
+                of_rank, start, candidates = rank, int(rows[RANK].searchsorted(rank)), None
+            while missing > spared and left[at]:
+                if count < _SCANS:
+                    victim = self._scan(stakes, start + left[start : at + 1].nonzero()[0])
+                else:
+                    if not place.size:
+                        place = np.lexsort([*reversed(self._values(stakes, [1.0] * len(stakes.fared)))]).argsort()
+                    if candidates is None:
+                        candidates, added = Candidates(stakes, self._job), start
+                    if added <= at:
+                        fresh = added + left[added : at + 1].nonzero()[0]
+                        added = at + 1
+                        columns = rows[OWNER, fresh], place[fresh], fresh
+                        candidates.add(zip(*[each.tolist() for each in columns], strict=True))
+                    victim = candidates.pop()
+                left[victim] = False
+                spared += int(rows[WORK, victim])
+                count += 1
+                yield victim, at
+                if count == most:
+                    return
+
+    def _scan(self, stakes: Stakes, among: NDArray[np.intp]) -> int:
+        """The position that `Candidates.pop` would give among these. For a few victims a scan is quicker than heaps."""
+        for column in self._values(stakes, stakes.fared):
+            values = column[among]
+            among = among[values == values.min()]
+        stakes.lost(int(self.rows[OWNER, among[0]]))
+        return int(among[0])
+
+    def _job(self, at: int) -> Job:
+        return self._timed(self.rows[:, at].tolist())
+
+    def _timed(self, job: Sequence[int]) -> Job:
+        """A job with times as they were given."""
+        rank, deadline_ns, number, due_ns, *others = job
+        made: Job = (rank, deadline_ns + self._now_ns, number, due_ns + self._now_ns, *others)  # type: ignore[assignment]
+        return made
 
     def behind_the_due(self, paused: int) -> list[int]:
         """See Selection."""
         rows = self.rows
         within = ((rows[ENTITLED] > 0) & (rows[NUMBER] >= -paused)).nonzero()[0]
-        ranks, dues = rows[RANK, within].tolist(), rows[DUE, within].tolist()
-        found: list[int] = []
-        for rank in dict.fromkeys(ranks):
-            due = min([each for each, its_rank in zip(dues, ranks, strict=True) if its_rank == rank])
-            late = (rows[ENTITLED] == 0) & (rows[DEADLINE] >= due) & (rows[RANK] == rank)
-            found += rows[NUMBER, late].tolist()
+        if not within.size:
+            return []
+        ranks, first = np.unique(rows[RANK, within], return_index=True)  # which ascend
+        dues = np.minimum.reduceat(rows[DUE, within], first)
+        at = np.minimum(ranks.searchsorted(rows[RANK]), len(ranks) - 1)
+        late = (rows[ENTITLED] == 0) & (rows[RANK] == ranks[at]) & (rows[DEADLINE] >= dues[at])
+        found: list[int] = rows[NUMBER, late].tolist()
         return found
+
+
+def ahead_ns(reserve: Reserve, left_ns: Column, work_ns: Column) -> Values:
+    """What `Reserve.ahead_ns` says, of many jobs."""
+    if not reserve.columns:
+        sums = (reserve.within, reserve.within_ns, reserve.beyond, reserve.beyond_ns)
+        reserve.columns.extend(np.array(each) for each in (reserve.slo_ns, reserve.work_ns, reserve.keys, *sums))
+    slos, works, keys, within, within_ns, beyond, beyond_ns = reserve.columns
+    count, rank = slos.searchsorted(left_ns), works.searchsorted(work_ns)
+    level = np.arange(len(slos).bit_length())[:, None]
+    block = (count >> level) - 1
+    is_whole = (block & 1) == 0
+    until = keys.searchsorted((level * reserve.width + block) * reserve.width + rank)
+    first = np.where(is_whole, level * len(slos) + (block << level), until)
+    lanes = within[count] + (beyond[until] - beyond[first]).sum(0)
+    lane_ns = within_ns[count] + (beyond_ns[until] - beyond_ns[first]).sum(0)
+    found: Values = left_ns * lanes - lane_ns
+    return found
+
+
+class LongQueue:
+    """The queries of a long queue at one of its editions, as jobs in columns: `rows` [8, jobs], in the queue's order.
+
+    `rank` is the priority of all queries, None where they differ. Columns of another edition are reused: the keys of
+    both tell which queries came and went. A key is the same object as long as its query waits, so that lists of keys
+    compare at the speed of memory.
+    """
+
+    __slots__ = ("_keys", "_kinds", "_owner", "_predictor", "_raw", "edition", "rank", "rows")
+
+    def __init__(self, queue: QueueView, dues: Mapping[int, int], known: LongQueue | None = None) -> None:
+        """Of a queue whose keys begin with rank and deadline and end with the number; `dues` tells when those are due
+        that are within entitlements. `known` is what is known of it at another edition."""
+        self.edition = queue.edition
+        self._keys = list(queue.keys)
+        self._kinds: dict[tuple[int, int], int] = {} if known is None else known._kinds
+        """Numbers of shapes and rows."""
+        edits = None if known is None else _edits(known._keys, self._keys)
+        if known is None or edits is None:
+            self._raw = self._made(queue, dues, 0, len(self._keys))
+        else:
+            pieces, done = list[Column](), 0
+            for first, until, begin, end in edits:
+                pieces += [known._raw[:, done:first], self._made(queue, dues, begin, end)]
+                done = until
+            self._raw = np.concatenate([*pieces, known._raw[:, done:]], 1)
+        ranks = self._raw[RANK]
+        self.rank: int | None = int(ranks[0]) if (ranks == ranks[0]).all() else None
+        self.rows: Column = self._raw
+        """As they were told last."""
+        self._predictor: Predictor | None = None
+        self._owner = -1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LongQueue) and self.edition is other.edition
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
+        """See Waiting."""
+        if self._predictor is predictor and self._owner == owner:
+            return
+        self._predictor, self._owner = predictor, owner
+        tenant, raw = queue.tenant, self._raw
+        work_ns = [needed_ns(tenant.work(*kind)) for kind in self._kinds]
+        rows = self.rows = np.empty((WORK + 1, raw.shape[1]), np.int64)
+        rows[: DUE + 1] = raw[: DUE + 1]
+        rows[WORK] = work_ns[0] if len(work_ns) == 1 else np.array(work_ns).take(raw[_KIND])
+        rows[ANSWERS], rows[OWNER] = 1, owner
+        is_within = rows[ENTITLED] = raw[DUE] != _NO_DUE
+        if is_within.any():  # early by what they may run longer, so that they are in time even so
+            longer_ns = [predictor.sure_ns(tenant.name, each, tenant.slo_ns) - each for each in work_ns]
+            latest = raw[DEADLINE] - np.array(longer_ns).take(raw[_KIND])
+            rows[DUE] = np.where(is_within, np.minimum(raw[DUE], latest), raw[DEADLINE])
+        else:
+            rows[DUE] = raw[DEADLINE]
+
+    def _made(self, queue: QueueView, dues: Mapping[int, int], begin: int, end: int) -> Column:
+        """Columns of the queries from one position to another: rank, deadline, number, due, shape and rows."""
+        queries, kinds = queue.queries[begin:end], self._kinds
+        made = np.empty((_KIND + 1, end - begin), np.int64)
+        if queries:
+            made[: NUMBER + 1] = np.array(queue.keys[begin:end], np.int64).T[: NUMBER + 1]
+            made[DUE] = [dues.get(query.id, _NO_DUE) for query in queries] if dues else _NO_DUE
+            made[_KIND] = [kinds.setdefault((query.shape, query.items), len(kinds)) for query in queries]
+        return made
+
+
+def _edits(old: Sequence[object], new: Sequence[object]) -> list[tuple[int, int, int, int]] | None:
+    """Differences of two lists of ascending keys: tuples (first, until, begin, end), where `old[first:until]` became
+    `new[begin:end]`. None where there are more than _MOST_EDITS."""
+    made = list[tuple[int, int, int, int]]()
+    first = begin = 0
+    while len(made) <= _MOST_EDITS:
+        alike = _alike(old, first, new, begin)
+        first, begin = first + alike, begin + alike
+        if first == len(old) and begin == len(new):
+            return made
+        until, end = first, begin
+        while until < len(old) and (end == len(new) or old[until] < new[end]):  # type: ignore[operator]
+            until += 1
+        while end < len(new) and (until == len(old) or new[end] < old[until]):  # type: ignore[operator]
+            end += 1
+        made.append((first, until, begin, end))
+        first, begin = until, end
+    return None
+
+
+def _alike(old: Sequence[object], first: int, new: Sequence[object], begin: int) -> int:
+    """Number of equal keys from these positions on. Galloping search: runs double until they differ, then halve."""
+    most, alike, length = min(len(old) - first, len(new) - begin), 0, 1
+    is_longer = True
+    while alike < most and length:
+        length = min(length, most - alike)
+        at, other = first + alike, begin + alike
+        if old[at : at + length] == new[other : other + length]:
+            alike += length
+            length = 2 * length if is_longer else length // 2
+        else:
+            is_longer, length = False, length // 2
+    return alike

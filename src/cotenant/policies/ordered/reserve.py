@@ -1,4 +1,11 @@
-"""Work that is still to come and goes first: what is beyond a share is begun only if it can be done beside that."""
+"""Reserve of device time for demand that is still to come: what is beyond a share begins only if it can end beside it.
+
+For a job with `left` ns to its deadline that takes `work` ns of a lane, the work that is expected to come and to go
+first is `sum(lanes * (left - slo))` over the tenants with `slo < left`. A tenant's `lanes` are its demand within its
+share, or its whole demand where a query of it takes less than `work`. What is asked for beyond shares is a dominance
+sum in two dimensions: a merge-sort tree over the tenants has it, which takes n log n to make and log n lookups to ask
+(Bentley, Multidimensional divide-and-conquer, CACM 1980).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FRESH_NS = 1_000_000_000
 """Age up to which a reserve holds: what it goes by, work of the last ten seconds, changes little meanwhile."""
@@ -24,17 +31,26 @@ class Expected(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What tenants are predicted to ask for, from `made_ns` on: queries of theirs are due their SLO after they come.
+    """Expected demand of n tenants from `made_ns` on; a query of a tenant is due its SLO after it comes.
 
-    `busy` are lanes, and `begun_ns` the same times the SLO, [tenants + 1][tenants + 1]: of those tenants that have the
-    first so many of `slo_ns` together, for a job that takes more work than so many of `work_ns`.
+    `slo_ns` and `work_ns` are those of all tenants, each ascending. `within` and `within_ns` [n + 1] are prefix sums in
+    the order of SLOs: of lanes within shares, and of these times the SLO. Level `l` of the tree has the tenants in
+    blocks of 2^l by SLO, each block in the order of work; levels stand one behind the other in `keys` [n * levels],
+    which ascend: (level * width + block) * width + rank by work. `beyond` and `beyond_ns` are prefix sums along them of
+    demand beyond shares. `known` and `columns` are caches: sums that were looked up, and all lists as arrays of numpy.
     """
 
     made_ns: int
-    slo_ns: Sequence[float] = field(compare=False)
-    work_ns: Sequence[float] = field(compare=False)
-    busy: Sequence[Sequence[float]] = field(compare=False)
-    begun_ns: Sequence[Sequence[float]] = field(compare=False)
+    slo_ns: Sequence[int] = field(compare=False)
+    work_ns: Sequence[int] = field(compare=False)
+    within: Sequence[float] = field(compare=False)
+    within_ns: Sequence[float] = field(compare=False)
+    width: int = field(compare=False)
+    keys: Sequence[int] = field(compare=False)
+    beyond: Sequence[float] = field(compare=False)
+    beyond_ns: Sequence[float] = field(compare=False)
+    known: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    columns: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     @staticmethod
     def of(tenants: Sequence[Expected], now_ns: int) -> Reserve:
@@ -42,15 +58,45 @@ class Reserve:
         beyond them of tenants whose queries take less work, as it is worth more."""
         by_slo = sorted(tenants)
         by_work = sorted(range(len(by_slo)), key=lambda at: by_slo[at].work_ns)
-        busy, begun = list[list[float]](), list[list[float]]()
-        for count in range(len(by_slo) + 1):
-            less = set(by_work[:count])
-            lanes = [each.asked if at in less else each.within for at, each in enumerate(by_slo)]
-            busy.append([0.0, *accumulate(lanes)])
-            begun.append([0.0, *accumulate([each * one.slo_ns for each, one in zip(lanes, by_slo, strict=True)])])
-        return Reserve(now_ns, [each.slo_ns for each in by_slo], [by_slo[at].work_ns for at in by_work], busy, begun)
+        width = 1 << len(by_slo).bit_length()
+        keys = [
+            (level * width + (at >> level)) * width + rank
+            for level in range(len(by_slo).bit_length())
+            for rank, at in enumerate(by_work)
+        ]
+        keys.sort()
+        inside = [(each.within, each.slo_ns) for each in by_slo]
+        outside = [(by_slo[at].asked - by_slo[at].within, by_slo[at].slo_ns) for at in by_work]
+        more = [outside[key % width] for key in keys]
+        return Reserve(
+            now_ns,
+            [each.slo_ns for each in by_slo],
+            [by_slo[at].work_ns for at in by_work],
+            [0.0, *accumulate([lanes for lanes, _ in inside])],
+            [0.0, *accumulate([lanes * slo_ns for lanes, slo_ns in inside])],
+            width,
+            keys,
+            [0.0, *accumulate([lanes for lanes, _ in more])],
+            [0.0, *accumulate([lanes * slo_ns for lanes, slo_ns in more])],
+        )
 
     def ahead_ns(self, left_ns: int, work_ns: int) -> float:
         """Work that comes before the deadline of a job, so much from now on, and goes first."""
-        row, column = bisect_left(self.work_ns, work_ns), bisect_left(self.slo_ns, left_ns)
-        return left_ns * self.busy[row][column] - self.begun_ns[row][column]
+        place = bisect_left(self.slo_ns, left_ns), bisect_left(self.work_ns, work_ns)
+        found = self.known.get(place)
+        if found is None:
+            found = self.known[place] = self._lanes(*place)
+        return left_ns * found[0] - found[1]
+
+    def _lanes(self, count: int, rank: int) -> tuple[float, float]:
+        """Lanes, and the same times the SLO, of the first `count` by SLO: all of those whose rank by work is below
+        `rank`, and what is within shares of the others."""
+        lanes = lane_ns = 0.0
+        for level in range(count.bit_length()):
+            block = (count >> level) - 1
+            if not block & 1:  # the blocks that make up the first `count` are those of its bits
+                first = level * len(self.slo_ns) + (block << level)
+                until = bisect_left(self.keys, (level * self.width + block) * self.width + rank)
+                lanes += self.beyond[until] - self.beyond[first]
+                lane_ns += self.beyond_ns[until] - self.beyond_ns[first]
+        return self.within[count] + lanes, self.within_ns[count] + lane_ns

@@ -11,10 +11,10 @@ same to many.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Job, Stakes
+from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Candidates, Job, Stakes
 from cotenant.policies.ordered.reserve import Reserve
 
 FEW = 128
@@ -114,23 +114,37 @@ class Jobs:
                     continue
             begin += work_ns
 
-    def select(self, stakes: Stakes) -> list[tuple[Job, Job]]:
+    def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
         """See Selection. Of those up to a late one, and of its priority, the one of the least worth goes."""
         victims = list[tuple[Job, Job]]()
         if self.is_timely(due=False):
             return victims
-        left = self.jobs = [*self.jobs]
-        while (late := first_late(left, self._free_at)) is not None:
-            for_job = left[late]
-            rank, least, gone = for_job[RANK], None, for_job
-            for job in left[: late + 1]:
-                if job[RANK] == rank:
-                    value = stakes.of(job)
-                    if least is None or value < least:  # type: ignore[operator]
-                        least, gone = value, job
-            stakes.lost(gone[OWNER])
-            victims.append((gone, for_job))
-            left.remove(gone)
+        jobs, gone = self.jobs, set[int]()
+        times, at, added = sorted(self._free_at), 0, 0
+        candidates, of_rank = Candidates(stakes, jobs.__getitem__), None
+        while at < len(jobs) and len(victims) < most:
+            rank, deadline_ns, _, _, _, _, _, work_ns = jobs[at]
+            end = times[0] + work_ns
+            if end <= deadline_ns:
+                heapreplace(times, end)
+                at += 1
+                continue
+            if rank != of_rank:
+                candidates, of_rank = Candidates(stakes, jobs.__getitem__), rank
+            fresh = [(each, jobs[each]) for each in range(added, at + 1) if jobs[each][RANK] == rank]
+            candidates.add([(job[OWNER], stakes.place_of(job), each) for each, job in fresh])
+            added = at + 1
+            victim = candidates.pop()
+            victims.append((jobs[victim], jobs[at]))
+            gone.add(victim)
+            if victim == at:
+                at += 1
+            else:  # all behind it begin earlier: none of them is late that was not before
+                times = sorted(self._free_at)
+                for each in range(at):
+                    if each not in gone:
+                        heapreplace(times, times[0] + jobs[each][WORK])
+        self.jobs = [job for each, job in enumerate(jobs) if each not in gone]
         return victims
 
     def behind_the_due(self, paused: int) -> list[int]:
@@ -144,14 +158,3 @@ class Jobs:
             for rank, deadline_ns, number, _, entitled, _, _, _ in self.jobs
             if not entitled and rank in first and deadline_ns >= first[rank]
         ]
-
-
-def first_late(jobs: Iterable[Job], free_at: Sequence[int]) -> int | None:
-    """The position of the first job that is late when each goes to the lane that is free first; None if none is."""
-    times = sorted(free_at)
-    for at, (_, deadline_ns, _, _, _, _, _, work_ns) in enumerate(jobs):
-        end = times[0] + work_ns
-        if end > deadline_ns:
-            return at
-        heapreplace(times, end)
-    return None

@@ -120,6 +120,8 @@ class Counters:
         """What a tenant lost most of its last queries by: for those to set who keep an account of that."""
         self._lock = threading.Lock()
         self._open: dict[int, Query] = {}
+        self._left_out: set[int] = set()
+        """Queries of the server itself."""
         self._told_later: set[int] = set()
         """Queries whose front-ends say when their answers are written."""
         self._unwritten: dict[int, tuple[Query, Outcome]] = {}
@@ -139,6 +141,10 @@ class Counters:
         counted = self.by_tenant.pop(tenant, None)
         if counted is not None:
             self._gone[tenant] = counted
+
+    def leave_out(self, query: int) -> None:
+        """This query, which is just arriving, is no client's: it is not counted."""
+        self._left_out.add(query)
 
     def tell_later(self, query: int) -> None:
         """`replied` comes when the answer of this query, which is just arriving, is written."""
@@ -200,12 +206,17 @@ class Counters:
 
     def _arrived(self, query: Query) -> None:
         self._open[query.id] = query
+        if query.id in self._left_out:
+            return
         counted = self.by_tenant.get(query.tenant)
         if counted is not None:
             counted.arrived += 1
 
     def _responded(self, number: int, outcome: Outcome, time_ns: int) -> None:
         query = self._open.pop(number)
+        if number in self._left_out:
+            self._left_out.remove(number)
+            return
         if number in self._told_later:
             self._told_later.remove(number)
             if outcome in ANSWERS:

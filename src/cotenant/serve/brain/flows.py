@@ -22,6 +22,7 @@ from cotenant.repository.application_form import result_of
 from cotenant.serve.brain.clock import Clock
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Asked, Driver
+from cotenant.serve.brain.merge_check import Watch
 from cotenant.serve.brain.queries import arrival_of
 from cotenant.serve.opener.served_application import FindModel, ServedApplication
 from cotenant.serve.opener.served_models import QueryForm
@@ -60,7 +61,7 @@ class _Run:
 class Flows:
     """The queries of applications that are under way. Every method is thread-safe.
 
-    `find` gives the model of a stage as it is served when the stage starts.
+    `find` gives the model of a stage as it is served when the stage starts; `watched`: see MergeCheck.
     """
 
     def __init__(
@@ -70,7 +71,9 @@ class Flows:
         counters: Counters,
         beliefs: OnlineModel,
         find: FindModel,
+        watched: Watch = lambda *each: each[-1],
     ) -> None:
+        self._watched = watched
         self._driver = driver
         self._clock = clock
         self._counters = counters
@@ -226,7 +229,8 @@ class Flows:
                 spec.name,
             )
 
-        return make, request.inputs, partial(self._answered, run, stage)
+        done = partial(self._answered, run, stage)
+        return make, request.inputs, self._watched(model, form, request.inputs, done)
 
     def _answered(self, run: _Run, stage: int, respond: Respond, outputs: Tensors | None) -> None:
         """See driver.Done."""

@@ -9,8 +9,10 @@ from functools import partial
 
 from cotenant.config import NS_PER_MS
 from cotenant.serve.brain.clock import Clock
+from cotenant.types import Tenant
 
 _log = logging.getLogger("cotenant.slo")
+_server_log = logging.getLogger("cotenant.server")
 
 _WINDOW = 100
 """Queries that are looked at together: as many as tell 95 from 99 %."""
@@ -72,6 +74,17 @@ def turn_text(tenant: str, slo_ns: int, turn: Turn, cause: str = "") -> str:
     if turn.begins:
         return f"{whom} begins to miss {slo}: {turn.missed} of its last {turn.window} queries{why}"
     return f"{whom} meets {slo} again: {turn.missed_since} queries missed it in {turn.since_ns / 1e9:.1f} s{why}"
+
+
+def log_served(model: str, tenant: Tenant, alone_ns: int) -> None:
+    """Say that a model is served, and warn where its predicted latency alone is above the SLO."""
+    slo_ms = tenant.slo_ns / NS_PER_MS
+    if alone_ns > tenant.slo_ns:
+        _server_log.warning(
+            "model %r takes %.1f ms alone and cannot meet its SLO of %g ms: queries will be refused",
+            *(model, alone_ns / NS_PER_MS, slo_ms),
+        )
+    _server_log.info("model %r is served: slo %g ms, %d segments", model, slo_ms, len(tenant.cuts) - 1)
 
 
 def log_turns(clock: Clock, tenant: str, slo_ns: int, turn: Turn, cause: str) -> None:

@@ -73,7 +73,11 @@ def _model_ready(backend: Describe, route: HttpRoute, body: bytes) -> Answer:
 
 
 def _model(backend: Describe, route: HttpRoute, body: bytes) -> Answer:
-    return json_answer(200, model_metadata(backend, route.model, route.version))
+    metadata = model_metadata(backend, route.model, route.version)
+    parameters = backend.config(route.model, route.version).get("parameters", {})
+    if (merging := parameters.get("merging")) is not None:
+        metadata["parameters"] = {"merging": merging["string_value"]}
+    return json_answer(200, metadata)
 
 
 def _config(backend: Describe, route: HttpRoute, body: bytes) -> Answer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -20,7 +21,9 @@ from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 from cotenant.measure.inputs import DeclaredShape
 from cotenant.measure.load_spec import VersionFacts
+from cotenant.measure.opening import remember_verdict
 from cotenant.profile.joint_plan import JointPlan
+from cotenant.profile.merging import SINGLE, Merging
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
@@ -29,6 +32,7 @@ from cotenant.wire.config_keys import config_tensor
 from cotenant.wire.model_limits import check_model
 from cotenant.work import CPU
 
+_log = logging.getLogger("cotenant.merging")
 _MOST_MERGE_KEYS = 4096
 """Input shapes of a model that are told apart at a time: clients choose them, and memory is bounded."""
 
@@ -67,7 +71,25 @@ class ServedModel:
     """Inputs that the engine takes as text."""
     is_over: bool = False
     """It is not served any more, whether or not another one is under its name."""
+    merging: Merging = SINGLE
+    """Whether its queries are merged now, and how that is known."""
     _merge_keys: dict[tuple[tuple[int, ...], ...], int] = field(default_factory=dict)
+
+    @property
+    def merges(self) -> bool:
+        """Whether its queries are merged."""
+        return self.merging.is_allowed
+
+    @property
+    def batching(self) -> str:
+        """What merging needs, as the configuration says."""
+        return self.opened.found.config.model.batching
+
+    def end_merging(self, reason: str) -> None:
+        """Merge none of its further queries, for the life of this process: each gets a merge key of its own."""
+        self.merging = Merging("refused", reason)
+        remember_verdict(self.opened.digest, self.merging)
+        _log.error("model %r: its queries run alone from now on: %s", self.metadata.name, reason)
 
     @property
     def version(self) -> str:
@@ -112,7 +134,9 @@ class ServedModel:
             _check_text(self.metadata.name, name, request.inputs[name])
         row_shapes = tuple([array.shape[1:] if batched else array.shape for array in arrays])
         key = self._merge_keys.get(row_shapes)
-        if key is None:
+        if not self.merging.is_allowed and batched:
+            key = next(_NEXT_KEY)
+        elif key is None:
             if len(self._merge_keys) >= _MOST_MERGE_KEYS:
                 self._merge_keys.clear()  # the numbers go on, so that no key ever stands for two shapes
             key = self._merge_keys.setdefault(row_shapes, next(_NEXT_KEY))
@@ -147,6 +171,7 @@ class ServedModel:
                 "tenant": {"string_value": self.tenant.name},
                 "shapes": {"string_value": json.dumps([_plain(shape) for shape in self.shapes])},
                 "segments": {"string_value": str(len(self.tenant.cuts) - 1)},
+                "merging": {"string_value": self.merging.told},
             },
         }
         kind = "cores" if self.opened.device == CPU else "sms"
@@ -210,7 +235,8 @@ def serve_model(
         for index, shape in enumerate(opened.shapes)
     )
     texts = tuple(spec.name for spec in metadata.inputs if spec.datatype == "BYTES")
-    return ServedModel(opened, profile, tenant, metadata, NOT_LOADED, tuple(by_elements), texts)
+    forms = tuple(by_elements), texts
+    return ServedModel(opened, profile, tenant, metadata, NOT_LOADED, *forms, merging=opened.merging)
 
 
 def _check_text(model: str, name: str, array: Array) -> None:

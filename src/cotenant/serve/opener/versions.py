@@ -15,6 +15,7 @@ from cotenant.execute.protocol import ModelExecutor
 from cotenant.measure.load_spec import LoadSpec, VersionFacts
 from cotenant.measure.loader import warning_of
 from cotenant.measure.loader_process import LoadCancelledError, Loader, LoadError
+from cotenant.measure.opening import remember_verdict, verdicts
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import ModelVersion, check_owners, find_versions, within
@@ -130,13 +131,15 @@ class ModelOpener:
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         device = None if self._executor.place.device == CPU else self._device
-        spec = LoadSpec(str(self.root), found, policy.shares, tuple(self._measured.values()), device)
+        spec = LoadSpec(str(self.root), found, policy.shares, tuple(self._measured.values()), device, verdicts())
         report = self.loader.load(spec)
         facts, profile = report.facts, report.profile
         if report.warning:
             _log.warning("%s", warning_of(found, report.warning))
         else:
             self._keep(profile)
+            if found.config.model.max_batch > 1:
+                remember_verdict(facts.digest, facts.merging)
         served = serve_model(facts, profile, preempt=policy.preempt, plans=self._plans_of(facts, policy))
         served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.shares))
         return served
