@@ -65,7 +65,7 @@ else:
 def read_toml(path: Path, error: type[CotenantError]) -> dict[str, Any]:
     """The table that a file of TOML holds."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # with a byte-order mark, or without
     except OSError as found:
         raise error(f"{path}: cannot be read ({found.strerror})") from None
     except UnicodeDecodeError as found:

@@ -26,6 +26,7 @@ from cotenant.measure.loader import ASSUMED_SHARE
 from cotenant.measure.loader_process import LoadCancelledError, Loader, LoadError
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
+from cotenant.serve.server_process import spawn
 from cotenant.types import Outcome
 from cotenant.wire.api import ServeError, Status
 from cotenant.work import Share
@@ -360,3 +361,28 @@ def test_errors_of_a_loader_are_sentences(tmp_path: Path) -> None:
     write_model(tmp_path, "m", config() + "[samples]\ny = {values = [1]}\n", {1: lambda: scaled(1.0)})
     with loading() as loader, pytest.raises(CotenantError, match=r"\[samples.y\] names no input .*expected one of x"):
         loader.load(spec_of(tmp_path, "m"))
+
+
+# --- the whole server -----------------------------------------------------------------------------------------------
+
+
+def test_sigterm_ends_a_start_that_a_model_holds_up(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root, "loop", config() + LOOPING, {1: looping})
+    process = spawn("serve", str(root), log=tmp_path / "log")
+    try:
+        until = time.monotonic() + 60
+        while "measuring it quickly" not in (tmp_path / "log").read_text() and time.monotonic() < until:
+            time.sleep(0.05)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 20, "the limit of a step is 120 s"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path: Path) -> None:
+    write_model(tmp_path, "m", "\ufeff" + config(), {1: fixed})
+    assert find_versions(tmp_path, "m")[0].config.tenant.slo_ms == SLO_MS
