@@ -101,10 +101,10 @@ class LossAccount:
         self._applications: dict[int, ApplicationArrived] = {}
         self._stage_lost: dict[int, tuple[LossCause, str]] = {}
         """Of an application's query under way, or that has just ended: the cause of its last lost stage."""
-        self._held: Held | None = None
+        self._held: dict[str, tuple[int, int, int]] | None = None
         """What `_held_now` gave, while nothing has begun or ended since `_held_at_ns`."""
         self._held_at_ns = 0
-        self._looks: deque[tuple[int, Held]] = deque()
+        self._looks: deque[tuple[int, dict[str, tuple[int, int, int]]]] = deque()
         self._openings = Openings()
         self.use_lanes(lanes)
         for tenant in tenants:
@@ -154,6 +154,9 @@ class LossAccount:
                 self._add(event.tenant)
             case TenantRemoved():
                 self._ledgers.pop(event.tenant, None)
+                self._held = None
+                for _, held in self._looks:
+                    held.pop(event.tenant, None)  # should it come back, it begins with nothing
                 divide(self._ledgers.values())
             case TenantSuspended(tenant=name) if name in self._ledgers and self._ledgers[name].away_ns is None:
                 self._ledgers[name].away_ns = now_ns
@@ -179,6 +182,7 @@ class LossAccount:
 
     def _add(self, tenant: Tenant) -> None:
         self._ledgers[tenant.name] = Ledger(tenant)
+        self._held = None
         self._cost.clear()
         divide(self._ledgers.values())
 
