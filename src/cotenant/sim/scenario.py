@@ -10,10 +10,10 @@ measured (`python -m bench fidelity` measures them).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
-from math import exp
+from math import exp, prod
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -157,6 +157,9 @@ class Follower(Protocol):
     def replied(self, delay_ns: int) -> None:
         """An answer was written so long after its query had ended."""
 
+    def doubt(self, tenants: Iterable[str]) -> Event | None:
+        """Queries were refused as these tenants are believed to be too slow together; what it returns happens next."""
+
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         """An event was handled; what it returns happens next."""
 
@@ -190,7 +193,8 @@ def scenario_of(
     for name, spec in specs.items():
         stage_tenants = tuple(tenants[stage.model] for stage in spec.stages)
         ends = spec.graph.planned_ends_ns(shares_ns.get(name, {}))
-        applications[name] = SimulatedApplication(spec.graph, stage_tenants, ends)
+        least = tuple(_smallest(members[stage.model].config.model.shapes) for stage in spec.stages)
+        applications[name] = SimulatedApplication(spec.graph, stage_tenants, ends, least)
         most = min([tenant.max_batch for tenant in stage_tenants])
         whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority, max_batch=most)
         shapes[name] = _declared(spec, shapes)
@@ -200,6 +204,12 @@ def scenario_of(
         if reason is not None:
             raise ConfigError(reason)
     return Scenario(workload, tuple(tenants.values()), owners, tables, lanes, applications=applications)
+
+
+def _smallest(shapes: Sequence[Mapping[str, Sequence[int]]]) -> int:
+    """The number of the declared shape with the fewest elements; the first where none is declared."""
+    elements = [sum([prod(dims) for dims in shape.values()]) for shape in shapes]
+    return elements.index(min(elements)) if elements else 0
 
 
 def _declared(spec: ApplicationSpec, shapes: Mapping[str, int]) -> int:
@@ -280,8 +290,9 @@ def run_scenario(
         engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.machine), None
         engine.follower, engine.log, engine.replies = follower, log, []
     driven: Engine | StagedEngine = engine
+    doubt = None if follower is None else follower.doubt
     if scenario.applications:
-        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log), None
+        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log, doubt), None
     names = [load.name for load in scenario.workload.tenants]
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
