@@ -347,6 +347,14 @@ def test_a_lane_outside_the_device_is_refused() -> None:
         Engine([A], Edf((Share((2,)),)), PREDICTOR, Machine.cpu(CORES))
 
 
+def test_a_share_that_spans_two_devices_is_refused() -> None:
+    machine = Machine.of({"cpu": (0,), "other": (0,)})
+    lanes = tuple(machine.share((0,), each.device) for each in machine.devices)
+    spanning = Scripted(lambda snapshot: Decision(), lanes=lanes, shares=(*lanes, Share.joined(*lanes)))
+    with pytest.raises(InvalidValueError, match=r"lane is .*, expected a share of the machine"):
+        Engine([A], spanning, PREDICTOR, machine)
+
+
 # --- policies that break the contract ---------------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ class Engine(Books):
 
     Raises ProtocolViolationError from `handle` when an event, or a decision of the policy, is impossible in the present
     state; that is a bug, never the fault of a client.
-    Raises InvalidValueError when a lane of the policy is not of the machine.
+    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine.
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
@@ -308,9 +308,9 @@ class Engine(Books):
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
-        for lane in policy.lanes:
-            if lane not in self._machine:
-                raise InvalidValueError(f"policy {policy.name!r}", "lane", lane, "a share of the machine")
+        for share in (*policy.lanes, *policy.shares):
+            if share not in self._machine:
+                raise InvalidValueError(f"policy {policy.name!r}", "lane", share, "a share of the machine")
         self.policy = policy
         self._grouped = policy.grouped
         self._selects = policy.selects

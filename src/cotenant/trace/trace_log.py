@@ -25,7 +25,7 @@ from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.types import StageQuery, Tenant
-from cotenant.work import Machine, Work
+from cotenant.work import Machine, Share, Work
 
 FORMAT = "cotenant-trace/2"
 _MOST_RECORDS = 1 << 12
@@ -56,6 +56,18 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     factor: float | None = None
     margin: SafetyMargin = NO_MARGIN
     beside: float | None = None
+    firsts: dict[str, int] = {}
+    """Numbers of the devices' first slots in the machine, where they do not follow from the devices before."""
+
+    @property
+    def whole(self) -> Machine:
+        """The machine, each device with the numbers that its slots had. Raises InvalidValueError."""
+        known = Machine.of(self.machine)
+        if not self.firsts:
+            return known
+        return Machine(
+            tuple(Share(each.cores, each.device, self.firsts.get(each.device, each.first)) for each in known.devices)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +91,13 @@ def header(
 ) -> Header:
     """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
     plain = _PlainPredictor.of(predictor)
+    devices = {each.device: each.cores for each in machine.devices}
     return Header(
         FORMAT,
         created,
         policy.name,
         _options(policy),
-        {each.device: each.cores for each in machine.devices},
+        devices,
         tuple(tenants),
         plain.tables,
         plain.scales,
@@ -94,6 +107,7 @@ def header(
         plain.factor,
         plain.margin,
         plain.beside,
+        {} if machine == Machine.of(devices) else {each.device: each.first for each in machine.devices},
     )
 
 
@@ -296,7 +310,7 @@ def replay(
     policy = make_policy(head.policy, head.policy_options)
     plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin, head.beside)
     predictor = _predictor_of(plain, find_groups)
-    engine = Engine(head.tenants, policy, predictor, Machine.of(head.machine))
+    engine = Engine(head.tenants, policy, predictor, head.whole)
     for record in records:
         if record.kind == "LogFull":
             return
