@@ -9,7 +9,6 @@ import pytest
 from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.actions import Launch, Release, Respond, SetTimer
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     LaunchEnded,
@@ -29,6 +28,7 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
+from strict_engine import StrictEngine as Engine
 
 A = Tenant("a", slo_ns=100 * MS, max_queue=2)
 B = Tenant("b", slo_ns=100 * MS, cuts=(0, 2, 4), max_batch=4)

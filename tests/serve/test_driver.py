@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from cotenant.core.actions import Action, Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -36,6 +35,7 @@ from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Work
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 WAIT_S = 10.0
 SLOW = Tenant("slow", 500 * MS, cuts=(0, 1, 2))

@@ -16,7 +16,6 @@ from application_world import CHAIN as CHAIN_STAGES
 from application_world import DIAMOND, World, X, application, with_plans
 from cotenant.config import PolicySection
 from cotenant.core.actions import Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
@@ -33,6 +32,7 @@ from cotenant.work import Machine, Share
 from cotenant.workload import TenantLoad, Trace, Workload
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 
 def simulated(

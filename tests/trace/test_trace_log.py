@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from cotenant import trace
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -35,6 +34,7 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, tables
+from strict_engine import StrictEngine as Engine
 
 A, B = Tenant("a", 50 * MS, cuts=(0, 1, 2), weight=1.5), Tenant("b", 30 * MS, max_batch=3, priority=2)
 PREDICTOR = TablePredictor({"a": tables({"a": 20 * MS}, 2).tables["a"], "b": tables({"b": 5 * MS}).tables["b"]})

@@ -47,7 +47,7 @@ from cotenant.serve.brain.groups import foresee, knowing, learn_groups
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
-from cotenant.serve.brain.queries import Done, answer, query_of, statistics_of, told_of_refusals, waiting_of
+from cotenant.serve.brain.queries import Done, answer, faults_of, query_of, statistics_of, told_of_refusals, waiting_of
 from cotenant.serve.brain.reorganise import change
 from cotenant.serve.brain.replies import Replies
 from cotenant.serve.brain.slo_watch import log_turns
@@ -98,7 +98,7 @@ class Server:
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
         looks = lambda: waiting_of(self._driver), self._executor, self._figures
-        self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost)
+        self._page = MetricsPage(self.counters.by_tenant, *looks, self.losses.lost, lambda: faults_of(self._driver))
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None
         self._flows = Flows(lambda: self.driver, self.clock, self.counters, self.beliefs, self._stage_model)
