@@ -153,8 +153,7 @@ class Guarded:
             return deadline_key(query, tenant, predictor)
         try:
             key = self.policy.queue_key(query, tenant, predictor)
-            total = sum(key)
-            if type(key) is not tuple or key[-1] != query.id or total != total:
+            if type(key) is not tuple or key[-1] != query.id or (total := sum(key)) != total:
                 raise ProtocolViolationError(
                     f"policy {self.policy.name!r} gives query {query.id} the key {key!r}, expected a tuple of integers "
                     "that ends with its number"
@@ -166,18 +165,20 @@ class Guarded:
 
     def _ask(self, snapshot: Snapshot, fault: Callable[[Decision], str | None]) -> Decision:
         """A decision that can be carried out: the policy's, else by deadline, else none; `fault` says what is wrong."""
-        first: Decider = self.policy if self._fallback is None else self._fallback
-        for decider, memory in ((first, self._memory), (self._edf, None)):
+        decider: Decider = self._fallback or self.policy
+        memory = self._memory
+        while True:
             try:
                 decision = decider.decide(snapshot, memory)
-                if (found := fault(decision)) is not None:
-                    raise ProtocolViolationError(f"policy {decider.name!r} {found}")
+                if (found := fault(decision)) is None:
+                    return decision
+                raise ProtocolViolationError(f"policy {decider.name!r} {found}")
             except Exception as error:
                 self._blame(decider.name, DECIDE, error)
-            else:
-                return decision
-        self._is_stuck = True
-        return Decision()
+            if decider is self._edf:
+                self._is_stuck = True
+                return Decision()
+            decider, memory = self._edf, None
 
     def _blame(self, name: str, call: str, error: Exception, query: int = -1) -> None:
         """Note a fault."""
