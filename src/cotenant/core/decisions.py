@@ -53,7 +53,8 @@ def fault_of(
         mask, device = share.mask, devices.get(share.device)
         if device is None or device.first != share.first or mask & ~device.mask:
             return f"launches on {share}, not all free: no share of a device of the machine"
-        if type(start.predicted_ns + start.wanted + start.pressure_pct + start.longest_ns + work.version) is not int:
+        numbers = start.predicted_ns + start.wanted + start.pressure_pct + start.longest_ns + work.start + work.end
+        if type(numbers) is not int or type(work) is not Work:
             return f"starts {work} with a number that is no integer: {start!r:.300}"
         if start.group < group:
             return f"numbers a group {start.group} behind group {group}"
@@ -145,8 +146,6 @@ def _work_fault(work: Work, whole: _Whole) -> str | None:
         rows = work.rows[1] - work.rows[0] if len(work.rows) == 2 and work.rows[0] >= 0 else 0
     if work.tenant != tenant.name or work.items != rows or work.shape != shape or start < begin or not rows:
         return f"starts {work}, expected {rows} rows of {tenant.name!r} at shape {shape} from unit {begin} on"
-    if type(work) is not Work or type(start + end) is not int:
-        return f"starts {work!r:.200}, expected a Work"
     if end <= start or (end != cuts[-1] and (end > cuts[-1] or cuts[bisect_left(cuts, end)] != end)):
         return f"ends a segment of {tenant.name!r} at unit {end}"
     if start != begin and cuts[bisect_left(cuts, start)] != start:
