@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec import UNSET, structs
 
 from cotenant.core.actions import Action, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     AnswerLate,
     ApplicationArrived,
@@ -38,6 +37,7 @@ from cotenant.trace.lost import Loss, LossAccount
 from cotenant.types import LossCause, Outcome, Query, StageQuery, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld, World
+from strict_engine import StrictEngine as Engine
 from tests.support.scenario import CORES, MS, TWO_LANES, Recording, play, policy_of, tables
 
 LATENCY_NS = {"vision": 78 * MS, "text": 23 * MS, "speech": 100 * MS, "tags": 7 * MS}

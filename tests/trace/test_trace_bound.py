@@ -8,7 +8,6 @@ from random import Random
 
 import pytest
 
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, PredictorChanged, TenantAdded
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
@@ -20,6 +19,7 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 LONG = Tenant("long", 100 * MS, cuts=(0, 2, 4), weight=2.0)
 SHORT = Tenant("short", 100 * MS, max_batch=4)

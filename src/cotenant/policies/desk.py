@@ -53,8 +53,6 @@ class Desk:
         self.drops: list[Drop] = []
         self.taken: set[int] = set()
         """Queries that have been given away, or given up."""
-        self.free = 0
-        """The slots that are left to give away, those of the lane that is being filled among them."""
         self.put_off: list[Place] = []
         self.paused: list[tuple[Key, int, BatchView]] = []
         """Candidates with their keys and numbers, the best one last."""

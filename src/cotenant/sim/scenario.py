@@ -321,6 +321,7 @@ def run_scenario(
 
     world = make_world(scenario, assumptions, noise_seed, contention, made.asks_groups)
     simulate(driven, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
+    outcomes.policy_faults = sum(engine.faults.values())
     return outcomes
 
 
