@@ -106,6 +106,8 @@ class OutcomeLog:
 
     def __init__(self, tenants: Iterable[str] = ()) -> None:
         self._columns: dict[str, tuple[array[int], array[int], bytearray]] = {}
+        self.policy_faults = 0
+        """Calls of the policy that failed in the run; see `core.faults`."""
         for tenant in tenants:
             self._open(tenant)
 
@@ -126,6 +128,7 @@ class OutcomeLog:
 
     def extend(self, other: OutcomeLog) -> None:
         """Note all that another log holds, as of another run under the same conditions."""
+        self.policy_faults += other.policy_faults
         for tenant, columns in other._columns.items():
             for mine, theirs in zip(self._columns.get(tenant) or self._open(tenant), columns, strict=True):
                 mine.extend(theirs)

@@ -9,7 +9,6 @@ import pytest
 from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.actions import Launch, Release, Respond, SetTimer
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     LaunchEnded,
@@ -29,6 +28,7 @@ from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
+from strict_engine import StrictEngine as Engine
 
 A = Tenant("a", slo_ns=100 * MS, max_queue=2)
 B = Tenant("b", slo_ns=100 * MS, cuts=(0, 2, 4), max_batch=4)
@@ -345,6 +345,14 @@ def test_impossible_events_raise(event: object) -> None:
 def test_a_lane_outside_the_device_is_refused() -> None:
     with pytest.raises(InvalidValueError, match=r"lane is .*\(2,\).*, expected a share of the machine"):
         Engine([A], Edf((Share((2,)),)), PREDICTOR, Machine.cpu(CORES))
+
+
+def test_a_share_that_spans_two_devices_is_refused() -> None:
+    machine = Machine.of({"cpu": (0,), "other": (0,)})
+    lanes = tuple(machine.share((0,), each.device) for each in machine.devices)
+    spanning = Scripted(lambda snapshot: Decision(), lanes=lanes, shares=(*lanes, Share.joined(*lanes)))
+    with pytest.raises(InvalidValueError, match=r"lane is .*, expected a share of the machine"):
+        Engine([A], spanning, PREDICTOR, machine)
 
 
 # --- policies that break the contract ---------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     Event,
     LaunchEnded,
@@ -25,6 +24,7 @@ from cotenant.errors import ProtocolViolationError
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share
 from scenario import tables
+from strict_engine import StrictEngine as Engine
 
 MACHINE = Machine.cpu((0, 1))
 LEFT, RIGHT = MACHINE.share((0,)), MACHINE.share((1,))

@@ -10,7 +10,6 @@ import pytest
 from msgspec import UNSET, structs
 
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     LaunchEnded,
     LaunchGrew,
@@ -28,6 +27,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import MS, tables
+from strict_engine import StrictEngine as Engine
 
 MACHINE = Machine.of({"cpu": (0, 1), "cuda:0": (0,)})
 LEFT, RIGHT, GPU = MACHINE.share((0,)), MACHINE.share((1,)), MACHINE.share((0,), "cuda:0")

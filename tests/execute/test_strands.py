@@ -13,7 +13,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from cotenant.core.actions import Action, Grow, Launch, Release, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchGrew, QueryCancelled
 from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
@@ -33,6 +32,7 @@ from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from strands import Branches, Growing, Halves, Middle, Pointers
+from strict_engine import StrictEngine as Engine
 
 WAIT_S = 20.0
 TWO_LANES = (Share((0,)), Share((1,)))

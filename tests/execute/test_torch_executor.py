@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from cotenant.core.actions import Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.chains import Chains, SegmentChain, capture_chain, form_of
 from cotenant.execute.gpu.streams import CpuStreams, Named, Replay
@@ -30,6 +29,7 @@ from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from fake_streams import GPU, WAIT_S, FakeLane, FakeModel, FakeStreams, LostError
+from strict_engine import StrictEngine as Engine
 
 LEFT = Share((0, 1), GPU)
 RIGHT = Share((2, 3), GPU)

@@ -13,7 +13,6 @@ from random import Random
 import pytest
 
 from cotenant import trace
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.policies.layer_block.published import LayerBlock
 from cotenant.policies.layer_block.slack_blocks import SlackBlocks
@@ -27,6 +26,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.many_core import ManyCore, ManyCoreWorld
 from golden_files import GOLDEN, agree
+from strict_engine import StrictEngine as Engine
 
 US = 1000
 CORES = 8

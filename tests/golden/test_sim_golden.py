@@ -10,7 +10,6 @@ import io
 import pytest
 
 from cotenant import trace
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import Policy
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
@@ -20,6 +19,7 @@ from cotenant.world.simulated import TableWorld
 from golden_files import GOLDEN, agree
 from golden_workload import RUNS, TABLES, TENANTS, workload
 from scenario import CORES
+from strict_engine import StrictEngine as Engine
 
 
 def record(policy: Policy, load: float) -> bytes:

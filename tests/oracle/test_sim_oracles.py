@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from cotenant.core.actions import Launch
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.policies import POLICIES
 from cotenant.policies.ordered.edf import Edf
@@ -28,6 +27,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import CPU, Machine, Share, Work
 from cotenant.world.simulated import TableWorld, WorldEvent
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, play, tables
+from strict_engine import StrictEngine as Engine
 
 SERVICE_NS = 10 * MS
 COUNT = 30_000

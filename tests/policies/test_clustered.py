@@ -9,7 +9,6 @@ import pytest
 from msgspec import UNSET
 
 from cotenant.core.actions import Enqueue, Launch
-from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived, QueryCancelled
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
@@ -22,6 +21,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from scenario import CORES, TWO_LANES, play
+from strict_engine import StrictEngine as Engine
 
 TENANTS = {
     "a": Tenant("a", 1000, cuts=(0, 1, 2, 3, 4), max_batch=4, splits=((0, 1, 2, 3, 4),)),

@@ -147,7 +147,7 @@ def test_steps_grow_with_tenants_no_faster_than_n_log_n(name: str, monkeypatch: 
 @pytest.mark.parametrize("name", SELECTING)
 def test_steps_grow_with_victims_no_faster_than_n_log_n(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[int]()
-    for queries in (200, 400, 800):
+    for queries in (150, 300, 600):
         shown = snapshot(*burst(20, queries, queries * 10 / 8 * 0.55))
         decision, steps = decided(POLICIES[name](EIGHT), shown, None, monkeypatch)
         assert 0.3 * queries < len(decision.drops) <= MOST_AT_ONCE

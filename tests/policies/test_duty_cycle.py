@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch
-from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
@@ -22,6 +21,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, Recording, play
+from strict_engine import StrictEngine as Engine
 
 LONG = 10_000 * MS
 

@@ -17,7 +17,6 @@ from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
 from cotenant import trace
 from cotenant.core.actions import Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, PolicyChanged, QueryArrived, TenantResumed, TenantSuspended
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.errors import InvalidValueError
@@ -36,6 +35,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot
 from machines import EngineMachine, Watched, walk
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 ROUNDS = (
     Round(60, (Slot("quick", 3, 10.0), Slot("wide", 2, 5.0))),

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, PolicyChanged, QueryArrived
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
@@ -26,6 +25,7 @@ from cotenant.work import Machine, Round, Share, Slot
 from cotenant.world.groups import GroupWorld
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, Recording, play
+from strict_engine import StrictEngine as Engine
 
 LONG = 10_000 * MS
 FIRST, SECOND = Share((0,)), Share((1,))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, LookAheadDue, QueryArrived
 from cotenant.core.predictor import Group
 from cotenant.core.queues import TenantQueue
@@ -25,6 +24,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, TWO_LANES
+from strict_engine import StrictEngine as Engine
 
 UNITS = 8
 A = Tenant("a", 100 * MS, cuts=tuple(range(UNITS + 1)), max_batch=6, weight=1.5)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from cotenant.core.actions import Launch
-from cotenant.core.engine import Engine
 from cotenant.core.events import QueryArrived
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.ordered.edf import Edf
@@ -17,6 +16,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, Recording, play, tables
+from strict_engine import StrictEngine as Engine
 
 BLOCK_NS = 5 * MS
 FAR = 10_000 * MS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cotenant.core.actions import Release, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived, QueryCancelled
 from cotenant.core.queues import Batch, TenantQueue
 from cotenant.core.snapshot import DropRule, Snapshot
@@ -13,6 +12,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.types import LossCause, Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from scenario import MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 FAR = 10_000 * MS
 A = Tenant("a", FAR, max_batch=3)

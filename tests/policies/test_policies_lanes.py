@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cotenant.core.actions import Launch, Respond
 from cotenant.core.admission import most_cores
 from cotenant.core.decisions import fault_of
-from cotenant.core.engine import Engine
 from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import QueryState
@@ -31,6 +30,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import MS, TWO_LANES
+from strict_engine import StrictEngine as Engine
 
 NARROW, WIDE = Share((0,)), Share((1, 2))
 MODEL = LatencyTable((LatencyRow(0, 1, 1, 20 * MS), LatencyRow(0, 1, 2, 10 * MS)), (1.0,))
@@ -88,7 +88,17 @@ def decide(policy: Policy, tenants: list[Tenant], queries: list[Query], predicto
         free |= lane.mask
     weights_differ = len({tenant.weight for tenant in tenants}) > 1
     decision = policy.decide(Snapshot(0, queues, [], {}, free, predictor, weights_differ), None)
-    assert fault_of(decision, live, {}, queues, Launches(free)) is None
+    assert (
+        fault_of(
+            decision,
+            live,
+            {},
+            queues,
+            Launches(free),
+            {each.device: each for each in Machine.holding(policy.lanes).devices},
+        )
+        is None
+    )
     return decision
 
 

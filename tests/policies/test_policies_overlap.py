@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from bench.papers.abacus._group_world import GroupWorld
 from cotenant.core.actions import Action, Enqueue, Launch, LookAhead, Release, SetTimer
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, LookAheadDue, QueryArrived, QueryCancelled, TimerFired
 from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
@@ -24,6 +23,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from scenario import CORES, MS, TWO_LANES, Recording, play
+from strict_engine import StrictEngine as Engine
 
 UNITS = 8
 TENANTS = {

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from cotenant.core.engine import Engine
 from cotenant.policies import POLICIES
 from cotenant.policies.ordered.overload import Job, outweighed
 from cotenant.predict.table import TablePredictor
@@ -16,6 +15,7 @@ from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld
+from strict_engine import StrictEngine as Engine
 
 MS = 1_000_000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
@@ -17,6 +16,7 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 A, B = Tenant("a", 100 * MS, cuts=(0, 1, 2)), Tenant("b", 30 * MS)
 BELIEF = TablePredictor({**tables({"a": 40 * MS}, 2).tables, **tables({"b": 10 * MS}).tables})

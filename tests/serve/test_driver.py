@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cotenant.core.actions import Action, Launch, Respond
-from cotenant.core.engine import Engine
+from cotenant.core.engine import Engine as ServedEngine
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -25,17 +25,19 @@ from cotenant.core.events import (
     TenantRemoved,
     TimerFired,
 )
-from cotenant.core.snapshot import DropRule, Policy
+from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.serve.brain.clock import RealClock, VirtualClock
 from cotenant.serve.brain.driver import Driver, Observer
+from cotenant.serve.brain.queries import faults_of
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Work
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 WAIT_S = 10.0
 SLOW = Tenant("slow", 500 * MS, cuts=(0, 1, 2))
@@ -439,3 +441,34 @@ def test_events_of_one_moment_are_handled_by_the_thread_that_brings_them() -> No
     assert set(threading.enumerate()) == before
     assert stage.story == [(0, 0, Outcome.CANCELLED)]
     assert [type(event) for _, event, _ in stage.events] == [QueryArrived, QueryCancelled]
+
+
+class Faulty:
+    """A policy whose every decision fails."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        raise ValueError("what is this?")
+
+
+def test_a_fault_of_the_policy_is_logged_once_each_and_everybody_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    faulty: Any = Faulty(Edf(ONE_LANE))
+    stage.engine = ServedEngine((SLOW, QUICK), faulty, LATENCY, Machine.cpu(CORES))
+    stage.driver._engine = stage.engine
+    with caplog.at_level("ERROR", logger="cotenant.driver"):
+        for _ in range(4):
+            stage.submit(QUICK)
+            stage.clock.run()
+    lines = [record for record in caplog.records if "policy 'edf' failed in decide at QueryArrived" in record.message]
+    assert len(lines) == 3
+    assert [bool(record.exc_info) for record in lines] == [True, False, False]
+    assert "ValueError: what is this?" in lines[0].message
+    assert "a fallback that keeps quotas serves" in lines[-1].message
+    assert faults_of(stage.driver) == ({("edf", "decide"): 3}, True)
+    assert [respond.outcome for _, respond, _ in stage.answers] == [Outcome.ANSWERED] * 4

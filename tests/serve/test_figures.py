@@ -7,6 +7,7 @@ import shutil
 import socket
 import struct
 import time
+from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -240,6 +241,8 @@ def test_an_answer_that_is_written_late_is_late_and_told_of(tmp_path: Path) -> N
 )
 def test_whatever_the_order_each_query_is_counted_once(steps: list[tuple[str, int]]) -> None:
     counters, inside, unwritten, last, ended_count = Counters(), [], [], 0, 0
+    ends: Counter[Outcome] = Counter()
+    held: dict[int, Outcome] = {}
     counters.add("a", SLO_NS)
     counted = counters.by_tenant["a"]
     for at, (step, pick) in enumerate(steps):
@@ -256,18 +259,25 @@ def test_whatever_the_order_each_query_is_counted_once(steps: list[tuple[str, in
             counters(now, QueryCancelled(-1), [Respond(number, outcome)], None)
             unwritten += [number] * later
             ended_count += not later
+            if later:
+                held[number] = outcome
+            else:
+                ends[outcome] += 1
         elif step in ("write", "leave") and unwritten:
             number = unwritten.pop(pick % len(unwritten))
             if step == "write":
-                counters.replied(number, now)
+                is_told = counters.replied(number, now) is not None
             else:
-                counters(now, QueryCancelled(number), [], None)
+                told = counters(now, QueryCancelled(number), [], None)
+                is_told = isinstance(told, AnswerLate) and told.query == number
+            ends[Outcome.LATE if is_told else held[number]] += 1  # so that the causes add up to the losses
             ended_count += 1
         elif step == "remove" and "a" in counters.by_tenant:
             counters(now, TenantRemoved("a", "gone"), [], None)
         elif step == "add":
             counters.add("a", SLO_NS)
         apart = sum(counted.apart.values())
+        assert counted.outcomes == {outcome: ends[outcome] for outcome in counted.outcomes}
         assert sum(counted.outcomes.values()) == ended_count == counted.arrived - len(inside) - len(unwritten)
         assert sum(counted.latency_buckets) == len(counted.recent) == ended_count - apart
     counters.add("a", SLO_NS)

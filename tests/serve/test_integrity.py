@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench._askers import Tally
-from bench._carry import MOST_ROWS, numbers, picky, write_model
+from bench._askers import Tally, Target
+from bench._carry import MOST_ROWS, ask_carry, numbers, picky, write_model
 from bench._server import serving
-from bench.integrity import SETTINGS, build, left_at_a_cut, measure
+from bench.integrity import QUICK_KINDS, SETTINGS, build, left_at_a_cut, measure
 from cotenant.load.http import HttpPool
 from cotenant.trace import Record
 from cotenant.wire.decode import http_outputs
@@ -32,11 +32,12 @@ BY_NAME = {setting.name: setting for setting in SETTINGS}
 def test_nobody_gets_somebody_elses_answer(tmp_path: Path) -> None:
     """The short form of `python -m bench integrity`."""
     root, counted = tmp_path / "models", itertools.count(1)
-    targets = build(root)
+    targets = build(root, QUICK_KINDS)
     for name in ("edf, one core", "edf in threads", "edf, workers killed"):
         # Two kills in a row: after more of them the next worker would be waited for, and longer each time.
         row = measure(root, replace(BY_NAME[name], period_s=0.7, most=2), targets, counted, ANSWERS, MOST_S)
         assert (row.foreign_answers, row.unanswered, row.innocent_failures) == (0, 0, 0), row
+        assert row.neighbour_dependent_answers == 0, row
         assert row.answers >= ANSWERS
         assert row.left > ANSWERS // 10
         assert (row.disturbances >= 2) == ("killed" in name)
@@ -46,11 +47,14 @@ def test_answers_of_others_are_seen() -> None:
     """What checks has to be able to fail."""
     mine, foreign = numbers(7, 2), numbers(8, 2)
     tally = Tally()
-    tally.check("m", {"y": mine}, mine)
+    own, alone = Target("m", ask_carry), Target("m", ask_carry, is_alone=True)
+    tally.check(own, {"y": mine}, mine)
     assert (tally.answers, tally.foreign) == (1, 0)
     for wrong in ({"y": foreign}, {"y": mine[:1]}, {"y": np.concatenate([mine, foreign])}, {}):
-        tally.check("m", wrong, mine)
-    assert (tally.answers, tally.foreign) == (1, 4)
+        tally.check(own, wrong, mine)
+        tally.check(alone, wrong, mine)
+    tally.check(alone, {"y": mine * np.float32(1.0001)}, mine)
+    assert (tally.answers, tally.foreign, tally.dependent) == (2, 4, 4)
     assert (
         tally.examples[0]
         == "m: expected [2, 16] [56.0, 56.03125, 56.0625, 56.09375], got [2, 16] [64.0, 64.03125, 64.0625, 64.09375]"

@@ -17,7 +17,6 @@ from client import Client, Watch, until
 from cotenant.cli.options import chosen_of, settings_of
 from cotenant.config import PlanSection, PolicySection, ServerConfig, load_server_config
 from cotenant.core.actions import Launch
-from cotenant.core.engine import Engine
 from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
@@ -43,6 +42,7 @@ from cotenant.wire.api import InferRequest, ServeError, Status
 from cotenant.work import Machine, Share
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from repositories import config, scaled, write_model
+from strict_engine import StrictEngine as Engine
 
 MS = 1_000_000
 WAIT_S = 30.0

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, PredictorChanged
 from cotenant.errors import CotenantError
 from cotenant.measure.antagonist import Canary
@@ -29,6 +28,7 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from scenario import CORES, MS, ONE_LANE
+from strict_engine import StrictEngine as Engine
 
 # One unit that takes 10 ms and moves 50 MB, a quarter of 20 GB/s.
 UNIT = UnitVersions((Implementation((1,), (10 * MS,), (50 * 10**6,)),), (0, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -15,8 +15,9 @@ from application_samples import CHAIN, fan, write_application, write_models
 from application_world import CHAIN as CHAIN_STAGES
 from application_world import DIAMOND, World, X, application, with_plans
 from cotenant.config import PolicySection
-from cotenant.core.actions import Launch, Respond
+from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.engine import Engine
+from cotenant.core.events import Event, PredictorChanged
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
@@ -32,7 +33,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.workload import TenantLoad, Trace, Workload
 from cotenant.world.simulated import TableWorld
-from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from scenario import CORES, MS, ONE_LANE, TWO_LANES, policy_of, tables
 
 
 def simulated(
@@ -213,3 +214,54 @@ def test_an_application_of_models_without_a_profile_is_refused(tmp_path: Path) -
     workload = Workload((TenantLoad("chain", "chain", Trace((0,))),), 100 * MS)
     with pytest.raises(ConfigError, match="model 'half' has no profile"):
         scenario_of(root, workload, PROFILE, ONE_LANE, "p50")
+
+
+@pytest.mark.parametrize("doubts", [True, False])
+@pytest.mark.parametrize("after", [CHAIN_STAGES, DIAMOND])
+def test_an_application_that_is_refused_for_what_is_believed_is_tried_again_as_in_a_server(
+    after: Sequence[Sequence[int]], doubts: bool
+) -> None:
+    """All models are believed to be eight times as slow as they are. Each refusal takes a tenth off that, or none."""
+    spec, count = application(100, after), len(after)
+    tenants = [Tenant(f"m{at}", 10_000 * MS) for at in range(count)]
+    real = tables({each.name: 10 * MS for each in tenants})
+    scale, asked = 8.0, list[list[str]]()
+
+    def doubt(names: Iterable[str]) -> Event:
+        nonlocal scale
+        scale *= 0.9
+        asked.append(list(names))
+        return PredictorChanged(real.scaled({each.name: scale for each in tenants}))
+
+    believed = real.scaled({each.name: scale for each in tenants})
+    engine = StagedEngine(
+        Engine(tenants, policy_of("edf", TWO_LANES, DropRule.HOPELESS, True, 0.1), believed, Machine.cpu(CORES)),
+        {"app": SimulatedApplication(spec.graph, tuple(tenants))},
+        None,
+        doubt if doubts else None,
+    )
+    ended = list[Outcome]()
+    queries = [Query(at, "app", 200 * MS * at, 200 * MS * at + spec.slo_ns) for at in range(60)]
+    simulate(engine, TableWorld(real), queries, lambda respond, _: ended.append(respond.outcome))
+    assert len(ended) == 60
+    assert ended[0] is Outcome.REJECTED
+    assert ended[-1] is (Outcome.ANSWERED if doubts else Outcome.REJECTED)
+    assert asked == [[each.name for each in tenants]] * (ended.count(Outcome.REJECTED) if doubts else 0)
+
+
+def test_later_stages_are_believed_to_be_of_the_smallest_shape(tmp_path: Path) -> None:
+    root = write_models(tmp_path / "models", "twice", "thrice")
+    shapes = "[[model.shapes]]\nx = [1, 64]\n[[model.shapes]]\nx = [1, 8]\n[[model.shapes]]\nx = [1, 16]\n"
+    for name in ("twice", "thrice"):
+        with (root / name / "config.toml").open("a") as file:
+            file.write(shapes)
+    write_application(root, "chain", CHAIN, slo_ms=100)
+    workload = Workload((TenantLoad("scan", "chain", Trace((0,)), shape=2),), 500 * MS)
+    made = scenario_of(root, workload, PROFILE, ONE_LANE, "p50")
+    found = list[tuple[str, int]]()
+
+    def log(now_ns: int, event: Event, actions: Sequence[Action]) -> None:
+        found.extend((each.work.tenant, each.work.shape) for each in actions if isinstance(each, Launch))
+
+    run_scenario(made, PolicySection(), Assumptions(), 1, log)
+    assert found == [("twice", 2), ("thrice", 1)]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from math import exp
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cotenant.config import PolicySection
@@ -17,6 +19,9 @@ from cotenant.core.events import Event, LaunchEnded, PredictorChanged
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.load.clients import ModelInfo
+from cotenant.load.errors import LoadError
+from cotenant.load.request_samples import sample_pool
 from cotenant.predict.groups.grouped import FittedGroups
 from cotenant.predict.margin import NO_MARGIN
 from cotenant.predict.table import TablePredictor
@@ -25,7 +30,7 @@ from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, queries, run_scenario, scenario_of
 from cotenant.types import Outcome, priority_rank
 from cotenant.work import Machine, Round, Slot
-from cotenant.workload import TenantLoad, Trace, Workload, parse_workload
+from cotenant.workload import Poisson, TenantLoad, Trace, Workload, parse_workload
 from cotenant.world.contention import Contention, Traffic
 from onnx_samples import residual_cnn
 from repositories import add_sub, config, write_model
@@ -217,6 +222,9 @@ class Watcher:
     def replied(self, delay_ns: int) -> None:
         self.delays_ns.append(delay_ns)
 
+    def doubt(self, tenants: Iterable[str]) -> Event | None:
+        raise AssertionError("there are no applications")
+
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         self.kinds.append(type(event).__name__)
         ended = self.kinds.count("LaunchEnded") == 1 and isinstance(event, LaunchEnded)
@@ -330,3 +338,35 @@ def test_groups_of_a_plan_are_believed_and_played_as_they_were_measured(scenario
         assert {each.predicted_ns for each in group} == {expected}
         assert {took[each.id] for each in group} == {expected}
         assert {each.share for each in group} == set(TWO_LANES)
+
+
+SHAPES = "[[model.shapes]]\nx = [1, 4]\n[[model.shapes]]\nx = [1, 8]\n"
+
+
+@pytest.mark.parametrize("max_batch", [1, 4])
+@pytest.mark.parametrize("items", [1, 2, 4, 5])
+@pytest.mark.parametrize("shape", [0, 1, 2])
+@pytest.mark.parametrize("declared", [0, 2])
+def test_what_the_server_would_refuse_is_refused_by_simulator_and_load_generator_alike(
+    tmp_path: Path, max_batch: int, items: int, shape: int, declared: int
+) -> None:
+    text = config(max_batch=max_batch, slo_ms=50)
+    write_model(tmp_path, "add_sub", text + (SHAPES if declared else ""), {1: add_sub})
+    load = TenantLoad("web", "add_sub", Poisson(1.0), items=items, shape=shape)
+    told = json.dumps([{"x": [-1, 4 * (at + 1)]} for at in range(declared)])
+    about = {"max_batch_size": max_batch, "parameters": {"shapes": {"string_value": told}}}
+    inputs = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]}
+
+    def reason(ask: Callable[[], object]) -> str | None:
+        try:
+            ask()
+        except (ConfigError, LoadError) as error:
+            return str(error)
+        return None
+
+    simulated = reason(lambda: scenario_of(tmp_path, Workload((load,), 1000 * MS), PROFILE, ONE_LANE, "p50"))
+    sent = reason(lambda: sample_pool(load, ModelInfo(inputs, about), np.random.default_rng(1), 1))
+    assert simulated == sent
+    assert (sent is not None) == (items > max_batch or shape >= max(1, declared))
+    if sent is not None:
+        assert sent.startswith("tenant 'web': items is" if items > max_batch else "tenant 'web': shape is")

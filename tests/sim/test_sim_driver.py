@@ -11,7 +11,6 @@ import pytest
 
 from cotenant import trace
 from cotenant.core.actions import Launch
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
 from cotenant.errors import ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
@@ -21,6 +20,7 @@ from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Work
 from cotenant.world.simulated import TableWorld, WorldEvent
 from scenario import CORES, MS, ONE_LANE, play, tables
+from strict_engine import StrictEngine as Engine
 
 A = Tenant("a", 20 * MS)
 PREDICTOR = tables({"a": 10 * MS})

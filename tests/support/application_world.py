@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from cotenant.core.actions import Action
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
 from cotenant.core.snapshot import DropRule, Policy
@@ -31,6 +30,7 @@ from cotenant.wire.api import InferRequest, InferResult, ModelMetadata, ServeErr
 from cotenant.work import Machine, Share
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from scenario import CORES, MS, ONE_LANE, tables
+from strict_engine import StrictEngine as Engine
 
 X = {"x": np.zeros((1, 2), np.float32)}
 SPEC = TensorSpec("x", "FP32", (-1, 2))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from bench.papers.abacus._group_world import GroupWorld
 from cotenant import trace
 from cotenant.core.actions import Action
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
@@ -23,6 +22,7 @@ from cotenant.world.groups import GroupWorld as PartitionGroups
 from cotenant.world.simulated import TableWorld, World
 from golden_workload import TABLES, TENANTS
 from scenario import CORES
+from strict_engine import StrictEngine as Engine
 
 BELIEVED = TablePredictor(TABLES)
 _NOISE = 0.1

@@ -17,7 +17,6 @@ from msgspec import structs
 
 from cotenant import trace
 from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -44,6 +43,7 @@ from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine
 from scenario import CORES, ONE_LANE, TWO_LANES, policy_of
+from strict_engine import StrictEngine as Engine
 
 TENANTS = {
     "quick": Tenant("quick", slo_ns=40, max_batch=4, max_queue=4),

@@ -11,7 +11,6 @@ import numpy as np
 
 from cotenant import trace
 from cotenant.core.actions import Action, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.execute.protocol import Tensors
@@ -24,6 +23,7 @@ from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Machine
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from scenario import CORES, MS
+from strict_engine import StrictEngine as Engine
 
 TENANTS = (
     Tenant("wide", 200 * MS, cuts=(0, 2, 5, 8), weight=3.0),

@@ -19,7 +19,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 from cotenant.core.actions import Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.snapshot import DropRule
 from cotenant.plan.check import worst_factor
 from cotenant.plan.types import NS_PER_S, Costs, DevicePlan, DeviceType, Load, Plan
@@ -30,6 +29,7 @@ from cotenant.sim.driver import simulate
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot, Work
 from cotenant.world.simulated import WorldEvent
+from strict_engine import StrictEngine as Engine
 
 _ROUNDS = 40
 """Rounds of the slowest partition that are run."""

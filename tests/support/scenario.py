@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies import POLICIES
@@ -17,6 +16,7 @@ from cotenant.sim.driver import simulate
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.simulated import TableWorld, World
+from strict_engine import StrictEngine as Engine
 
 MS = 1_000_000
 ONE_LANE = (Share((0, 1)),)

@@ -9,7 +9,6 @@ from random import Random
 from msgspec import structs
 
 from cotenant.core.actions import Action, Enqueue, Grow, Launch, Release, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     Event,
     LaunchEnded,
@@ -26,6 +25,7 @@ from cotenant.core.snapshot import Policy, Snapshot
 from cotenant.predict.table import TablePredictor
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
+from strict_engine import StrictEngine as Engine
 
 
 class Books:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cotenant.cli import main
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule, Policy
@@ -30,6 +29,7 @@ from cotenant.wire.oip import QUERY_KEY
 from cotenant.work import Machine, PieceTime, Round, Slot
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 LONG = Tenant("long", 300 * MS, cuts=(0, 2, 4))
 SHORT = Tenant("short", 50 * MS, max_batch=4, splits=((0, 1),))

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from msgspec import UNSET, structs
 
 from cotenant.core.actions import Action, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     AnswerLate,
     ApplicationArrived,
@@ -24,9 +23,11 @@ from cotenant.core.events import (
     PredictorChanged,
     QueryArrived,
     QueryRefused,
+    TenantAdded,
     TenantRemoved,
     TenantResumed,
     TenantSuspended,
+    TimerFired,
 )
 from cotenant.core.snapshot import DropRule
 from cotenant.predict.table import TablePredictor
@@ -36,6 +37,7 @@ from cotenant.trace.lost import Loss, LossAccount
 from cotenant.types import LossCause, Outcome, Query, StageQuery, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld, World
+from strict_engine import StrictEngine as Engine
 from tests.support.scenario import CORES, MS, TWO_LANES, Recording, play, policy_of, tables
 
 LATENCY_NS = {"vision": 78 * MS, "text": 23 * MS, "speech": 100 * MS, "tags": 7 * MS}
@@ -303,3 +305,46 @@ def test_a_trace_tells_the_same_as_the_run(tmp_path: Path) -> None:
     assert (again.lost, again.whom) == (account.lost, account.whom)
     with pytest.raises(TraceError, match="the trace says no lanes of its policy"):
         losses_of(structs.replace(head, policy_options={}), [])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tenants_come_and_go_at_the_instant_of_what_else_happens(seed: int) -> None:
+    """Many events at one time: whoever came just now is known to all that follow, and each loss has its cause."""
+    random, now = Random(seed), 0
+    names = ["a", "b", "c"]
+    account, losses = account_of(TENANT)
+    account(now, PredictorChanged(tables(dict.fromkeys(names, 10 * MS))), [])
+    served, inside, lost = {"a"}, dict[int, Query](), 0
+    for number in range(400):
+        now += random.choice([0, 0, 0, 0, 0, 0, 1, 30 * MS])
+        name = random.choice(names)
+        if name not in served:
+            account(now, TenantAdded(Tenant(name, 100 * MS)), [])
+            served.add(name)
+        elif random.random() < 0.2 and len(served) > 1:
+            gone = [each for each, one in inside.items() if one.tenant == name]
+            responds: list[Action] = [Respond(each, Outcome.FAILED, "", LossCause.GONE) for each in gone]
+            account(now, TenantRemoved(name, ""), responds)
+            served.remove(name)
+            lost += len(gone)
+            inside = {each: one for each, one in inside.items() if each not in gone}
+        elif random.random() < 0.5:
+            come = Query(number, name, now, now + 100 * MS)
+            inside[number] = come
+            account(now, QueryArrived(come), [])
+        elif inside:
+            ends = inside.pop(random.choice([*inside, max(inside), max(inside)]))
+            outcome = random.choice([Outcome.REJECTED, Outcome.DROPPED, Outcome.LATE, Outcome.ANSWERED])
+            cause = LossCause.SLO if outcome is Outcome.REJECTED else UNSET
+            account(now, TimerFired(), [Respond(ends.id, outcome, "", cause)])
+            lost += outcome is not Outcome.ANSWERED
+    assert len(losses) == sum(sum(each.values()) for each in account.lost.values()) == lost > 50
+
+
+def test_a_tenant_that_comes_back_begins_with_no_slow_launches_of_before() -> None:
+    account, losses = account_of(TENANT)
+    account(0, TenantRemoved("a", ""), [])
+    account(0, TenantAdded(TENANT), [])
+    account(0, QueryArrived(query(0)), [])
+    account(0, TimerFired(), [Respond(0, Outcome.REJECTED, "", LossCause.SLO)])
+    assert [loss.cause for loss in losses] == [LossCause.SLOW]

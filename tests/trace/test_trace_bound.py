@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event, PredictorChanged, TenantAdded
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
+from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
 from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.bound import RunBound, bound_of
@@ -18,6 +19,7 @@ from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, TWO_LANES, tables
+from strict_engine import StrictEngine as Engine
 
 LONG = Tenant("long", 100 * MS, cuts=(0, 2, 4), weight=2.0)
 SHORT = Tenant("short", 100 * MS, max_batch=4)
@@ -102,3 +104,32 @@ def test_what_has_no_bound_is_refused(tmp_path: Path) -> None:
         TraceWriter(file, header(policy, BELIEF, (LONG,), two, created="")).flush()
     with pytest.raises(TraceError, match="devices cpu, cuda:0, expected one"):
         bound_of(*read(tmp_path / "two"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_run_is_above_its_bound_whatever_batches_really_take(tmp_path: Path, seed: int) -> None:
+    """Batches run at a pace of their own, which no mean of all launches tells: first more come than can be served, then
+    one at a time."""
+    random, name = Random(seed), "short"
+    rows = sorted(random.sample(range(2, 9), 3))
+    profile = LatencyTable(tuple(LatencyRow(0, n, 2, 4 * MS * n + 6 * MS) for n in (1, *rows)), (1.0,))
+    real_rows = [LatencyRow(0, 1, 2, 10 * MS)]
+    for each in rows:
+        latency = round((4 * MS * each + 6 * MS) * random.choice([0.3, 0.5, 1.0, 1.4]))
+        real_rows.append(LatencyRow(0, each, 2, max(latency, real_rows[-1].latency_ns)))
+    tenant = Tenant(name, 60 * MS, max_batch=rows[-1], max_queue=1000)
+    queries, now = list[Query](), 0
+    for number in range(400):
+        now += round(random.expovariate(1 / random.choice([0.5, 1.0])) * MS) if number < 150 else 15 * MS
+        queries.append(Query(number, name, now, now + tenant.slo_ns))
+    believed, machine, policy = TablePredictor({name: profile}), Machine.cpu(CORES[:1]), Edf(LANE, preempt=False)
+    path = tmp_path / "t"
+    writer = TraceWriter(path.open("wb"), header(policy, believed, (tenant,), machine, created=""))
+    world = TableWorld(TablePredictor({name: LatencyTable(tuple(real_rows), (1.0,))}))
+    simulate(Engine((tenant,), policy, believed, machine), world, queries, lambda *_: None, log=writer)
+    writer.close()
+    found = bound_of(*read(path))
+    assert found.in_time > 250
+    assert found.in_time <= found.most + 1e-6
+    assert found.in_time <= found.shares + 1e-6
+    assert found.least <= found.fair + 1e-6

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from cotenant import trace
-from cotenant.core.engine import Engine
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -21,15 +20,21 @@ from cotenant.core.events import (
     TenantRemoved,
     TimerFired,
 )
+from cotenant.errors import InvalidValueError
+from cotenant.policies import POLICIES
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.sim.driver import simulate
 from cotenant.trace import Header, Record, TraceError, TraceWriter
+from cotenant.trace.losses import losses_of
 from cotenant.types import Query, Tenant
-from cotenant.work import Machine
+from cotenant.work import Machine, Share
+from cotenant.world.simulated import TableWorld
 from scenario import CORES, MS, ONE_LANE, tables
+from strict_engine import StrictEngine as Engine
 
 A, B = Tenant("a", 50 * MS, cuts=(0, 1, 2), weight=1.5), Tenant("b", 30 * MS, max_batch=3, priority=2)
 PREDICTOR = TablePredictor({"a": tables({"a": 20 * MS}, 2).tables["a"], "b": tables({"b": 5 * MS}).tables["b"]})
@@ -233,3 +238,31 @@ def test_lines_reach_the_file_on_flush_and_in_blocks() -> None:
     while file.getvalue().count(b"\n") == 2:
         log(1, TimerFired(), [])
     assert file.getvalue().endswith(b'[1,"TimerFired",{},[]]\n')
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("gap", [0, 5], ids=["row", "gap"])
+def test_the_trace_of_a_machine_of_two_devices_is_replayed(name: str, gap: int, tmp_path: Path) -> None:
+    first = Share((0, 1))
+    second = Share((0, 1), "other", 2 + gap)
+    machine = Machine((first, second))
+    lanes = (Share((0,)), Share((1,)), Share((0,), "other", second.first), Share((1,), "other", second.first))
+    try:
+        policy = POLICIES[name](lanes)
+        engine = Engine([A, B], policy, PREDICTOR, machine)
+    except InvalidValueError:  # its unions of lanes would be of both devices
+        assert name not in ("edf", "shares", "fcfs", "sjf", "clockwork", "most", "fair", "weighted", "duty_cycle")
+        return
+    path = tmp_path / "two.jsonl"
+    writer = trace.TraceWriter(path.open("wb"), trace.header(policy, PREDICTOR, (A, B), machine, created=""))
+    queries = [Query(number, "ab"[number % 2], number * MS, number * MS + 500 * MS) for number in range(12)]
+    simulate(engine, TableWorld(PREDICTOR), queries, lambda *_: None, log=writer)
+    writer.close()
+    head, records = trace.read(path)
+    assert head.whole == machine
+    replayed = [line for _, line in trace.replay(head, records, rebuild_policy)]
+    assert replayed == path.read_bytes().splitlines()[1:]
+    assert len(losses_of(*trace.read(path))[1]) == 0
+    launches = [action for record in trace.read(path)[1] for kind, action in record.actions if kind == "Launch"]
+    devices = {launch["share"]["device"] for launch in launches}
+    assert name not in ("edf", "shares") or devices == {"cpu", "other"}

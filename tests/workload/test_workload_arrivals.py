@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from random import Random
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from cotenant.workload import (
     scale,
     with_rates,
 )
+from cotenant.workload.spec import MOST_QUERIES
 
 S = 1_000_000_000
 PROCESSES: list[ArrivalProcess] = [
@@ -149,3 +152,73 @@ def test_with_rates_keeps_burstiness() -> None:
     assert changed.tenants[1] == load.tenants[1]
     with pytest.raises(InvalidValueError, match="models of the workload"):
         with_rates(load, {"z": 1.0})
+
+
+# --- anything in its range ends ---------------------------------------------------------------------------------------
+
+
+def anything(random: Random) -> ArrivalProcess:
+    """A process of any kind, with numbers from all over the ranges that are allowed."""
+
+    def number(least: float = -12) -> float:
+        return float(10 ** random.uniform(random.choice([least, -300]), 12))
+
+    count = random.randint(2, 4)
+    made = random.choice(
+        [
+            lambda: Poisson(number()),
+            lambda: Uniform(number()),
+            lambda: Gamma(number(), number()),
+            lambda: Gamma(number(), random.uniform(0.1, 1000)),
+            lambda: Mmpp(tuple(number() for _ in range(count)), tuple(number() for _ in range(count))),
+            lambda: Trace(tuple(sorted(random.randint(0, 10 ** random.randint(1, 25)) for _ in range(9))), number()),
+        ]
+    )
+    return made()
+
+
+def test_a_workload_of_any_numbers_is_refused_or_ends() -> None:
+    """Refused by the number of queries, in a sentence that names the tenant; else every stream ends with the run."""
+    random, refused, ended = Random(1), 0, 0
+    for _ in range(400):
+        process, duration_ns = anything(random), round(10 ** random.uniform(-6, 9) * 1e9)
+        if 1e5 < process.expected(duration_ns / 1e9) <= MOST_QUERIES:
+            continue  # they end, too, after a while
+        loads = (TenantLoad("one", "m", process),)
+        if process.expected(duration_ns / 1e9) > MOST_QUERIES:
+            with pytest.raises(InvalidValueError, match=r"of tenant 'one' .* at most 100,000,000"):
+                Workload(loads, duration_ns)
+            refused += 1
+            continue
+        made = Workload(loads, duration_ns)
+        last = 0
+        for block in arrival_blocks(made):
+            assert last <= block.time_ns[0]
+            assert (np.diff(block.time_ns) >= 0).all()
+            assert (last := block.time_ns[-1]) < duration_ns
+        ended += 1
+    assert min(refused, ended) > 50
+
+
+@pytest.mark.parametrize("rate", [1e-7, 1e-12, 1e-300, 5e-324])
+@pytest.mark.parametrize(
+    "kind", [Poisson, Uniform, lambda rate: Gamma(rate, 3.0), lambda rate: Mmpp((rate, 0), (1, 2))]
+)
+def test_nearly_nothing_is_sent_and_that_ends(kind: Callable[[float], ArrivalProcess], rate: float) -> None:
+    assert len(list(arrivals(Workload((TenantLoad("a", "a", kind(rate)),), 100 * S)))) <= 1
+
+
+def test_all_tenants_together_count() -> None:
+    each = MOST_QUERIES / 10 * 0.9
+    tenants = tuple(TenantLoad(name, "m", Poisson(each)) for name in "abc")
+    assert Workload(tenants, 3 * S).mean_rate == pytest.approx(3 * each)
+    with pytest.raises(InvalidValueError, match="up to those of tenant 'c' over 4 s: number of queries is 108000000"):
+        Workload(tenants, 4 * S)
+    with pytest.raises(InvalidValueError, match="number of queries"):
+        scale(Workload(tenants, S), 100)
+
+
+def test_a_state_that_lasts_for_years_does_not_draw_for_years() -> None:
+    process = Mmpp((1000.0, 0.0), (1e9, 1e6))
+    found = list(arrivals(Workload((TenantLoad("a", "a", process),), 10 * S), seed=1))
+    assert 9_500 < len(found) < 10_500

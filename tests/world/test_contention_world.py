@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from build import CORE, ends, launch
 from cotenant import trace
 from cotenant.core.actions import Action, Respond
-from cotenant.core.engine import Engine
 from cotenant.core.events import Event
 from cotenant.errors import InvalidValueError
 from cotenant.policies import POLICIES
@@ -30,6 +29,7 @@ from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from parity import TABLES as PARITY_TABLES
 from parity import TENANTS, workload
 from scenario import CORES, TWO_LANES
+from strict_engine import StrictEngine as Engine
 
 MS = 1_000_000
 MB = 1_000_000

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch, Respond
-from cotenant.core.engine import Engine
 from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
@@ -26,6 +25,7 @@ from cotenant.work import Machine, Share, Work
 from cotenant.world.joint_run import JointWorld, KernelSpan
 from cotenant.world.kernels import SLOTS, Admission, KernelDevice, KernelWorld
 from kernel_sets import random_plan, random_set
+from strict_engine import StrictEngine as Engine
 
 US = 1000
 FREE = KernelDevice(Admission.IN_ORDER, 0)

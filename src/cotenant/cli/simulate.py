@@ -175,6 +175,7 @@ def simulate(
                 told: dict[str, Any] = {"policy": name, "drop": made.drop.value, "cautious": is_cautious, "seed": seed}
                 told |= {"groups": [asdict(each) for each in tally.found]} if tally.found else {}
                 told |= {"bound": facts(found)} if found else {}
+                told |= {"policy_faults": outcomes.policy_faults} if outcomes.policy_faults else {}
                 runs.append({**told, **to_json(summary), **lost_facts(account)})
             else:
                 text = policy_text(made)
@@ -182,6 +183,9 @@ def simulate(
                 console.print(outcome_table(summary, title))
                 if account.lost:
                     console.print(lost_table(account.lost))
+                if outcomes.policy_faults:
+                    faults = f"policy {name!r} failed {outcomes.policy_faults} times"
+                    console.print(f"{faults}: earliest deadline first, or the fallback, decided in its place")
                 if tally.found:
                     console.print(f"groups started: {', '.join(map(str, tally.found))}")
                 if found:

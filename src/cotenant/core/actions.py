@@ -99,4 +99,19 @@ class LookAhead:
     """Hand back a LookAheadDue event as soon as the launches before this action are on their way."""
 
 
-Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead
+class PolicyFault(Struct, frozen=True, gc=False, omit_defaults=True):
+    """A policy has failed in the event that this action is of: log it, and count it. It asks for nothing else.
+
+    `call` is what was asked of it: `decide`, or `queue_key` for `query`, which is -1 else. `reason` is the exception,
+    or what is wrong with the result. What it was asked for is by deadline instead. With `falls_back` the fallback
+    serves from now on, until another policy is set, or this one anew.
+    """
+
+    policy: str
+    call: str
+    reason: str
+    query: int = -1
+    falls_back: bool = False
+
+
+Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead | PolicyFault

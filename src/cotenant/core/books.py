@@ -9,13 +9,14 @@ from msgspec import UNSET, UnsetType, structs
 from cotenant.core.accounts import Accounts
 from cotenant.core.actions import Action, Enqueue, Launch, Release, Respond
 from cotenant.core.expiries import Expiries
+from cotenant.core.faults import Guarded
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryStep, next_batch_state, next_query_state
 from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live, TenantQueues
-from cotenant.core.snapshot import Policy, Start
+from cotenant.core.snapshot import Start
 from cotenant.types import LossCause, Outcome, Query
-from cotenant.work import Machine
+from cotenant.work import Machine, Share
 
 # The members that every query meets: looking one up in its enumeration costs 0.1 us in Python 3.11.
 _LAUNCH = QueryStep.LAUNCH
@@ -23,12 +24,11 @@ _LAUNCH_BATCH, _END_BATCH = BatchStep.LAUNCH, BatchStep.END
 _PAUSED, _DOOMED = BatchState.PAUSED, BatchState.DOOMED
 
 
-class Books:
+class Books(Guarded):
     """What the engine keeps, and the steps that its events and decisions share. All of it is for the engine alone."""
 
-    policy: Policy
-
     def __init__(self, predictor: Predictor, machine: Machine, expiries: Expiries) -> None:
+        super().__init__()
         self.predictor = predictor
         self._queues = TenantQueues()
         self._accounts = Accounts()
@@ -38,6 +38,8 @@ class Books:
         self._launches = Launches(machine.mask)
         self._batches: dict[int, Batch] = {}
         """Those that have begun and not ended."""
+        self._lanes: tuple[Share, ...] = ()
+        """Those of the policy."""
         self._expiries = expiries
         self._batch_count = 0
         self._group_count = 0
@@ -106,7 +108,7 @@ class Books:
             if apart:
                 self._apart_count += at % apart == 0
                 live.query = structs.replace(query, merge_key=-self._apart_count)  # those of clients begin at 0
-            live.key = self.policy.queue_key(live.query, batch.tenant, self.predictor)
+            live.key = self._key(live.query, batch.tenant, self.predictor)
             self._queues.push(live.key, live.query)
             self._expiries.watch(live)
 
@@ -187,6 +189,6 @@ class Books:
         queries, tenant = batch.queries, batch.tenant
         if len(queries) == 1:
             return 1.0
-        size, latency_ns = self.policy.lanes[0].size, self.predictor.latency_ns
+        size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
         alone_ns = sum([latency_ns(tenant.work(query.shape, query.items), size) for query in queries])
         return min(1.0, latency_ns(tenant.work(batch.shape, batch.items), size) / max(1, alone_ns))

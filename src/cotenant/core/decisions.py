@@ -6,14 +6,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
+from msgspec import UnsetType
+
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, QueryState, StrandState
 from cotenant.core.queues import Batch, Live, TenantQueue, are_mergeable
 from cotenant.core.snapshot import Decision, Growth, Start
-from cotenant.types import Tenant
-from cotenant.work import Work
+from cotenant.types import LossCause, Tenant
+from cotenant.work import Share, Work
 
 _QUEUED, _PAUSED = QueryState.QUEUED, BatchState.PAUSED
+_CAUSES, _NAMES = (LossCause, UnsetType), (str, UnsetType)
 
 
 _Whole = tuple[Tenant, int, int, int]
@@ -26,20 +29,36 @@ def fault_of(
     batches: Mapping[int, Batch],
     served: Mapping[str, TenantQueue],
     launches: Launches,
+    devices: Mapping[str, Share],
 ) -> str | None:
-    """What a policy does wrong in this decision, as the rest of a sentence; None when nothing is."""
+    """What a policy does wrong in this decision, as the rest of a sentence; None when nothing is. Raises whatever comes
+    of reading what is no decision."""
+    if type(decision) is not Decision or type(decision.starts) is not tuple:
+        return f"gives {decision!r:.100}, expected a Decision with tuples"
     gone: set[int] = set()
     for drop in decision.drops:
         if drop.query not in live or drop.query in gone:
             return f"drops query {drop.query}, which is not live"
         gone.add(drop.query)
+        if type(drop.reason) is not str or not isinstance(drop.cause, _CAUSES) or not isinstance(drop.whom, _NAMES):
+            return f"drops query {drop.query} with what is no reason, cause or tenant: {drop!r:.100}"
     starts, free = decision.starts, launches.free_mask
     is_one = len(starts) == 1  # as nearly always
     held: dict[int, int] = {}
     wholes: dict[object, tuple[_Whole, list[Work]]] = {}
+    group = 0
     dropped = gone.copy() if gone else gone
     for number, start in enumerate(starts, launches.count):
-        work, mask, batch = start.work, start.share.mask, start.batch
+        work, share, batch = start.work, start.share, start.batch
+        mask, device = share.mask, devices.get(share.device)
+        if device is None or device.first != share.first or mask & ~device.mask:
+            return f"launches on {share}, not all free: no share of a device of the machine"
+        numbers = start.predicted_ns + start.wanted + start.pressure_pct + start.longest_ns + work.start + work.end
+        if type(numbers) is not int or type(work) is not Work:
+            return f"starts {work} with a number that is no integer: {start!r:.300}"
+        if start.group < group:
+            return f"numbers a group {start.group} behind group {group}"
+        group = start.group
         rest = mask & ~free
         if start.after:
             for other in start.after:
@@ -51,7 +70,7 @@ def fault_of(
                 held[other] &= ~taken
                 rest &= ~taken
         if rest:
-            return f"launches on cores {start.share.cores}, not all free"
+            return f"launches on cores {share.cores}, not all free"
         free &= ~mask
         key: object = None
         if not is_one:
@@ -91,6 +110,8 @@ def _new_whole(
 ) -> _Whole | str:
     """The batch that a start begins, or what is wrong with it. Its queries are gone then."""
     queue, queries = served.get(start.work.tenant), start.queries
+    if type(queries) is not tuple:
+        return f"starts a batch of {type(queries).__name__}, expected a tuple of queries"
     if queue is None or not queries:
         return "starts an empty batch, or one of nobody"
     if len(queries) > 1 and not are_mergeable(queue.tenant, queries):
@@ -100,6 +121,8 @@ def _new_whole(
         known = live.get(query.id)
         if known is None or known.state is not _QUEUED or query.id in gone or query.tenant != start.work.tenant:
             return f"launches query {query.id}, which is not waiting"
+        if known.query is not query and known.query != query:
+            return f"launches query {query.id} as another one than it is"
         gone.add(query.id)
     head = queries[0]
     return queue.tenant, head.items if len(queries) == 1 else sum([query.items for query in queries]), head.shape, 0
@@ -150,6 +173,8 @@ def _growth_fault(growths: Iterable[Growth], launches: Launches, free: int) -> s
     for growth in growths:
         number, share = growth.launch, growth.share
         run = launches.running.get(number)
+        if type(growth.predicted_ns) is not int or type(share) is not Share:
+            return f"lets launch {number} grow to {growth!r:.200}, expected a Growth"
         if run is None or not run.launch.stops or run.state is not StrandState.RUNNING or number in grown:
             return f"lets launch {number} grow, which cannot"
         had = run.launch.share

@@ -38,6 +38,7 @@ from cotenant.core.events import (
     TimerFired,
 )
 from cotenant.core.expiries import Expiries
+from cotenant.core.faults import RETRY_NS
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryState, QueryStep, next_query_state
 from cotenant.core.predictor import Predictor
 from cotenant.core.queues import Batch, Live
@@ -59,14 +60,16 @@ _PLACES = {BatchState.RUNNING: "while it was running", BatchState.PAUSED: "betwe
 class Engine(Books):
     """Turns events into actions. Not thread-safe: a driver serialises the calls.
 
-    Raises ProtocolViolationError from `handle` when an event, or a decision of the policy, is impossible in the present
-    state; that is a bug, never the fault of a client.
-    Raises InvalidValueError when a lane of the policy is not of the machine.
+    Raises ProtocolViolationError from `handle` when an event is impossible in the present state; that is a bug of the
+    driver or an executor, never the fault of a client. A policy that raises, or breaks its contract, costs that call
+    alone: see `core.faults`.
+    Raises InvalidValueError when a lane of the policy, or another of its shares, is not of the machine.
     """
 
     def __init__(self, tenants: Iterable[Tenant], policy: Policy, predictor: Predictor, machine: Machine) -> None:
         super().__init__(predictor, machine, Expiries(policy.drop))
         self._machine = machine
+        self._devices = {each.device: each for each in machine.devices}
         self._is_looking_ahead = False
         """A LookAhead is on its way."""
         self._has_next = False
@@ -157,6 +160,8 @@ class Engine(Books):
                 if mask & free == mask:
                     self._decide(now_ns, actions)
                     break
+        if self._met and self._settle(now_ns, actions):
+            expiries.arm_at(now_ns + RETRY_NS, actions)
         heap = expiries.heap
         if heap and (expiries.timer_ns is None or heap[0][0] < expiries.timer_ns):
             expiries.arm(self._live, actions)
@@ -169,7 +174,7 @@ class Engine(Books):
         if query.id in self._live:
             raise ProtocolViolationError(f"query {query.id} arrived twice")
         queue = self._queues.known.get(query.tenant)
-        drop, predictor = self.policy.drop, self.predictor
+        drop, predictor = self._expiries.drop, self.predictor
         refused = refusal(
             query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=self._draining, now_ns=now_ns
         )
@@ -178,9 +183,9 @@ class Engine(Books):
             actions.append(Respond(query.id, Outcome.REJECTED, refused.reason, refused.cause))
             return
         assert queue is not None  # without one there is a reason
-        key = self.policy.queue_key(query, queue.tenant, predictor)
+        key = self._key(query, queue.tenant, predictor)
         live = self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
-        lanes = self.policy.lanes
+        lanes = self._lanes
         work_ns = predictor.latency_ns(queue.tenant.work(query.shape, query.items), lanes[0].size)
         self._accounts.enter(query, work_ns, len(lanes), now_ns)
         self._queues.push(key, query)
@@ -299,25 +304,25 @@ class Engine(Books):
         Batches that have begun stay as they are: launches under way end, paused batches are for the new policy.
         """
         self._use(event.policy)
-        for query, key in self._queues.reorder(event.policy.queue_key, self.predictor):
+        for query, key in self._queues.reorder(self._key, self.predictor):
             self._live[query.id].key = key
-        self._expiries.renew(self._live.values(), event.policy.drop)
+        self._expiries.renew(self._live.values(), self._drop)
 
     def _on_drain(self, event: DrainStarted, now_ns: int, actions: list[Action]) -> None:
         self._draining = True
 
     def _use(self, policy: Policy) -> None:
         """Let a policy decide from now on, without memories. Raises InvalidValueError; then the old one stays."""
-        for lane in policy.lanes:
-            if lane not in self._machine:
-                raise InvalidValueError(f"policy {policy.name!r}", "lane", lane, "a share of the machine")
-        self.policy = policy
-        self._grouped = policy.grouped
-        self._selects = policy.selects
-        self._memory: object = None
+        name, lanes, drop = policy.name, policy.lanes, policy.drop
+        for share in (*lanes, *policy.shares):
+            if share not in self._machine:
+                raise InvalidValueError(f"policy {name!r}", "lane", share, "a share of the machine")
+        grouped, selects, sizes = policy.grouped, policy.selects, sizes_to_try(policy)
+        self._trust(policy)
+        self.policy, self._lanes, self._drop = policy, lanes, drop
+        self._grouped, self._selects, self._sizes = grouped, selects, sizes
         self._again_ns = _NEVER
-        self._sizes = sizes_to_try(policy)
-        self._lane_masks = tuple(lane.mask for lane in policy.lanes)
+        self._lane_masks = tuple(lane.mask for lane in lanes)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
@@ -346,14 +351,19 @@ class Engine(Books):
         elif self._again_ns != _NEVER:
             self._expiries.arm_at(self._again_ns, actions)
 
+    def _fault_of(self, decision: Decision) -> str | None:
+        """What is wrong with a decision, as the rest of a sentence; None when nothing is."""
+        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches, self._devices)
+        if self._grouped and type(decision) is Decision:
+            if decision.starts and not is_behind(decision.starts, self._launches):
+                return "starts a group while another one runs"
+            if type(decision.again_ns) is not int:
+                return f"asks to be asked again at {decision.again_ns!r}, expected nanoseconds"
+        return fault
+
     def _decide(self, now_ns: int, actions: list[Action], arrived: int = -1) -> Decision:
         """Ask the policy, and carry out what it says. It may refuse the query that has `arrived` just now."""
-        decision = self.policy.decide(self.snapshot(now_ns), self._memory)
-        fault = fault_of(decision, self._live, self._batches, self._queues.served, self._launches)
-        if decision.starts and self._grouped and not is_behind(decision.starts, self._launches):
-            fault = "starts a group while another one runs"
-        if fault is not None:
-            raise ProtocolViolationError(f"policy {self.policy.name!r} {fault}")
+        decision = self._ask(self.snapshot(now_ns), self._fault_of)
         self._memory = decision.memory
         for drop in decision.drops:
             outcome = Outcome.REJECTED if drop.query == arrived else Outcome.DROPPED

@@ -51,6 +51,15 @@ class StageGraph:
                 rest[other] = max(rest[other], rest[number] + times_ns[number])
         return tuple(rest)
 
+    def is_too_long(self, stage: int, times_ns: Sequence[int], limit_ns: int, ends_ns: Sequence[int] | None) -> bool:
+        """Whether stages that take so long, each alone, do not fit into what the application is allowed; with the ends
+        of a plan's shares, this stage into its share. Then it is refused for what is believed of latencies."""
+        if max(self.ends_ns(times_ns)) > limit_ns:
+            return True
+        return ends_ns is not None and times_ns[stage] > ends_ns[stage] - max(
+            [ends_ns[other] for other in self.after[stage]], default=0
+        )
+
     def ends_ns(self, shares_ns: Sequence[int]) -> tuple[int, ...]:
         """Per stage, when its share of the SLO ends, counted from the arrival: that of the longest path to it."""
         ends: list[int] = []

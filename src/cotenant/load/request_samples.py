@@ -27,11 +27,6 @@ def sample_pool(load: TenantLoad, info: ModelInfo, rng: np.random.Generator, cou
     Raises LoadError when the model has no such declared shape or takes fewer rows.
     """
     shapes = _declared(load, info)
-    most = int(info.config.get("max_batch_size", 0) or 0)
-    if load.items > max(1, most):
-        raise LoadError(
-            f"tenant {load.name!r}: items is {load.items}, but model {load.model!r} takes at most {max(1, most)} rows"
-        )
     pool = [_from_zoo(load, info, shapes, rng) or _random(load, info, shapes, rng) for _ in range(count)]
     if load.items == 1:
         return pool
@@ -63,19 +58,17 @@ def _parameter(info: ModelInfo | None, name: str) -> str | None:
 
 
 def _declared(load: TenantLoad, info: ModelInfo) -> Shapes | None:
-    """One row of the declared shape asked for; None when the server declares none and the first is asked for."""
+    """One row of the declared shape asked for; None when the server declares none. Raises LoadError."""
     text = _parameter(info, "shapes")
     declared: Sequence[Mapping[str, Sequence[int]]] = json.loads(text) if text else []
-    if load.shape < len(declared):
-        chosen = {name: tuple(int(size) for size in shape) for name, shape in declared[load.shape].items()}
-        batched = int(info.config.get("max_batch_size", 0) or 0) > 0
-        return {name: (1, *shape[1:]) for name, shape in chosen.items()} if batched else chosen
-    if load.shape == 0:
+    most = int(info.config.get("max_batch_size", 0) or 0)
+    reason = load.misfit(most, len(declared))
+    if reason is not None:
+        raise LoadError(reason)
+    if not declared:
         return None
-    raise LoadError(
-        f"tenant {load.name!r}: shape is {load.shape}, but model {load.model!r} declares {len(declared)} shapes, "
-        "numbered from 0"
-    )
+    chosen = {name: tuple(int(size) for size in shape) for name, shape in declared[load.shape].items()}
+    return {name: (1, *shape[1:]) for name, shape in chosen.items()} if most > 0 else chosen
 
 
 def _from_zoo(load: TenantLoad, info: ModelInfo, shapes: Shapes | None, rng: np.random.Generator) -> Sample | None:

@@ -24,7 +24,7 @@ WORTH_MERGING = 0.7
 0.85 on they cost some, since all of a batch wait for its last row (docs/decisions/0044-batches-that-pay.md)."""
 LAUNCH_NS = 300_000
 """What a launch costs beside the model, which a query that joins saves: 220 to 300 us in the benchmark `fidelity`."""
-MOST_AT_ONCE = 500
+MOST_AT_ONCE = 300
 """Queries that one decision gives up, about: each costs the engine 10 us, and all events wait for a decision."""
 _HOPELESS = DropRule.HOPELESS
 _NOBODY: frozenset[int] = frozenset()
@@ -53,8 +53,6 @@ class Desk:
         self.drops: list[Drop] = []
         self.taken: set[int] = set()
         """Queries that have been given away, or given up."""
-        self.free = 0
-        """The slots that are left to give away, those of the lane that is being filled among them."""
         self.put_off: list[Place] = []
         self.paused: list[tuple[Key, int, BatchView]] = []
         """Candidates with their keys and numbers, the best one last."""

@@ -116,7 +116,7 @@ def rebuild_policy(name: str, options: Mapping[str, Any]) -> Policy:
     """Build the policy that a trace describes, for a replay. Raises ConfigError for what no trace says."""
     where = "trace header"
     try:
-        lanes = tuple(Share(tuple(lane["cores"]), lane["device"]) for lane in options["lanes"])
+        lanes = msgspec.convert(options["lanes"], tuple[Share, ...])
         rounds = msgspec.convert(options.get("rounds", ()), tuple[Round, ...])
         joint_plans = msgspec.convert(options.get("joint_plans", ()), tuple[JointPlan, ...])
         own = {key: value for key, value in options.items() if key not in _GIVEN}

@@ -18,6 +18,7 @@ Waiting = Callable[[], Mapping[str, int]]
 Figures = Callable[[], PlanFigures | None]
 Lost = Mapping[str, Mapping[LossCause, int]]
 MergeChecks = Mapping[str, Mapping[str, int]]
+Faults = Callable[[], tuple[Mapping[tuple[str, str], int], bool]]
 
 
 class _Families(Collector):
@@ -31,9 +32,11 @@ class _Families(Collector):
         plan: Figures,
         lost: Lost,
         merge_checks: MergeChecks,
+        faults: Faults,
     ) -> None:
         self._counters = counters
         self._merge_checks = merge_checks
+        self._faults = faults
         self._lost = lost
         self._plan = plan
         self._waiting = waiting
@@ -63,6 +66,7 @@ class _Families(Collector):
         for tenant, waiting in sorted(self._waiting().items()):
             queued.add_metric([tenant], waiting)
         yield queued
+        yield from _faults(*self._faults())
         yield from _of_workers(self._executor.workers())
         launches = CounterMetricFamily("cotenant_gpu_launches", "Launches by how they ran on a GPU.", labels=["how"])
         for how, count in self._executor.launch_counts().items():
@@ -132,6 +136,17 @@ def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:
     return made
 
 
+def _faults(counts: Mapping[tuple[str, str], int], falls_back: bool) -> Iterator[Metric]:
+    made = CounterMetricFamily(
+        "cotenant_policy_faults", "Calls of the policy that failed, or broke its contract.", labels=["policy", "call"]
+    )
+    for place, count in sorted(counts.items()):
+        made.add_metric(list(place), count)
+    fallback = GaugeMetricFamily("cotenant_policy_fallback", "1 while the fallback serves in the policy's place.")
+    fallback.add_metric([], int(falls_back))
+    return iter([made, fallback])
+
+
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "cotenant_worker_restarts", "Worker processes lost, by reason.", labels=["tenant", "reason"]
@@ -185,9 +200,10 @@ class MetricsPage:
         plan: Figures = lambda: None,
         lost: Lost = MappingProxyType({}),
         merge_checks: MergeChecks = MappingProxyType({}),
+        faults: Faults = lambda: ({}, False),
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks))
+        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, faults))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

@@ -7,7 +7,7 @@ Deadlines of stages follow from what the engine's predictor believes, or from a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -19,18 +19,28 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import ApplicationArrived, ApplicationEnded, Event, QueryArrived, QueryWithdrawn
 from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step
 from cotenant.sim.driver import Log
-from cotenant.types import DEFAULT_PRIORITY, Query, StageQuery, Tenant, priority_rank
+from cotenant.types import DEFAULT_PRIORITY, Outcome, Query, StageQuery, Tenant, priority_rank
 
 _UNSET = priority_rank(DEFAULT_PRIORITY)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedApplication:
-    """An application and the tenants of its stages, in their order. `ends_ns` are the ends of a plan's shares."""
+    """An application and the tenants of its stages, in their order. `ends_ns` are the ends of a plan's shares, and
+    `smallest` the numbers of the smallest shapes that the stages' models declare; empty where it is the first."""
 
     graph: StageGraph
     tenants: tuple[Tenant, ...]
     ends_ns: tuple[int, ...] | None = None
+    smallest: tuple[int, ...] = ()
+
+    def shape_of(self, stage: int, given: int) -> int:
+        """The shape of a stage's query: that of the application's for a first stage, else the smallest."""
+        return self.smallest_of(stage) if self.graph.after[stage] else given
+
+    def smallest_of(self, stage: int) -> int:
+        """The smallest shape that the model of a stage declares."""
+        return self.smallest[stage] if self.smallest else 0
 
 
 @dataclass(slots=True)
@@ -49,18 +59,24 @@ class StagedEngine:
     """An engine to which applications are tenants. For `simulate`, in place of the engine that it wraps.
 
     Of a stage's tensors nothing is known but the rows: the first stages have the shape of the query, later ones the
-    first that their model declares. `log` is told what the engine is told. As in a server one counter numbers all that
-    comes to the engine; Respond actions have the numbers of the workload.
+    smallest that their model declares, as a server believes before the tensors are there. `log` is told what the engine
+    is told. As in a server one counter numbers all that comes to the engine; Respond actions have the numbers of the
+    workload. `doubt` is asked, as in a server, when a stage was refused for what is believed of these tenants.
     """
 
     def __init__(
-        self, engine: Engine, applications: Mapping[str, SimulatedApplication], log: Log | None = None
+        self,
+        engine: Engine,
+        applications: Mapping[str, SimulatedApplication],
+        log: Log | None = None,
+        doubt: Callable[[Iterable[str]], Event | None] | None = None,
     ) -> None:
         self._engine = engine
         self.policy = engine.policy
         self._applications = applications
         self._widest = most_cores(engine.policy)
         self._log = log
+        self._doubt = doubt
         self._runs: dict[int, _Run] = {}
         self._stages: dict[int, tuple[_Run, int]] = {}
         self._numbers = count()
@@ -98,6 +114,8 @@ class StagedEngine:
             for action in actions:
                 if type(action) is Respond and action.query in self._stages:
                     run, stage = self._stages.pop(action.query)
+                    if action.outcome is Outcome.REJECTED and (doubted := self._doubted(run, stage)) is not None:
+                        todo.append(doubted)
                     steps = run.flow.stage_ended(stage, action.outcome, action.reason, now_ns)
                     self._follow(run, steps, now_ns, todo, out)
                 elif type(action) is Respond:
@@ -142,7 +160,7 @@ class StagedEngine:
 
     def _stage_query(self, run: _Run, stage: int, now_ns: int) -> StageQuery:
         query, tenant = run.query, run.application.tenants[stage]
-        shape = 0 if run.application.graph.after[stage] else query.shape
+        shape = run.application.shape_of(stage, query.shape)
         number = run.numbers[stage] = next(self._numbers)
         self._stages[number] = run, stage
         rank = query.rank if query.rank != _UNSET else priority_rank(tenant.priority)
@@ -160,9 +178,25 @@ class StagedEngine:
             run.application.graph.names[stage],
         )
 
+    def _doubted(self, run: _Run, stage: int) -> Event | None:
+        """A stage was refused: if that was for what is believed of its models, they are believed to be quicker."""
+        application, query = run.application, run.query
+        if self._doubt is None:
+            return None
+        times = self._alone_ns(
+            application, query.items, [*map(application.smallest_of, range(len(application.tenants)))]
+        )
+        limit_ns = query.deadline_ns - query.arrival_ns
+        is_slow = application.graph.is_too_long(stage, times, limit_ns, application.ends_ns)
+        return self._doubt([tenant.name for tenant in application.tenants]) if is_slow else None
+
     def _times(self, application: SimulatedApplication, query: Query) -> list[int]:
         """The predicted latency of each stage alone."""
+        shapes = [application.shape_of(stage, query.shape) for stage in range(len(application.tenants))]
+        return self._alone_ns(application, query.items, shapes)
+
+    def _alone_ns(self, application: SimulatedApplication, items: int, shapes: Sequence[int]) -> list[int]:
         return [
-            self._engine.predictor.latency_ns(tenant.work(0 if needed else query.shape, query.items), self._widest)
-            for tenant, needed in zip(application.tenants, application.graph.after, strict=True)
+            self._engine.predictor.latency_ns(tenant.work(shape, items), self._widest)
+            for tenant, shape in zip(application.tenants, shapes, strict=True)
         ]

@@ -166,6 +166,7 @@ class _Fleet:
 
         driven = StagedEngine(engine, staged) if staged else engine
         simulate(driven, _PlanWorld(served, believed), (query for _, query in offered), responded)
+        log.policy_faults += sum(engine.faults.values())
 
     def _simulated(self, app: Application) -> SimulatedApplication:
         order = app.order()

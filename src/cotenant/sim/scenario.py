@@ -10,10 +10,10 @@ measured (`python -m bench fidelity` measures them).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
-from math import exp
+from math import exp, prod
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -36,8 +36,8 @@ from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
 from cotenant.profile.version_table import VersionTable
-from cotenant.repository import application_names, default_version
-from cotenant.repository.application_spec import read_application
+from cotenant.repository import ModelVersion, application_names, default_version
+from cotenant.repository.application_spec import ApplicationSpec, read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
@@ -157,6 +157,9 @@ class Follower(Protocol):
     def replied(self, delay_ns: int) -> None:
         """An answer was written so long after its query had ended."""
 
+    def doubt(self, tenants: Iterable[str]) -> Event | None:
+        """Queries were refused as these tenants are believed to be too slow together; what it returns happens next."""
+
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: None) -> Event | None:
         """An event was handled; what it returns happens next."""
 
@@ -172,29 +175,51 @@ def scenario_of(
     """Read the tenants of the workload's models, and applications, from a repository.
 
     `shares_ns` is how a plan divides the SLOs of applications, by stage. Raises ConfigError for a model without a
-    profile.
+    profile, and for queries that the server would refuse: of more rows than the model takes, or of a shape that it does
+    not declare.
     """
     models = dict.fromkeys(load.model for load in workload.tenants)
     declared = application_names(root)
     specs = {name: read_application(root, name) for name in models if name in declared}
     stages = [stage.model for spec in specs.values() for stage in spec.stages]
-    tenants = {
-        model: _tenant(root, model, profile) for model in dict.fromkeys((*models, *stages)) if model not in specs
-    }
+    members = {model: default_version(root, model) for model in dict.fromkeys((*models, *stages)) if model not in specs}
+    tenants = {model: _tenant(root, model, found, profile) for model, found in members.items()}
+    shapes = {model: len(found.config.model.shapes) for model, found in members.items()}
     tables = {tenant.name: profile.models[tenant.name].table(quantile) for tenant in tenants.values()}
     applications: dict[str, SimulatedApplication] = {}
     whole: dict[str, Tenant] = {}
     for name, spec in specs.items():
         stage_tenants = tuple(tenants[stage.model] for stage in spec.stages)
         ends = spec.graph.planned_ends_ns(shares_ns.get(name, {}))
-        applications[name] = SimulatedApplication(spec.graph, stage_tenants, ends)
-        whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority)
+        least = tuple(_smallest(members[stage.model].config.model.shapes) for stage in spec.stages)
+        applications[name] = SimulatedApplication(spec.graph, stage_tenants, ends, least)
+        most = min([tenant.max_batch for tenant in stage_tenants])
+        whole[name] = Tenant(name, spec.slo_ns, priority=spec.priority, max_batch=most)
+        shapes[name] = _declared(spec, shapes)
     owners = tuple((tenants | whole)[load.model] for load in workload.tenants)
+    for load, owner in zip(workload.tenants, owners, strict=True):
+        reason = load.misfit(owner.max_batch, shapes[load.model])
+        if reason is not None:
+            raise ConfigError(reason)
     return Scenario(workload, tuple(tenants.values()), owners, tables, lanes, applications=applications)
 
 
-def _tenant(root: Path, model: str, profile: Profile) -> Tenant:
-    found = default_version(root, model)
+def _smallest(shapes: Sequence[Mapping[str, Sequence[int]]]) -> int:
+    """The number of the declared shape with the fewest elements; the first where none is declared."""
+    elements = [sum([prod(dims) for dims in shape.values()]) for shape in shapes]
+    return elements.index(min(elements)) if elements else 0
+
+
+def _declared(spec: ApplicationSpec, shapes: Mapping[str, int]) -> int:
+    """Number of shapes that an application declares: those of a first stage that takes all inputs, else one."""
+    for stage, after in zip(spec.stages, spec.graph.after, strict=True):
+        taken = {source.tensor for source in stage.inputs.values() if source.stage is None}
+        if not after and len(taken) == len(spec.inputs):
+            return shapes[stage.model]
+    return 1
+
+
+def _tenant(root: Path, model: str, found: ModelVersion, profile: Profile) -> Tenant:
     measured = profile.models.get(found.tenant)
     if measured is None:
         raise ConfigError(f"model {model!r} has no profile: run 'cotenant profile {root}'")
@@ -263,8 +288,9 @@ def run_scenario(
         engine, outer_log = _FollowedEngine(tenants, made, predictor, scenario.machine), None
         engine.follower, engine.log, engine.replies = follower, log, []
     driven: Engine | StagedEngine = engine
+    doubt = None if follower is None else follower.doubt
     if scenario.applications:
-        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log), None
+        driven, outer_log = StagedEngine(engine, scenario.applications, outer_log, doubt), None
     names = [load.name for load in scenario.workload.tenants]
     outcomes = OutcomeLog(names)
     sent: dict[int, tuple[str, int]] = {}
@@ -293,6 +319,7 @@ def run_scenario(
 
     world = make_world(scenario, assumptions, noise_seed, contention, made.asks_groups)
     simulate(driven, world, source(), responded, decision_ns=assumptions.decision_ns, log=outer_log)
+    outcomes.policy_faults = sum(engine.faults.values())
     return outcomes
 
 

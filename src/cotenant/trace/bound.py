@@ -82,8 +82,9 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     """The bounds of a recorded run. Queries that their clients withdrew, or that had not ended, are left out.
 
     A query takes at least what a row of it costs in the batch and on the share where it costs least, by the profile in
-    the trace, times what the tenant's launches took over what the profile says of them; stages of applications are
-    queries of their models. Raises TraceError for a trace of several devices, or without a query.
+    the trace, times what launches of that kind (shape, rows, size of the share) took over what the profile says. A kind
+    that did not run counts as the tenant's quickest. Stages of applications are queries of their models.
+    Raises TraceError for a trace of several devices, or without a query.
     """
     if len(head.machine) != 1:
         raise TraceError(f"the trace is of the devices {', '.join(head.machine)}, expected one: slots differ")
@@ -119,7 +120,8 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     if not ended:
         raise TraceError("the trace has no query that ended and was of a model with a profile")
     predictor = TablePredictor(tables, head.scales)
-    pace = _pace(predictor, known, took)
+    kinds = _pace_by_kind(predictor, known, took)
+    pace = {name: real_ns / believed_ns for name, (real_ns, believed_ns) in _summed(kinds).items()}
     slots = len(next(iter(head.machine.values())))
     sizes = _sizes(head, slots)
     cost: dict[tuple[str, int], float] = {}
@@ -127,7 +129,7 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     for query, _ in ended:
         key = query.tenant, query.shape
         if key not in cost:
-            cost[key] = _row_ns(predictor, known[query.tenant], query.shape, sizes) * pace.get(query.tenant, 1.0)
+            cost[key] = _row_ns(predictor, known[query.tenant], query.shape, sizes, kinds.get(query.tenant, {}))
         demands.append(TimedQuery(query.tenant, query.arrival_ns, query.deadline_ns, query.items * cost[key]))
     return _bound(known, demands, [outcome for _, outcome in ended], pace, slots)
 
@@ -168,17 +170,30 @@ def _bound(
     return RunBound(tuple(made), slots, most, shares, weighted, fair, limited_by)
 
 
-def _pace(
+_Kinds = Mapping[tuple[int, int, int], tuple[int, int]]
+"""By shape, rows and size of the share: what launches took together, and what the profile says that they take."""
+
+
+def _pace_by_kind(
     predictor: TablePredictor, known: Mapping[str, Tenant], took: Mapping[tuple[Work, int], tuple[int, int]]
-) -> dict[str, float]:
-    """How many times as long as the profile says the launches of each tenant took."""
-    found: dict[str, tuple[int, int]] = {}
+) -> dict[str, _Kinds]:
+    """What launches of each tenant took, by kind."""
+    found: dict[str, dict[tuple[int, int, int], tuple[int, int]]] = {}
     for (work, size), (count, total_ns) in took.items():
         if work.tenant in known:
-            real_ns, believed_ns = found.get(work.tenant, (0, 0))
+            kinds, kind = found.setdefault(work.tenant, {}), (work.shape, work.items, size)
+            real_ns, believed_ns = kinds.get(kind, (0, 0))
             plain = Work(work.tenant, work.shape, work.items, work.start, work.end)
-            found[work.tenant] = real_ns + total_ns, believed_ns + count * predictor.latency_ns(plain, size)
-    return {name: real_ns / believed_ns for name, (real_ns, believed_ns) in found.items()}
+            kinds[kind] = real_ns + total_ns, believed_ns + count * predictor.latency_ns(plain, size)
+    return dict(found)
+
+
+def _summed(kinds: Mapping[str, _Kinds]) -> dict[str, tuple[int, int]]:
+    """The same of all launches of a tenant."""
+    return {
+        name: (sum([real for real, _ in each.values()]), sum([believed for _, believed in each.values()]))
+        for name, each in kinds.items()
+    }
 
 
 def _sizes(head: Header, slots: int) -> list[int]:
@@ -186,10 +201,12 @@ def _sizes(head: Header, slots: int) -> list[int]:
     return sorted({slots, *(len(lane["cores"]) for lane in head.policy_options.get("lanes", ()))})
 
 
-def _row_ns(predictor: TablePredictor, tenant: Tenant, shape: int, sizes: list[int]) -> float:
+def _row_ns(predictor: TablePredictor, tenant: Tenant, shape: int, sizes: list[int], kinds: _Kinds) -> float:
     """Slot time of a row, in the batch and on the share where it is least."""
+    pace = {kind: real_ns / believed_ns for kind, (real_ns, believed_ns) in kinds.items()}
+    quickest = min(pace.values(), default=1.0)
     return min(
-        size * predictor.latency_ns(tenant.work(shape, rows), size) / rows
+        size * predictor.latency_ns(tenant.work(shape, rows), size) * pace.get((shape, rows, size), quickest) / rows
         for size in sizes
         for rows in range(1, tenant.max_batch + 1)
     )

@@ -158,6 +158,7 @@ class Explanation:
     launches: list[LaunchStory] = field(default_factory=list)
     changes: list[tuple[int, str]] = field(default_factory=list)
     """When the policy changed while it was there, and to which."""
+    faults: list[tuple[int, str]] = field(default_factory=list)
     beside_ns: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -196,6 +197,7 @@ class Explanation:
             lines.append(f"Meanwhile, the lanes ran {shares}.")
         for time_ns, policy in self.changes:
             lines.append(f"+{_ms(time_ns - self.arrival_ns)}: the plan, or the policy, changed to another {policy!r}.")
+        lines += [f"+{_ms(time_ns - self.arrival_ns)}: {text}." for time_ns, text in self.faults]
         for launch in self.launches:
             lines += [self._launch_sentence(launch) + launch.basis(), *launch.lanes()]
         return lines
@@ -293,6 +295,11 @@ def explain(
                 enqueued[launch["id"]] = now
                 kept = {"pointers": _pointers(launch, decided), "members": members[launch.get("group", 0)]}
                 decided[launch["id"]] = launch | kept
+            elif kind == "PolicyFault" and story is not None:
+                text = (
+                    f"policy {action['policy']!r} failed in {action['call']!r} ({action['reason']}), deadlines decided"
+                )
+                story.faults.append((now, text + (", and the fallback does" if action.get("falls_back") else "")))
             elif kind == "Grow":
                 grows[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import exp, sqrt
 
@@ -112,7 +112,7 @@ class Openings:
         return sum([max(0, until - max(begun, since_ns)) for begun, until in spans])
 
 
-Held = Mapping[str, tuple[int, int, int]]
+Held = dict[str, tuple[int, int, int]]
 """Slot time so far, by tenant: as the profile says, beyond that, and off the processor."""
 
 

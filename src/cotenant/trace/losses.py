@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from msgspec import convert
+from msgspec import ValidationError, convert
 
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.predict.table import TablePredictor
@@ -48,4 +48,7 @@ def _lanes(options: Mapping[str, Any]) -> tuple[Share, ...]:
     lanes = options.get("lanes")
     if not lanes:
         raise TraceError("the trace says no lanes of its policy, expected some in 'policy_options'")
-    return tuple(Share(tuple(each["cores"]), each["device"]) for each in lanes)
+    try:
+        return convert(lanes, tuple[Share, ...])
+    except ValidationError as error:
+        raise TraceError(f"'policy_options' of the trace has wrong lanes ({error})") from None

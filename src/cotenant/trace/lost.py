@@ -168,8 +168,8 @@ class LossAccount:
             case ModelOpening():
                 self._openings.happened(event, now_ns)
             case AnswerLate():
-                times = event.arrival_ns, event.written_ns
-                self._lose(Loss(event.query, event.tenant, *times, Outcome.LATE, LossCause.REPLY))
+                late = Outcome.LATE, LossCause.REPLY
+                self._lose(Loss(event.query, event.tenant, event.arrival_ns, event.written_ns, *late))
 
     def _resumed(self, ledger: Ledger, now_ns: int) -> None:
         for inside in self._inside.values() if ledger.away_ns is not None else ():
@@ -179,6 +179,9 @@ class LossAccount:
 
     def _add(self, tenant: Tenant) -> None:
         self._ledgers[tenant.name] = Ledger(tenant)
+        self._held = None
+        for _, held in self._looks:
+            held.pop(tenant.name, None)  # one that comes back begins with nothing
         self._cost.clear()
         divide(self._ledgers.values())
 
@@ -222,8 +225,7 @@ class LossAccount:
         found = self._running.pop(event.launch, None)
         if found is None:
             return
-        launch, since_ns, profile_ns = found
-        self._held = None
+        (launch, since_ns, profile_ns), self._held = found, None
         took_ns, size = now_ns - since_ns, launch.share.size
         over_ns = max(0, round(took_ns - profile_ns))
         stolen_ns = 0 if event.stolen_ns is UNSET else min(over_ns, event.stolen_ns)
@@ -263,8 +265,7 @@ class LossAccount:
         cause, whom, delays = self._cause(inside, respond, now_ns)
         if isinstance(query, StageQuery) and query.part_of in self._applications:
             self._stage_lost[query.part_of] = cause, whom
-        times = query.arrival_ns, now_ns
-        self._lose(Loss(query.id, query.tenant, *times, respond.outcome, cause, whom, delays))
+        self._lose(Loss(query.id, query.tenant, query.arrival_ns, now_ns, respond.outcome, cause, whom, delays))
 
     def _application_ended(self, event: ApplicationEnded) -> None:
         """One is lost for the reason for which its last lost stage was; its stages that are withdrawn go with it."""
@@ -295,8 +296,7 @@ class LossAccount:
     # --- causes ---------------------------------------------------------------------------------------------------
 
     def _cause(self, inside: Inside, respond: Respond, now_ns: int) -> tuple[LossCause, str, Delays | None]:
-        query, ledger = inside.query, self._ledgers.get(inside.query.tenant)
-        known = respond.cause
+        query, ledger, known = inside.query, self._ledgers.get(inside.query.tenant), respond.cause
         if known in _CERTAIN or ledger is None:
             return (LossCause.GONE if known is UNSET else known), "", None
         if inside.withdrawn is not None:

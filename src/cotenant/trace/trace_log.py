@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
+from msgspec import convert
 
 from cotenant.core import events as core_events
-from cotenant.core.actions import Action
+from cotenant.core.actions import Action, PolicyFault
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
-from cotenant.core.snapshot import Policy
-from cotenant.errors import CotenantError
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import Decision, Policy, Snapshot
+from cotenant.errors import CotenantError, ProtocolViolationError
 from cotenant.files import decode
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.types import StageQuery, Tenant
-from cotenant.work import Machine, Work
+from cotenant.types import Query, StageQuery, Tenant
+from cotenant.work import Machine, Share, Work
 
 FORMAT = "cotenant-trace/2"
 _MOST_RECORDS = 1 << 12
@@ -56,6 +58,18 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
     factor: float | None = None
     margin: SafetyMargin = NO_MARGIN
     beside: float | None = None
+    firsts: dict[str, int] = {}
+    """Numbers of the devices' first slots in the machine, where they do not follow from the devices before."""
+
+    @property
+    def whole(self) -> Machine:
+        """The machine, each device with the numbers that its slots had. Raises InvalidValueError."""
+        known = Machine.of(self.machine)
+        if not self.firsts:
+            return known
+        return Machine(
+            tuple(Share(each.cores, each.device, self.firsts.get(each.device, each.first)) for each in known.devices)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +93,13 @@ def header(
 ) -> Header:
     """Describe the start of a run. `created` is a date, empty where the log must not depend on it."""
     plain = _PlainPredictor.of(predictor)
+    devices = {each.device: each.cores for each in machine.devices}
     return Header(
         FORMAT,
         created,
         policy.name,
         _options(policy),
-        {each.device: each.cores for each in machine.devices},
+        devices,
         tuple(tenants),
         plain.tables,
         plain.scales,
@@ -94,6 +109,7 @@ def header(
         plain.factor,
         plain.margin,
         plain.beside,
+        {} if machine == Machine.of(devices) else {each.device: each.first for each in machine.devices},
     )
 
 
@@ -293,12 +309,48 @@ def replay(
     `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. `same_decisions`
     says whether the two agree: then a change of code changed no decision.
     """
-    policy = make_policy(head.policy, head.policy_options)
+    policy = _AsRecorded(make_policy(head.policy, head.policy_options))
     plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin, head.beside)
     predictor = _predictor_of(plain, find_groups)
-    engine = Engine(head.tenants, policy, predictor, Machine.of(head.machine))
+    engine = Engine(head.tenants, policy.asked, predictor, head.whole)
     for record in records:
         if record.kind == "LogFull":
             return
-        event = decode_event(record.kind, record.event, find_groups, make_policy)
-        yield record, encode(record.time_ns, event, engine.handle(event, record.time_ns))
+        told = event = decode_event(record.kind, record.event, find_groups, make_policy)
+        if isinstance(event, core_events.PolicyChanged):
+            policy = _AsRecorded(event.policy)
+            told = core_events.PolicyChanged(policy.asked)
+        policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
+        yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))
+
+
+class _AsRecorded:
+    """A policy that fails where it failed in a recorded run, whether it would now or not: there it is not asked."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.faults: list[PolicyFault] = []
+        """Those of the present event."""
+
+    @property
+    def asked(self) -> Policy:
+        """It, for an engine."""
+        return cast(Policy, self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
+        """See Policy."""
+        self._fail("queue_key", query.id)
+        return self._policy.queue_key(query, tenant, predictor)
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """See Policy."""
+        self._fail("decide", -1)
+        return self._policy.decide(snapshot, memory)
+
+    def _fail(self, call: str, query: int) -> None:
+        for fault in self.faults:
+            if (fault.policy, fault.call, fault.query) == (self._policy.name, call, query):
+                raise ProtocolViolationError(fault.reason)

@@ -15,7 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import InvalidValueError
-from cotenant.workload.spec import NS_PER_S, ArrivalProcess, Gamma, Mmpp, Poisson, Trace, Uniform, Workload
+from cotenant.workload.spec import (
+    NS_PER_S,
+    ArrivalProcess,
+    Gamma,
+    Mmpp,
+    Poisson,
+    Trace,
+    Uniform,
+    Workload,
+)
 
 Times = npt.NDArray[np.int64]
 
@@ -23,6 +32,12 @@ _DRAWS = 8192
 """Gaps drawn at a time and tenant: enough that the cost of a numpy call does not show."""
 _MERGED = 65_536
 """Arrivals merged at a time, about."""
+_MANY = 10_000_000
+"""Arrivals of a block of states from which on those behind the end of the run are left out."""
+_REGULAR, _LONG_S = 1e-9, 1e30
+"""Coefficient of variation below which gaps are all alike, and a mean gap that is never over."""
+_FAR_NS = 1 << 62
+"""Times beyond this, a century, are no later: they fit into 64 bits, and no run lasts so long."""
 
 
 class Arrival(NamedTuple):
@@ -60,12 +75,15 @@ def arrival_blocks(workload: Workload, seed: int | None = None) -> Iterator[Arri
     if seed < 0:
         raise InvalidValueError("workload", "seed", seed, "an integer from 0")
     children = np.random.SeedSequence(seed).spawn(len(workload.tenants))
+    end_s = workload.duration_ns / NS_PER_S
     streams = [
-        _Stream(_draw(tenant.process, np.random.default_rng(child)))
+        _Stream(_draw(tenant.process, np.random.default_rng(child), end_s))
         for tenant, child in zip(workload.tenants, children, strict=True)
     ]
     # The bound from below is for traces: one burst has an absurd mean rate and would make windows of nanoseconds.
-    window_ns = max(1, workload.duration_ns // 1000, int(_MERGED / workload.mean_rate * NS_PER_S))
+    expected = workload.mean_rate * end_s
+    part = _MERGED / expected if expected > _MERGED else 1.0
+    window_ns = max(1, workload.duration_ns // 1000, int(workload.duration_ns * part))
     end_ns = 0
     while end_ns < workload.duration_ns:
         end_ns = min(workload.duration_ns, end_ns + window_ns)
@@ -105,54 +123,67 @@ class _Stream:
         return held[:cut], first
 
 
-def _draw(process: ArrivalProcess, rng: np.random.Generator) -> Iterator[Times]:
+def _draw(process: ArrivalProcess, rng: np.random.Generator, end_s: float) -> Iterator[Times]:
+    """Blocks of times; no further one once a block has reached the end."""
     match process:
         case Poisson(rate):
-            return _renewal(lambda: rng.exponential(1.0 / rate, _DRAWS))
+            mean_s = _inverse(rate)
+            return _renewal(lambda: rng.exponential(mean_s, _DRAWS), end_s)
         case Gamma(rate, cv):
-            shape = cv**-2
-            return _renewal(lambda: rng.gamma(shape, 1.0 / (rate * shape), _DRAWS))
+            shape = cv**-2 if cv > _REGULAR else _REGULAR**-2
+            mean_s = _inverse(rate * shape)
+            return _renewal(lambda: rng.gamma(shape, mean_s, _DRAWS), end_s)
         case Uniform(rate):
-            return _uniform(rate, rng)
+            return _uniform(rate, rng, end_s)
         case Mmpp():
-            return _mmpp(process, rng)
+            return _mmpp(process, rng, end_s)
         case Trace():
             return _replay(process)
 
 
+def _inverse(rate: float) -> float:
+    """A mean gap in seconds, where rates may be so small that it is no number."""
+    return min(1.0 / rate, _LONG_S) if rate else _LONG_S
+
+
 def _nanoseconds(seconds: npt.NDArray[np.floating[Any]]) -> Times:
-    times: Times = np.rint(seconds * NS_PER_S).astype(np.int64)
+    times: Times = np.rint(np.minimum(seconds * NS_PER_S, _FAR_NS)).astype(np.int64)
     return times
 
 
-def _renewal(gaps: Callable[[], npt.NDArray[np.float64]]) -> Iterator[Times]:
+def _renewal(gaps: Callable[[], npt.NDArray[np.float64]], end_s: float) -> Iterator[Times]:
     now_s = 0.0
-    while True:
+    while now_s < end_s:
         times_s = now_s + np.cumsum(gaps())
         now_s = float(times_s[-1])
         yield _nanoseconds(times_s)
 
 
-def _uniform(rate: float, rng: np.random.Generator) -> Iterator[Times]:
+def _uniform(rate: float, rng: np.random.Generator, end_s: float) -> Iterator[Times]:
     phase = rng.random()
     first = 0
-    while True:
-        yield _nanoseconds((np.arange(first, first + _DRAWS) + phase) / rate)
+    while first <= end_s * rate:
+        yield _nanoseconds((np.arange(first, first + _DRAWS) + phase) / max(rate, 1 / _LONG_S))
         first += _DRAWS
 
 
-def _mmpp(process: Mmpp, rng: np.random.Generator) -> Iterator[Times]:
-    """Draw dwell times of many states, then Poisson counts, then places within the dwell (order statistics)."""
+def _mmpp(process: Mmpp, rng: np.random.Generator, end_s: float) -> Iterator[Times]:
+    """Draw dwell times of many states, then Poisson counts, then places within the dwell (order statistics).
+
+    Where a block would have very many arrivals its states end at the end of the run: a state may last years.
+    """
     rates, dwells_s = np.array(process.rates), np.array(process.mean_dwell_s)
     states = len(rates)
     per_state = float((rates * dwells_s).mean())
-    visits = min(_DRAWS, max(states, math.ceil(_DRAWS / per_state)))
+    visits = _DRAWS if per_state <= 1 else min(_DRAWS, max(states, math.ceil(_DRAWS / per_state)))
     state = int(rng.choice(states, p=dwells_s / dwells_s.sum()))
     now_s = 0.0
-    while True:
+    while now_s < end_s:
         visited = (state + np.arange(visits)) % states
         lengths_s = rng.exponential(dwells_s[visited])
         starts_s = now_s + np.concatenate(([0.0], np.cumsum(lengths_s)))
+        if (rates[visited] * lengths_s).sum() > _MANY:
+            lengths_s = np.clip(end_s - starts_s[:-1], 0.0, lengths_s)
         counts = rng.poisson(rates[visited] * lengths_s)
         places = rng.random(int(counts.sum()))
         times_s = np.repeat(starts_s[:-1], counts) + places * np.repeat(lengths_s, counts)
@@ -162,5 +193,9 @@ def _mmpp(process: Mmpp, rng: np.random.Generator) -> Iterator[Times]:
 
 
 def _replay(trace: Trace) -> Iterator[Times]:
-    times = np.array(trace.times_ns, np.int64)
-    yield times if trace.scale == 1.0 else np.rint(times / trace.scale).astype(np.int64)
+    times = np.array([min(each, _FAR_NS) for each in trace.times_ns], np.int64)
+    yield (
+        times
+        if trace.scale == 1.0
+        else np.rint(np.minimum(times, _FAR_NS * trace.scale) / trace.scale).astype(np.int64)
+    )

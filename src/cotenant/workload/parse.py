@@ -26,6 +26,8 @@ from cotenant.workload.spec import (
     Workload,
 )
 
+_MOST_S = 1e9
+"""Latest time of a trace, 30 years: as the longest duration."""
 _TENANT_KEYS = tuple(each.encode_name for each in fields(TenantLoad) if each.name != "process")
 
 
@@ -88,9 +90,10 @@ def _read_trace(file: Path, model: str, where: str) -> tuple[int, ...]:
                     time_s = float(row["time_s"])
                 except (TypeError, ValueError):
                     time_s = math.nan
-                if not 0 <= time_s < math.inf:
+                if not 0 <= time_s <= _MOST_S:
                     raise ConfigError(
-                        f"{where}: {file}, line {rows.line_num}: time_s is {row['time_s']!r}, expected seconds from 0"
+                        f"{where}: {file}, line {rows.line_num}: time_s is {row['time_s']!r}, "
+                        f"expected seconds from 0 to {_MOST_S:g}"
                     )
                 times_ns.append(round(time_s * NS_PER_S))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

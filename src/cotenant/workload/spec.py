@@ -18,6 +18,8 @@ from cotenant.files import Milliseconds, Seconds
 from cotenant.types import DEFAULT_PRIORITY
 
 NS_PER_S = 1_000_000_000
+MOST_QUERIES = 100_000_000
+"""Queries of a workload that can be expected at most: half an hour of the simulator."""
 
 Name = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
@@ -52,6 +54,15 @@ def _in_range(kind: Any, value: object) -> object:
 
 class _Process(_Checked, frozen=True, tag_field="arrivals"):
     """How the queries of a tenant are spaced."""
+
+    @property
+    def mean_rate(self) -> float:
+        """Mean queries per second."""
+        raise NotImplementedError
+
+    def expected(self, duration_s: float) -> float:
+        """Queries to expect in a run, or what else is drawn for it, if that is more."""
+        return self.mean_rate * duration_s
 
 
 class Poisson(_Process, frozen=True, tag="poisson"):
@@ -99,6 +110,10 @@ class Gamma(_Process, frozen=True, tag="gamma"):
         """Return the same process with `factor` times the rate and an unchanged `cv`."""
         return replace(self, rate=self.rate * factor)
 
+    def expected(self, duration_s: float) -> float:
+        """See _Process. Renewals begin with an arrival: bursts of about cv^2 / 2 come on top (Cox, 1962)."""
+        return self.rate * duration_s + self.cv**2 / 2
+
 
 class Mmpp(_Process, frozen=True, tag="mmpp"):
     """Markov-modulated Poisson process whose states are visited in turn.
@@ -127,6 +142,10 @@ class Mmpp(_Process, frozen=True, tag="mmpp"):
         """Return the same process with `factor` times the rates and unchanged dwell times."""
         return replace(self, rates=tuple(rate * factor for rate in self.rates))
 
+    def expected(self, duration_s: float) -> float:
+        """See _Process: queries, or states."""
+        return max(self.mean_rate * duration_s, duration_s * len(self.mean_dwell_s) / sum(self.mean_dwell_s))
+
 
 class Trace(_Process, frozen=True, tag="trace"):
     """Recorded arrivals, replayed `scale` times as fast: an arrival recorded at t is sent at t / `scale`.
@@ -152,6 +171,10 @@ class Trace(_Process, frozen=True, tag="trace"):
         """Return the same trace replayed `factor` times as fast again."""
         return replace(self, scale=self.scale * factor)
 
+    def expected(self, duration_s: float) -> float:
+        """See _Process: a trace is as long as it is."""
+        return len(self.times_ns)
+
 
 ArrivalProcess = Poisson | Uniform | Gamma | Mmpp | Trace
 
@@ -176,13 +199,30 @@ class TenantLoad(_Checked, frozen=True):
     timeout_ns: Milliseconds | None = field(default=None, name="timeout_ms")
     priority: Natural = DEFAULT_PRIORITY
 
+    def misfit(self, max_batch: int, shapes: int) -> str | None:
+        """Why a model that takes so many rows and declares so many shapes refuses these queries; None if it does not.
+
+        Without declared shapes a model takes any that its inputs allow, as shape 0.
+        """
+        if self.items > max(1, max_batch):
+            return (
+                f"tenant {self.name!r}: items is {self.items}, but model {self.model!r} takes at most "
+                f"{max(1, max_batch)} rows"
+            )
+        if self.shape >= max(1, shapes):
+            return (
+                f"tenant {self.name!r}: shape is {self.shape}, but model {self.model!r} declares {shapes} shapes, "
+                "numbered from 0"
+            )
+        return None
+
 
 class Workload(_Checked, frozen=True):
     """Tenants with their arrivals over `duration_ns`.
 
     Queries scheduled before `warmup_ns` are sent, not counted.
 
-    Raises InvalidValueError when a value is out of its range.
+    Raises InvalidValueError when a value is out of its range, or more than MOST_QUERIES are to be expected.
     """
 
     tenants: Annotated[tuple[TenantLoad, ...], Meta(min_length=1)] = field(name="tenant")
@@ -199,6 +239,13 @@ class Workload(_Checked, frozen=True):
             )
         if not self.warmup_ns < self.duration_ns:
             raise InvalidValueError("Workload", "warmup_ns", self.warmup_ns, "less than the duration")
+        duration_s, total = self.duration_ns / NS_PER_S, 0.0
+        for tenant in self.tenants:
+            total += tenant.process.expected(duration_s)
+            if total > MOST_QUERIES:
+                place = f"the arrivals up to those of tenant {tenant.name!r} over {duration_s:g} s"
+                most = f"at most {MOST_QUERIES:,}: lower rates, cv or duration_s"
+                raise InvalidValueError(place, "number of queries", float(f"{total:.3g}"), most)
 
     @property
     def mean_rate(self) -> float:

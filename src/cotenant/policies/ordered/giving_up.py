@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from cotenant.policies.ordered.many_jobs import LongQueue
 
 
+_SHORT = 32
+"""Queries of a queue up to which a list is as quick to make as columns."""
+
+
 class Selecting(Protocol):
     """What makes one such policy another than the next."""
 
@@ -125,7 +129,7 @@ class _Inside:
     ) -> None:
         snapshot, now = desk.snapshot, desk.now_ns
         accounts, predictor = snapshot.accounts, snapshot.predictor
-        owners = {name: number for number, name in enumerate(snapshot.queues)}
+        owners = dict(zip(snapshot.queues, range(len(snapshot.queues)), strict=True))
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         self.paused = len(begun)
         """Of the batches those in front."""
@@ -156,21 +160,22 @@ class _Inside:
 
         self.seen: dict[str, Waiting | LongQueue] = {}
         """What waits, by tenant: for the next decision, too."""
-        count = len(rows)
+        count = len(rows) + sum([len(queue.queries) for queue in snapshot.queues.values()])
+        short = _SHORT if count > FEW else FEW
         for owner, (name, queue) in enumerate(snapshot.queues.items()):
-            if queue.queries:
-                known = seen.get(name)
-                if known is None or known.edition is not queue.edition:
-                    known = _waiting(queue, policy.dues(accounts.get(name)), known)
+            if not queue.queries:
+                continue
+            known = seen.get(name)
+            if known is None or known.edition is not queue.edition or (count <= FEW and not known.jobs):
+                known = _waiting(queue, policy.dues(accounts.get(name)), known, short)
+            if known.predictor is not predictor or known.owner != owner:
                 known.tell(queue, owner, predictor, needed_ns)
-                self.seen[name] = known
-                count += len(queue.queries)
+            self.seen[name] = known
         every = self.seen.values()
         self.jobs: Selection
         """All of them."""
         if count <= FEW:
-            few = [each.jobs for each in every if isinstance(each, Waiting)]  # no queue is long
-            self.jobs = Jobs(sorted(chain(rows, *few)), free_at, now)
+            self.jobs = Jobs(sorted(chain(rows, *[each.jobs for each in every])), free_at, now)
         else:
             from cotenant.policies.ordered.many_jobs import ManyJobs  # numpy: few need none
 
@@ -181,9 +186,12 @@ class _Inside:
         return (job,) if job >= 0 else [query.id for query in self.batches[-1 - job].queries]
 
 
-def _waiting(queue: QueueView, dues: Mapping[int, int], known: Waiting | LongQueue | None) -> Waiting | LongQueue:
-    """Jobs of a queue at its present edition; `known` has those of an edition before."""
-    if len(queue.queries) <= FEW:
+def _waiting(
+    queue: QueueView, dues: Mapping[int, int], known: Waiting | LongQueue | None, short: int
+) -> Waiting | LongQueue:
+    """Jobs of a queue at its present edition: in a list up to so many, else in columns. `known` has those of an edition
+    before."""
+    if len(queue.queries) <= short:
         return Waiting(queue, dues)
     from cotenant.policies.ordered.many_jobs import LongQueue
 

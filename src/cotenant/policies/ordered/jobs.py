@@ -146,11 +146,11 @@ class Selection(Protocol):
 class Waiting:
     """The queries of a short queue at one of its editions, as jobs in a list.
 
-    `rank` is the priority of all, None where they differ. `jobs` are as they were told last, and `rows` is room to keep
-    them as columns.
+    `rank` is the priority of all, None where they differ. `jobs` are as they were told last: by `predictor`, which is
+    None before, and for the tenant's number `owner`; `rows` is room to keep them as columns.
     """
 
-    __slots__ = ("_dues", "_owner", "_predictor", "edition", "jobs", "rank", "rows")
+    __slots__ = ("_dues", "edition", "jobs", "owner", "predictor", "rank", "rows")
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int]) -> None:
         """Of a queue that is not empty, whose keys begin with rank and deadline and end with the number; `dues` tells
@@ -162,8 +162,8 @@ class Waiting:
         self.jobs: list[Job] = []
         self.rows: NDArray[np.int64] | None = None
         self._dues = [dues.get(query.id) for query in queue.queries] if dues else None
-        self._predictor: Predictor | None = None
-        self._owner = -1
+        self.predictor: Predictor | None = None
+        self.owner = -1
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Waiting) and self.edition is other.edition
@@ -171,11 +171,9 @@ class Waiting:
     __hash__ = None  # type: ignore[assignment]
 
     def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
-        """Make the jobs, unless they are as told, for the tenant's number and what work is believed to take of a lane
-        now. The queue is that of this edition."""
-        if self._predictor is predictor and self._owner == owner:
-            return
-        self._predictor, self._owner, self.rows = predictor, owner, None
+        """Make the jobs, for the tenant's number and what work is believed to take of a lane now. The queue is that of
+        this edition."""
+        self.predictor, self.owner, self.rows = predictor, owner, None
         tenant, dues = queue.tenant, self._dues
         name = tenant.name
         found: dict[tuple[int, int], tuple[int, int]] = {}

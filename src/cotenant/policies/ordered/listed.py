@@ -106,8 +106,8 @@ class ListPolicy(BasePolicy):
             if mask & free == mask:
                 if size and lane.size != size:  # who does not fit into one may fit into another
                     desk.bring_back()
-                size, desk.free = lane.size, free
-                start = self._fill(desk, lane)
+                size = lane.size
+                start = self._fill(desk, lane, free & ~mask)
                 if start is not None:
                     desk.starts.append(start)
                     free &= ~mask
@@ -128,13 +128,14 @@ class ListPolicy(BasePolicy):
         share = next((share for share in self.wide if share.mask & ~free == 0), None)
         if share is not None and len(desk.starts) == first:
             desk.bring_back()
-            desk.free = 0
-            alone = self._fill(desk, share)
+            alone = self._fill(desk, share, 0)
             if alone is not None:
                 desk.starts.append(alone)
 
-    def _fill(self, desk: Desk, lane: Share) -> Start | None:
+    def _fill(self, desk: Desk, lane: Share, beside: int) -> Start | None:
         """Start the best candidate that is not hopeless; give up those before it that are.
+
+        `beside` is the mask of the free slots that this decision may still give to other launches.
 
         What is doubtful is put off, and taken when nothing else is left; what needs another lane is passed over.
         """
@@ -159,21 +160,23 @@ class ListPolicy(BasePolicy):
             elif self.cautious and now + desk.snapshot.predictor.sure_ns(tenant.name, needed, tenant.slo_ns) > deadline:
                 desk.pass_over(best, put_off=True)
             else:
-                return self._start_batch(desk, queue, at, lane, work, needed)
+                return self._start_batch(desk, queue, at, lane, work, needed, beside)
         doubtful = desk.next_put_off()
         if doubtful is None:
             return None
         queue, at = doubtful
         head = queue.queries[at]
         work = queue.tenant.work(head.shape, head.items)
-        return self._start_batch(desk, queue, at, lane, work, latency_ns(work, cores))
+        return self._start_batch(desk, queue, at, lane, work, latency_ns(work, cores), beside)
 
-    def _start_batch(self, desk: Desk, queue: QueueView, at: int, lane: Share, work: Work, latency: int) -> Start:
+    def _start_batch(
+        self, desk: Desk, queue: QueueView, at: int, lane: Share, work: Work, latency: int, beside: int
+    ) -> Start:
         """Start the batch that is headed by the query at a position, for which `work` and `latency` are of it alone."""
         tenant = queue.tenant
         queries: tuple[Query, ...] = (queue.queries[at],)
         if tenant.max_batch > queries[0].items and len(queue.queries) > at + 1:
-            lanes = sum([each.mask & desk.free == each.mask for each in self.lanes]) - 1
+            lanes = sum([each.mask & beside == each.mask for each in self.lanes])
             queries, latency = desk.form_batch(queue, at, lane.size, latency, cautious=self.cautious, lanes=lanes)
             if len(queries) > 1:
                 work = tenant.work(work.shape, sum([query.items for query in queries]))

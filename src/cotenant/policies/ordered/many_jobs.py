@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,33 +197,35 @@ class ManyJobs:
         `found` is enough: a victim stands before the late job or is that job, so later jobs only begin earlier.
         Victims are taken out of `left`.
         """
-        rows, spared, count = self.rows, 0, 0
+        rows, spared, gone = self.rows, 0, set[int]()
         start, added, of_rank = 0, 0, None
         candidates: Candidates | None = None
-        place = np.zeros(0, np.intp)
-        ranks = rows[RANK, found].tolist()
-        for at, rank, missing in zip(found.tolist(), ranks, late[found].tolist(), strict=True):
+        owners, places = list[int](), list[int]()
+        for at, missing in zip(found.tolist(), late[found].tolist(), strict=True):
+            if missing <= spared:
+                continue
+            rank = int(rows[RANK, at])
             if rank != of_rank:
                 of_rank, start, candidates = rank, int(rows[RANK].searchsorted(rank)), None
-            while missing > spared and left[at]:
-                if count < _SCANS:
+            while missing > spared and at not in gone:
+                if len(gone) < _SCANS:
                     victim = self._scan(stakes, start + left[start : at + 1].nonzero()[0])
                 else:
-                    if not place.size:
+                    if not places:
                         place = np.lexsort([*reversed(self._values(stakes, [1.0] * len(stakes.fared)))]).argsort()
+                        owners, places = rows[OWNER].tolist(), place.tolist()
                     if candidates is None:
                         candidates, added = Candidates(stakes, self._job), start
                     if added <= at:
-                        fresh = added + left[added : at + 1].nonzero()[0]
+                        fresh = range(added, at + 1)
+                        candidates.add([(owners[each], places[each], each) for each in fresh if each not in gone])
                         added = at + 1
-                        columns = rows[OWNER, fresh], place[fresh], fresh
-                        candidates.add(zip(*[each.tolist() for each in columns], strict=True))
                     victim = candidates.pop()
                 left[victim] = False
+                gone.add(victim)
                 spared += int(rows[WORK, victim])
-                count += 1
                 yield victim, at
-                if count == most:
+                if len(gone) == most:
                     return
 
     def _scan(self, stakes: Stakes, among: NDArray[np.intp]) -> int:
@@ -246,13 +249,14 @@ class ManyJobs:
         """See Selection."""
         rows = self.rows
         within = ((rows[ENTITLED] > 0) & (rows[NUMBER] >= -paused)).nonzero()[0]
-        if not within.size:
-            return []
-        ranks, first = np.unique(rows[RANK, within], return_index=True)  # which ascend
-        dues = np.minimum.reduceat(rows[DUE, within], first)
-        at = np.minimum(ranks.searchsorted(rows[RANK]), len(ranks) - 1)
-        late = (rows[ENTITLED] == 0) & (rows[RANK] == ranks[at]) & (rows[DEADLINE] >= dues[at])
-        found: list[int] = rows[NUMBER, late].tolist()
+        ranks, dues, found, first = rows[RANK, within], rows[DUE, within], list[int](), 0
+        while first < within.size:  # ranks ascend: each has a span of its own
+            rank = ranks[first]
+            until = int(ranks.searchsorted(rank, "right"))
+            span = slice(rows[RANK].searchsorted(rank), rows[RANK].searchsorted(rank, "right"))
+            late = (rows[ENTITLED, span] == 0) & (rows[DEADLINE, span] >= dues[first:until].min())
+            found += rows[NUMBER, span][late].tolist()
+            first = until
         return found
 
 
@@ -282,7 +286,9 @@ class LongQueue:
     compare at the speed of memory.
     """
 
-    __slots__ = ("_keys", "_kinds", "_owner", "_predictor", "_raw", "edition", "rank", "rows")
+    __slots__ = ("_keys", "_kinds", "_raw", "edition", "owner", "predictor", "rank", "rows")
+
+    jobs: ClassVar[Sequence[Job]] = ()
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int], known: LongQueue | None = None) -> None:
         """Of a queue whose keys begin with rank and deadline and end with the number; `dues` tells when those are due
@@ -304,8 +310,8 @@ class LongQueue:
         self.rank: int | None = int(ranks[0]) if (ranks == ranks[0]).all() else None
         self.rows: Column = self._raw
         """As they were told last."""
-        self._predictor: Predictor | None = None
-        self._owner = -1
+        self.predictor: Predictor | None = None
+        self.owner = -1
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LongQueue) and self.edition is other.edition
@@ -314,9 +320,7 @@ class LongQueue:
 
     def tell(self, queue: QueueView, owner: int, predictor: Predictor, needed_ns: Callable[[Work], int]) -> None:
         """See Waiting."""
-        if self._predictor is predictor and self._owner == owner:
-            return
-        self._predictor, self._owner = predictor, owner
+        self.predictor, self.owner = predictor, owner
         tenant, raw = queue.tenant, self._raw
         work_ns = [needed_ns(tenant.work(*kind)) for kind in self._kinds]
         rows = self.rows = np.empty((WORK + 1, raw.shape[1]), np.int64)

@@ -49,7 +49,7 @@ class Reserve:
     keys: Sequence[int] = field(compare=False)
     beyond: Sequence[float] = field(compare=False)
     beyond_ns: Sequence[float] = field(compare=False)
-    known: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    known: dict[int, tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
     columns: list[Any] = field(default_factory=list, compare=False, repr=False)
 
     @staticmethod
@@ -82,10 +82,10 @@ class Reserve:
 
     def ahead_ns(self, left_ns: int, work_ns: int) -> float:
         """Work that comes before the deadline of a job, so much from now on, and goes first."""
-        place = bisect_left(self.slo_ns, left_ns), bisect_left(self.work_ns, work_ns)
+        place = bisect_left(self.slo_ns, left_ns) * self.width + bisect_left(self.work_ns, work_ns)
         found = self.known.get(place)
         if found is None:
-            found = self.known[place] = self._lanes(*place)
+            found = self.known[place] = self._lanes(*divmod(place, self.width))
         return left_ns * found[0] - found[1]
 
     def _lanes(self, count: int, rank: int) -> tuple[float, float]:

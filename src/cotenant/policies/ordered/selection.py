@@ -20,6 +20,9 @@ from cotenant.policies.ordered.reserve import Reserve
 FEW = 128
 """Jobs up to which they are laid on the lanes one by one; of more, which lane gets which hardly matters."""
 
+_SCANS = 3
+"""Victims of one decision that are found by a scan of all jobs; further ones come from heaps."""
+
 
 class Jobs:
     """Jobs of one decision, in the policy's order; see `jobs.Selection`. `free_at` tells when each lane is free."""
@@ -121,7 +124,7 @@ class Jobs:
             return victims
         jobs, gone = self.jobs, set[int]()
         times, at, added = sorted(self._free_at), 0, 0
-        candidates, of_rank = Candidates(stakes, jobs.__getitem__), None
+        candidates, of_rank = None, None
         while at < len(jobs) and len(victims) < most:
             rank, deadline_ns, _, _, _, _, _, work_ns = jobs[at]
             end = times[0] + work_ns
@@ -130,11 +133,21 @@ class Jobs:
                 at += 1
                 continue
             if rank != of_rank:
-                candidates, of_rank = Candidates(stakes, jobs.__getitem__), rank
-            fresh = [(each, jobs[each]) for each in range(added, at + 1) if jobs[each][RANK] == rank]
-            candidates.add([(job[OWNER], stakes.place_of(job), each) for each, job in fresh])
-            added = at + 1
-            victim = candidates.pop()
+                candidates, of_rank, added = None, rank, 0
+            if len(victims) < _SCANS:
+                victim, least = at, None
+                for each in range(at + 1):
+                    if each not in gone and jobs[each][RANK] == rank:
+                        value = stakes.of(jobs[each])
+                        if least is None or value < least:  # type: ignore[operator]
+                            least, victim = value, each
+                stakes.lost(jobs[victim][OWNER])
+            else:
+                candidates = candidates or Candidates(stakes, jobs.__getitem__)
+                fresh = [each for each in range(added, at + 1) if jobs[each][RANK] == rank and each not in gone]
+                candidates.add([(jobs[each][OWNER], stakes.place_of(jobs[each]), each) for each in fresh])
+                added = at + 1
+                victim = candidates.pop()
             victims.append((jobs[victim], jobs[at]))
             gone.add(victim)
             if victim == at:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import (
+    AnswerLate,
     ApplicationEnded,
     Event,
     LaunchEnded,
@@ -166,10 +167,10 @@ class Counters:
     def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
         """See Observer."""
         with self._lock:
-            self._observe(time_ns, event, actions, timing)
-        return None
+            return self._observe(time_ns, event, actions, timing)
 
-    def _observe(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> None:
+    def _observe(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> AnswerLate | None:
+        """Gives what is to be told of an answer that was there in time, and whose client left too late to have it."""
         if isinstance(event, QueryArrived):
             self._arrived(event.query)
         elif isinstance(event, LaunchEnded):
@@ -186,7 +187,9 @@ class Counters:
         elif type(event) is ApplicationEnded:
             self._responded(event.query, event.outcome, time_ns)
         elif type(event) is QueryCancelled:
-            self._written(event.query, time_ns)  # its client went away just as it was answered
+            late = self._written(event.query, time_ns)  # its client went away just as it was answered
+            if late is not None:
+                return AnswerLate(late.id, late.tenant, late.arrival_ns, time_ns)
         elif type(event) is QueryRefused:
             counted = self.by_tenant.get(event.tenant) or self._gone.get(event.tenant)
             if counted is not None:
@@ -194,6 +197,7 @@ class Counters:
                 counted.end(Outcome.REJECTED, time_ns - event.arrival_ns, 0)
         elif type(event) is TenantRemoved:
             self.remove(event.tenant)
+        return None
 
     def _launched(self, launch: Launch, time_ns: int) -> None:
         counted = self.by_tenant.get(launch.work.tenant) or self._gone[launch.work.tenant]

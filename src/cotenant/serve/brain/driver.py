@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 from msgspec import UNSET
 
-from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
+from cotenant.core.actions import Action, Enqueue, Grow, Launch, LookAhead, PolicyFault, Release, Respond, SetTimer
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, LaunchGrew, LookAheadDue, ModelOpening, QueryArrived, TimerFired
 from cotenant.execute.protocol import Executor, Tensors, Timing
@@ -184,6 +184,8 @@ class Driver:
                     self._clock.call_at(action.at_ns, TIMER_PRIORITY, partial(self._timer_fired, self._timer_version))
                 case LookAhead():
                     is_look_ahead_due = True
+                case PolicyFault():
+                    self._tell(action, event)
         for observer in self._observers:
             try:
                 follow_up = observer(now, event, actions, timing)
@@ -199,6 +201,18 @@ class Driver:
         if self._watching:
             self._idle.notify_all()
         return answers
+
+    def _tell(self, fault: PolicyFault, event: Event) -> None:
+        """Log a fault of the policy in one line, with its traceback the first time."""
+        text = "policy %r failed in %s at %s: %s; earliest deadline first decides this event"
+        if fault.falls_back:
+            text += (
+                ". It has failed too often: a fallback that keeps quotas serves until the policy is set anew (mend it, "
+                "then start the server again, or with a plan send SIGHUP after a change of its file)"
+            )
+        is_first = self._engine.faults.get((fault.policy, fault.call)) == 1
+        error = self._engine.error if is_first else None
+        _log.error(text, fault.policy, fault.call, type(event).__name__, fault.reason, exc_info=error)
 
     def _blame(self, observer: Observer, event: Event) -> None:
         """One bad observer (a full disk below the trace) must not cost the queries their answers."""

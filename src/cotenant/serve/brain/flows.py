@@ -314,11 +314,7 @@ class Flows:
 
         def look(_: Engine) -> PredictorChanged | None:
             times = self._times(application, needed, {}, run.items)
-            limit_ns = run.deadline_ns - run.arrival_ns
-            is_slow = max(graph.ends_ns(times)) > limit_ns
-            if application.ends_ns is not None:
-                start_ns = max((application.ends_ns[other] for other in graph.after[stage]), default=0)
-                is_slow = is_slow or times[stage] > application.ends_ns[stage] - start_ns
+            is_slow = graph.is_too_long(stage, times, run.deadline_ns - run.arrival_ns, application.ends_ns)
             return self._beliefs.doubt(application.tenants) if is_slow else None
 
         self._driver().follow(look)

@@ -80,6 +80,13 @@ def waiting_of(driver: Driver | None) -> Mapping[str, int]:
     return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
 
+def faults_of(driver: Driver | None) -> tuple[Mapping[tuple[str, str], int], bool]:
+    """Faults of the policy, and of fallbacks, by name and call; and whether the fallback serves now."""
+    if driver is None:
+        return {}, False
+    return driver.read(lambda engine: (dict(engine.faults), engine.falls_back))
+
+
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
     """What the protocol tells of a model's counters."""
     counted = known or TenantCounters(slo_ns=1)

@@ -1,0 +1,204 @@
+"""Faults of a policy: an exception, or a decision or queue key that breaks the contract, costs that call alone.
+
+What the event has done before stays. Earliest deadline first decides the event in the policy's place. After MOST_FAULTS
+faults within WITHIN_NS an order that keeps quotas serves, until the policy is set anew (docs/decisions/0049-faults.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop
+from typing import Protocol
+
+from msgspec import structs
+
+from cotenant.core.actions import Action, PolicyFault
+from cotenant.core.admission import sizes_to_try
+from cotenant.core.predictor import Predictor
+from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Policy, Snapshot, Start
+from cotenant.errors import CotenantError, ProtocolViolationError
+from cotenant.types import Query, Tenant
+from cotenant.work import Work
+
+MOST_FAULTS = 3
+"""Faults of a policy within WITHIN_NS from which on the fallback serves."""
+WITHIN_NS = 60_000_000_000
+RETRY_NS = 100_000_000
+"""Time after which the engine decides again where the fallback failed, too."""
+DECIDE, QUEUE_KEY = "decide", "queue_key"
+"""The calls of a policy while it serves."""
+_LONGEST = 300
+"""Characters of a reason."""
+
+_Entry = tuple[int, int, int, int, int, Work, tuple[Query, ...], int | None]
+"""A candidate: its order in three numbers, 1 for a query and 0 for a batch, that number, work, queries."""
+
+
+class Decider(Protocol):
+    """What decides: a policy, or the fallback."""
+
+    @property
+    def name(self) -> str:
+        """As it stands in traces and metrics."""
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """See Policy."""
+
+
+def deadline_key(query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
+    """The key of a query in place of one of a policy: (priority, deadline, number)."""
+    return (query.rank, query.deadline_ns, query.id)
+
+
+class Fallback:
+    """Work-conserving list scheduling in the shares of a policy: earliest deadline first within a priority, and with
+    `keeps_quotas` first what is in quota, by virtual deadlines.
+
+    It shares no code with the policies. Each query runs alone and whole, in the smallest free share that is predicted
+    to end it in time, else in the quickest. Under the drop rule `hopeless`, queries are dropped that no share
+    ends in time. In the place of a policy that launches groups it starts nothing while one runs.
+    """
+
+    __slots__ = ("_drops", "_grouped", "_quotas", "_shares", "_sizes", "name")
+
+    def __init__(self, policy: Policy, *, keeps_quotas: bool) -> None:
+        self.name = "fallback-quota" if keeps_quotas else "fallback-edf"
+        self._quotas, self._grouped = keeps_quotas, policy.grouped
+        self._drops = policy.drop is DropRule.HOPELESS
+        self._shares = sorted(policy.shares, key=lambda share: share.size)
+        self._sizes = tuple(dict.fromkeys((*sizes_to_try(policy), *[share.size for share in self._shares])))
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        """See Policy."""
+        free, now_ns, latency_ns = snapshot.free_mask, snapshot.now_ns, snapshot.predictor.latency_ns
+        if self._grouped and snapshot.running:
+            return Decision()
+        open_shares = [share for share in self._shares if share.mask & ~free == 0]
+        waiting = self._waiting(snapshot) if open_shares else []
+        heapify(waiting)
+        starts: list[Start] = []
+        drops: list[Drop] = []
+        while waiting and open_shares:
+            *_, work, queries, batch = heappop(waiting)
+            left_ns = max([query.deadline_ns for query in queries]) - now_ns
+            if self._drops:
+                best_ns = min([latency_ns(work, size) for size in self._sizes])
+                if best_ns > left_ns:
+                    text = f"hopeless: {best_ns / 1e6:.1f} ms of work left, {left_ns / 1e6:.1f} ms to the deadline"
+                    drops += [Drop(query.id, text) for query in queries]
+                    continue
+            by_size = {share.size: share for share in reversed(open_shares)}
+            needed = {size: latency_ns(work, size) for size in sorted(by_size)}
+            size = next((size for size, ns in needed.items() if ns <= left_ns), min(needed, key=needed.__getitem__))
+            share = by_size[size]
+            group = 0 if self._grouped else len(starts)
+            starts.append(Start(work, () if batch is not None else queries, share, needed[size], batch, group=group))
+            open_shares = [each for each in open_shares if not each.mask & share.mask]
+        return Decision(tuple(starts), tuple(drops))
+
+    def _waiting(self, snapshot: Snapshot) -> list[_Entry]:
+        """All candidates, in any order."""
+        made: list[_Entry] = []
+        for name, queue in snapshot.queues.items():
+            tenant = queue.tenant
+            for query in queue.queries:
+                work = tenant.work(query.shape, query.items)
+                made.append((*self._order(snapshot, name, query), 1, query.id, work, (query,), None))
+        for batch in snapshot.paused:
+            tenant = batch.tenant
+            work = tenant.work(batch.shape, batch.items, batch.next_unit)
+            made.append((*self._batch_order(snapshot, batch), 0, batch.id, work, tuple(batch.queries), batch.id))
+        return made
+
+    def _batch_order(self, snapshot: Snapshot, batch: BatchView) -> tuple[int, int, int]:
+        return min([self._order(snapshot, batch.tenant.name, query) for query in batch.queries])
+
+    def _order(self, snapshot: Snapshot, tenant: str, query: Query) -> tuple[int, int, int]:
+        account = snapshot.accounts.get(tenant) if self._quotas else None
+        due_ns = None if account is None else account.due_ns.get(query.id)
+        return (1, query.rank, query.deadline_ns) if due_ns is None else (0, due_ns, 0)
+
+
+class Guarded:
+    """What asks the policy, and notes its faults until the event has ended."""
+
+    policy: Policy
+    predictor: Predictor
+
+    def __init__(self) -> None:
+        self.faults: dict[tuple[str, str], int] = {}
+        """Faults so far, by what failed (the policy's name, or that of a fallback) and the call."""
+        self.error: Exception | None = None
+        """The exception of the last fault, for those who log it."""
+        self._met: list[PolicyFault] = []
+        """Faults of the present event."""
+        self._is_stuck = False
+        """The fallback failed, too: nothing decided this event."""
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether the fallback serves in the policy's place."""
+        return self._fallback is not None
+
+    def _trust(self, policy: Policy) -> None:
+        """Ask this policy from now on."""
+        self._edf = Fallback(policy, keeps_quotas=False)
+        self._fallback: Fallback | None = None
+        self._memory: object = None
+        self._faulted_ns: list[int] = []
+
+    def _key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
+        """The query's key. Once the policy has failed to give one, the others of this event are by deadline."""
+        if self._fallback is not None or (self._met and self._met[-1].call == QUEUE_KEY):
+            return deadline_key(query, tenant, predictor)
+        try:
+            key = self.policy.queue_key(query, tenant, predictor)
+            if type(key) is not tuple or key[-1] != query.id or (total := sum(key)) != total:
+                raise ProtocolViolationError(
+                    f"policy {self.policy.name!r} gives query {query.id} the key {key!r}, expected a tuple of integers "
+                    "that ends with its number"
+                )
+        except Exception as error:
+            self._blame(self.policy.name, QUEUE_KEY, error, query.id)
+            return deadline_key(query, tenant, predictor)
+        return key
+
+    def _ask(self, snapshot: Snapshot, fault: Callable[[Decision], str | None]) -> Decision:
+        """A decision that can be carried out: the policy's, else by deadline, else none; `fault` says what is wrong."""
+        decider: Decider = self._fallback or self.policy
+        memory = self._memory
+        while True:
+            try:
+                decision = decider.decide(snapshot, memory)
+                if (found := fault(decision)) is None:
+                    return decision
+                raise ProtocolViolationError(f"policy {decider.name!r} {found}")
+            except Exception as error:
+                self._blame(decider.name, DECIDE, error)
+            if decider is self._edf:
+                self._is_stuck = True
+                return Decision()
+            decider, memory = self._edf, None
+
+    def _blame(self, name: str, call: str, error: Exception, query: int = -1) -> None:
+        """Note a fault."""
+        self.error = error
+        try:
+            text = str(error) if isinstance(error, CotenantError) else f"{type(error).__name__}: {error}"
+        except Exception:
+            text = type(error).__name__
+        self._met.append(PolicyFault(name, call, text[:_LONGEST], query))
+
+    def _settle(self, now_ns: int, actions: list[Action]) -> bool:
+        """Tell the faults of this event. Whether nothing decided it."""
+        for fault in self._met:
+            place = fault.policy, fault.call
+            self.faults[place] = self.faults.get(place, 0) + 1
+            if not self.falls_back and fault.policy == self.policy.name:
+                self._faulted_ns = [at for at in self._faulted_ns if at > now_ns - WITHIN_NS] + [now_ns]
+                if len(self._faulted_ns) >= MOST_FAULTS:
+                    self._fallback, self._memory = Fallback(self.policy, keeps_quotas=True), None
+                    fault = structs.replace(fault, falls_back=True)
+            actions.append(fault)
+        self._met, is_stuck, self._is_stuck = [], self._is_stuck, False
+        return is_stuck
