@@ -20,6 +20,7 @@ from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.execute.runner import Runner, open_model, to_numpy
+from cotenant.execute.source import ModelSource
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker import supervisor, worker
 from cotenant.execute.worker.channel import Channel
@@ -140,7 +141,8 @@ def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             return executor
         monkeypatch.setattr(supervisor, "WorkerProcess", HereWorker)
         monkeypatch.setattr(worker, "SharedBuffer", buffer)
-        monkeypatch.setattr(worker, "open_model", lambda *args, **names: change(open_model(*args, **names)))
+        opened = ModelSource.open
+        monkeypatch.setattr(ModelSource, "open", lambda source: change(opened(source)))
         return ProcessExecutor()
 
     yield make
