@@ -120,7 +120,7 @@ def test_a_verdict_is_kept_in_the_profile_and_in_the_process(tmp_path: Path, mon
     assert {point.items for point in made.models["good"].points} == {1, 2, 4}
     assert made.models["m"].merged_rows(4) == 1
     assert made.models["good"].merged_rows(4) == 4
-    opening._judgements.clear()
+    opening._verdicts.clear()
     monkeypatch.setattr(opening, "judge_merging", lambda *_: pytest.fail("tried again"))
     for name in ("m", "good"):
         again = open_version(root, find_versions(root, name)[0])

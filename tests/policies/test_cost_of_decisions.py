@@ -6,7 +6,7 @@ A step is a call of a function, of Python or of C, or an element of a column tha
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -26,6 +26,7 @@ from cotenant.policies.ordered import many_jobs
 from cotenant.predict.table import TablePredictor
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
+from looked import Looked
 from scenario import MS, TWO_LANES, play, tables
 
 EIGHT = tuple(Share((core,)) for core in range(8))
@@ -153,21 +154,6 @@ def test_steps_grow_with_victims_no_faster_than_n_log_n(name: str, monkeypatch: 
         assert 0.3 * queries < len(decision.drops) <= MOST_AT_ONCE
         found.append(steps)
     assert_grows_slowly(found)
-
-
-class Looked(list[Query]):
-    """Queries, with a count of how many were looked at."""
-
-    looks = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        self.looks += 1 if isinstance(at, int) else len(range(*at.indices(len(self))))
-        return super().__getitem__(at)
-
-    def __iter__(self) -> Iterator[Query]:
-        for query in super().__iter__():
-            self.looks += 1
-            yield query
 
 
 @pytest.mark.parametrize("name", SELECTING)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +28,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
+from looked import Looked
 from scenario import MS, TWO_LANES
 from strict_engine import StrictEngine as Engine
 
@@ -216,21 +216,6 @@ def test_doubtful_queries_keep_their_order_however_many_there_are(lanes: int) ->
 # --- many queries -----------------------------------------------------------------------------------------------
 
 
-class Counted(list[Query]):
-    """Queries, with a count of how often one of them is looked at."""
-
-    looks = 0
-
-    def __getitem__(self, at: Any) -> Any:
-        self.looks += 1 if isinstance(at, int) else len(range(*at.indices(len(self))))
-        return super().__getitem__(at)
-
-    def __iter__(self) -> Iterator[Query]:
-        for query in super().__iter__():
-            self.looks += 1
-            yield query
-
-
 @pytest.mark.parametrize("weight", [1.0, 3.0], ids=["even", "weighted"])
 @pytest.mark.parametrize("policy", all_policies(TWO_LANES), ids=ids)
 def test_a_decision_over_many_queries_that_are_given_up_looks_at_each_a_few_times(
@@ -239,7 +224,7 @@ def test_a_decision_over_many_queries_that_are_given_up_looks_at_each_a_few_time
     count = 3000
     tenants = [Tenant("a", 30 * MS, max_queue=count), Tenant("b", 30 * MS, weight=weight)]
     queues = {tenant.name: TenantQueue(tenant) for tenant in tenants}
-    waiting = queues["a"].queries = Counted()
+    waiting = queues["a"].queries = Looked()
     for number in range(count):
         query = Query(number, "a", 0, 9 * MS if number < count - 1 else 20 * MS)
         queues["a"].push(policy.queue_key(query, tenants[0], EVEN), query)

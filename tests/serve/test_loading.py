@@ -21,9 +21,9 @@ from client import SHARED, Client, started
 from cotenant.config import DeviceSection
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.process import ChildProcess
-from cotenant.measure.load_spec import LoadSpec
+from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import ASSUMED_SHARE
-from cotenant.measure.loader_process import LoadCancelledError, Loader, LoadError
+from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
 from cotenant.serve.server_process import spawn
@@ -58,8 +58,8 @@ def loading(limit_s: float = 60.0) -> Iterator[Loader]:
         loader.close()
 
 
-def spec_of(root: Path, model: str, version: int = -1) -> LoadSpec:
-    return LoadSpec(str(root), find_versions(root, model)[version], ONE)
+def spec_of(root: Path, model: str, version: int = -1) -> VersionSpec:
+    return VersionSpec(str(root), find_versions(root, model)[version], ONE)
 
 
 def states(server: Server) -> dict[tuple[str, str], str]:
@@ -155,7 +155,7 @@ def test_what_takes_too_much_memory_ends_with_its_process(tmp_path: Path) -> Non
     write_model(tmp_path, "plain", config(max_batch=4), {1: lambda: scaled(1.0)})
     with loading() as loader:
         loader.load(spec_of(tmp_path, "plain"))
-        with pytest.raises(LoadError, match=r"'hungry' version 1: .* took \d+ MiB, and 100 MiB are allowed"):
+        with pytest.raises(VersionLoadError, match=r"'hungry' version 1: .* took \d+ MiB, and 100 MiB are allowed"):
             loader.load(spec_of(tmp_path, "hungry"))
         assert loader.load(spec_of(tmp_path, "plain")).warning == ""
 
@@ -194,7 +194,9 @@ def test_a_child_that_dies_is_replaced_and_what_kills_a_new_one_is_refused(
 
         thread = threading.Thread(target=killer)
         thread.start()
-        with pytest.raises(LoadError, match=r"'loop' version 1: .* ended its process, which was killed by signal 9"):
+        with pytest.raises(
+            VersionLoadError, match=r"'loop' version 1: .* ended its process, which was killed by signal 9"
+        ):
             loader.load(spec_of(tmp_path, "loop"))
         thread.join()
         assert loader.load(spec_of(tmp_path, "plain")).warning == ""
@@ -333,7 +335,10 @@ def test_an_unknown_rank_is_any_rank(tmp_path: Path, max_batch: int) -> None:
 
 def test_an_unknown_rank_needs_a_declared_shape(tmp_path: Path) -> None:
     write_model(tmp_path, "m", config(), {1: unranked})
-    with loading() as loader, pytest.raises(LoadError, match=r"the shape of input 'x' is open.*\[\[model.shapes\]\]"):
+    with (
+        loading() as loader,
+        pytest.raises(VersionLoadError, match=r"the shape of input 'x' is open.*\[\[model.shapes\]\]"),
+    ):
         loader.load(spec_of(tmp_path, "m"))
 
 

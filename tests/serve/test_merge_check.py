@@ -29,12 +29,12 @@ MIXING, FINE = drawn("mean over rows", 1), "fine"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Iterator[Path]:
-    opening._judgements.clear()
+    opening._verdicts.clear()
     root = tmp_path / "models"
     write_model(root, "mixing", config(max_batch=8) + 'batching = "trust"\n', {1: lambda: MIXING.model})
     write_model(root, FINE, config(max_batch=8), {1: lambda: scaled(2.0)})
     yield root
-    opening._judgements.clear()
+    opening._verdicts.clear()
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from cotenant.core.actions import Action
 from cotenant.core.events import Event
 from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Timing
-from cotenant.measure.load_spec import LoadReport, LoadSpec
+from cotenant.measure.load_spec import LoadReport, VersionSpec
 from cotenant.measure.loader import load
-from cotenant.measure.loader_process import Loader, LoadError
+from cotenant.measure.loader_process import Loader, VersionLoadError
 from cotenant.serve.server import Server
 from cotenant.wire.api import InferRequest, InferResult
 from onnx_samples import encoder_feeds
@@ -81,11 +81,11 @@ class SharedLoader(Loader):
 class LoaderHere(SharedLoader):
     """Loads in this process, where tests look on."""
 
-    def load(self, spec: LoadSpec) -> LoadReport:
+    def load(self, spec: VersionSpec) -> LoadReport:
         try:
             return load(spec)
         except CotenantError as error:
-            raise LoadError(str(error)) from error
+            raise VersionLoadError(str(error)) from error
 
 
 SHARED = SharedLoader(limit_s=120.0)

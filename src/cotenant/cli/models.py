@@ -88,7 +88,7 @@ def _merging_remark(max_batch: int, merging: Any) -> str:
 def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -> list[dict[str, Any]]:
     """A row for each version. The default one is the newest that can be loaded, as it is in a server."""
     from cotenant.errors import CotenantError
-    from cotenant.measure.load_spec import LoadSpec
+    from cotenant.measure.load_spec import VersionSpec
     from cotenant.repository import find_versions
 
     empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
@@ -110,7 +110,7 @@ def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -
             "profile": "yes" if found.tenant in profiled else "no",
         }
         try:
-            report = loader.load(LoadSpec(str(repository), found))
+            report = loader.load(VersionSpec(str(repository), found))
             facts, is_default = report.facts, False
             row["units"] = facts.unit_count
             row["max_batch"], row["merging"] = facts.found.config.model.max_batch, facts.merging.told

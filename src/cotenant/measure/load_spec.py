@@ -19,7 +19,7 @@ from cotenant.repository import ModelVersion
 from cotenant.work import CPU, Share
 
 
-class LoadSpec(Struct, frozen=True):
+class VersionSpec(Struct, frozen=True):
     """A version of a model of the repository at `root`, to be opened, tried and measured in these shares.
 
     `device` is the section of the device where the model is opened, None for cores of this machine. `known` are quick

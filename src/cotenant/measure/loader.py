@@ -19,7 +19,7 @@ from cotenant.execute.errors import ModelError
 from cotenant.execute.place import Place
 from cotenant.execute.registry import open_executor
 from cotenant.measure.campaign import Journal
-from cotenant.measure.load_spec import LoadReport, LoadSpec, VersionFacts, facts_of
+from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, facts_of
 from cotenant.measure.opening import (
     OpenedModel,
     covers,
@@ -47,7 +47,7 @@ Tell = Callable[[str, VersionFacts | None], None]
 """Told the name of each step before it begins, and what is known of the version by then."""
 
 
-def load(spec: LoadSpec, tell: Tell = lambda _, __: None) -> LoadReport:
+def load(spec: VersionSpec, tell: Tell = lambda _, __: None) -> LoadReport:
     """Open a version of a model, try whether its queries may be merged, and measure it quickly where no profile holds.
 
     A model that refuses the sample values is given with an assumed profile and a warning. Raises ModelError or

@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.process import ChildProcess
-from cotenant.measure.load_spec import LoadReport, LoadSpec, VersionFacts, decode, encode
+from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, decode, encode
 
 MODULE = "cotenant.measure.loader_process"
 NICE = 5
@@ -34,7 +34,7 @@ _MOST_OF_FREE = 0.8
 """Of the memory that is free when a load begins, where `tenant.memory_limit_mib` is not set."""
 
 
-class LoadError(CotenantError):
+class VersionLoadError(CotenantError):
     """A version cannot be loaded. `is_internal`: not for what is wrong with the version itself, as far as is known."""
 
     def __init__(self, sentence: str, *, is_internal: bool = False) -> None:
@@ -106,10 +106,10 @@ class Loader:
         self._child: _Child | None = None
         self._idle: threading.Timer | None = None
 
-    def load(self, spec: LoadSpec) -> LoadReport:
+    def load(self, spec: VersionSpec) -> LoadReport:
         """Load a version. One that does not end on sample values is given with an assumed profile and a warning.
 
-        Raises LoadError, and LoadCancelledError once this is closed.
+        Raises VersionLoadError, and LoadCancelledError once this is closed.
         """
         with self._lock:
             if self._idle is not None:
@@ -138,7 +138,7 @@ class Loader:
                 self._idle.cancel()
             self._end()
 
-    def _load(self, spec: LoadSpec) -> LoadReport:
+    def _load(self, spec: VersionSpec) -> LoadReport:
         from cotenant.measure.loader import assumed_profile, untried
 
         is_new = self._child is None
@@ -151,18 +151,18 @@ class Loader:
                 return self._ask(spec)  # it may have died of what it loaded before
         except _LostError as lost:
             if not (lost.is_late and lost.facts is not None):
-                raise LoadError(lost.sentence) from None
+                raise VersionLoadError(lost.sentence) from None
             why = f"{lost.step} had not ended after {self._limit_s:g} s"
             facts = untried(lost.facts, why)
             return LoadReport(facts, assumed_profile(facts, spec.shares), why)
 
-    def _ask(self, spec: LoadSpec) -> LoadReport:
+    def _ask(self, spec: VersionSpec) -> LoadReport:
         where = f"model {spec.found.model!r} version {spec.found.version}"
         try:
             child = self._child = self._child or _Child(self._stopped)
         except OSError as error:
             text = f"{where}: no process can be started to load it ({error.strerror})"
-            raise LoadError(text, is_internal=True) from None
+            raise VersionLoadError(text, is_internal=True) from None
         limit_mib = spec.found.config.tenant.memory_limit_mib
         try:
             return child.load(spec, where, self._limit_s, None if limit_mib is None else round(limit_mib * _MIB))
@@ -199,8 +199,8 @@ class _Child:
         self._base_bytes = 0
         """What it held before it opened any model."""
 
-    def load(self, spec: LoadSpec, where: str, limit_s: float, memory_bytes: int | None) -> LoadReport:
-        """See Loader. Raises _LostError, LoadError and LoadCancelledError."""
+    def load(self, spec: VersionSpec, where: str, limit_s: float, memory_bytes: int | None) -> LoadReport:
+        """See Loader. Raises _LostError, VersionLoadError and LoadCancelledError."""
         if not self._base_bytes:
             self._receive("starting", None, time.monotonic() + _START_LIMIT_S, None, where)
             self._base_bytes = self._process.resident_bytes()
@@ -222,7 +222,7 @@ class _Child:
                 case _Refused(sentence, trace):
                     if trace:
                         logging.getLogger("cotenant.server").error("loading %s failed:\n%s", where, trace)
-                    raise LoadError(sentence, is_internal=bool(trace))
+                    raise VersionLoadError(sentence, is_internal=bool(trace))
 
     def end(self) -> None:
         """Kill it, and let go of it."""
@@ -316,7 +316,7 @@ def _serve(pipe: Connection) -> None:
         pipe.send_bytes(encode(_Step(step, facts)))
 
     while True:
-        spec = decode(pipe.recv_bytes(), LoadSpec)
+        spec = decode(pipe.recv_bytes(), VersionSpec)
         answer: _FromChild
         try:
             answer = _Done(load(spec, tell))

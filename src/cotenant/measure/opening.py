@@ -46,8 +46,8 @@ LONGEST_SEGMENT_MS = 10.0
 """Where nobody says otherwise."""
 _log = logging.getLogger("cotenant.placement")
 _rows_log = logging.getLogger("cotenant.rows")
-_judgements: dict[str, Merging] = {}
-_MOST_JUDGEMENTS = 256
+_verdicts: dict[str, Merging] = {}
+_MOST_VERDICTS = 256
 """Verdicts kept in this process, by digest: a model that is loaded again is tried once."""
 _SEGMENTS_PER_SLO = 10
 """On a GPU, where most models end within 10 ms: enough to leave a model, or to cut a member of a group, inside it."""
@@ -314,7 +314,7 @@ def _judged(root: Path, opened: OpenedModel) -> Merging:
     found, digest, model = opened.found, opened.digest, opened.found.config.model
     if model.max_batch == 1:
         return SINGLE
-    known = _judgements.get(digest) or _profiled_merging(root, found, digest)
+    known = _verdicts.get(digest) or _profiled_merging(root, opened)
     if known is None:
         how = model.max_batch, model.batching
         known = judge_merging(opened.runner, opened.shapes, *how, device=opened.device, samples=opened.samples)
@@ -329,18 +329,18 @@ def _judged(root: Path, opened: OpenedModel) -> Merging:
 
 def verdicts() -> dict[str, Merging]:
     """The verdicts on merging that this process knows, by digest: those of trials, and those that came of serving."""
-    return dict(_judgements)
+    return dict(_verdicts)
 
 
 def remember_verdict(digest: str, merging: Merging) -> None:
     """Keep a verdict for the life of this process; it goes before that of the profile."""
-    _judgements.pop(digest, None)
-    _judgements[digest] = merging
-    if len(_judgements) > _MOST_JUDGEMENTS:
-        del _judgements[next(iter(_judgements))]
+    _verdicts.pop(digest, None)
+    _verdicts[digest] = merging
+    if len(_verdicts) > _MOST_VERDICTS:
+        del _verdicts[next(iter(_verdicts))]
 
 
-def _profiled_merging(root: Path, found: ModelVersion, digest: str) -> Merging | None:
+def _profiled_merging(root: Path, opened: OpenedModel) -> Merging | None:
     """What the repository's profile, if it was made here and by this version of cotenant, says of this very model."""
     path = profile_path(root)
     if not path.exists():
@@ -348,8 +348,8 @@ def _profiled_merging(root: Path, found: ModelVersion, digest: str) -> Merging |
     try:
         stored = load_profile(path)
     except CotenantError:
-        return None  # who needs the profile says so
-    here, known = this_device(), stored.of_digest(found.tenant, digest)
+        return None  # the reader that needs the profile says so
+    here, known = this_device(opened.device), stored.of_digest(opened.found.tenant, opened.digest)
     is_ours = stored.device.processor == here.processor and stored.device.versions == here.versions
     return known.merging if is_ours and known is not None and known.merging is not UNSET else None
 

@@ -42,7 +42,7 @@ class MergeCheck:
 
     The check is a query of the same tenant behind all others of it, one at a time, which merges with none. `left_out`
     is told its number, for counters of clients' queries. Two differences in three checks end merging for the model
-    (`ServedModel.end_merging`) until it is loaded again. `sample` 0 checks nothing.
+    (`ServedModel.end_merging`) for the life of the process. `sample` 0 checks nothing.
     """
 
     def __init__(self, sample: int, driver: Callable[[], Driver], left_out: Callable[[int], None]) -> None:

@@ -12,9 +12,9 @@ from cotenant.config import ServerConfig
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.protocol import ModelExecutor
-from cotenant.measure.load_spec import LoadSpec, VersionFacts
+from cotenant.measure.load_spec import VersionFacts, VersionSpec
 from cotenant.measure.loader import warning_of
-from cotenant.measure.loader_process import LoadCancelledError, Loader, LoadError
+from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
 from cotenant.measure.opening import remember_verdict, verdicts
 from cotenant.profile.joint_plan import JointPlan
 from cotenant.profile.profile_file import ModelProfile
@@ -89,7 +89,7 @@ class ModelOpener:
                 except Exception as error:  # whatever a library makes of a strange file, the others are served
                     _log.exception("loading model %r failed", model)
                     sentence = f"model {model!r} cannot be loaded: {type(error).__name__}: {error}"
-                    errors[str(each.version)] = LoadError(sentence, is_internal=True)
+                    errors[str(each.version)] = VersionLoadError(sentence, is_internal=True)
                 else:
                     if_one_fails.callback(made.loaded.close)
                     served = {made.version: made, **served}
@@ -131,7 +131,7 @@ class ModelOpener:
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
         device = None if self._executor.place.device == CPU else self._device
-        spec = LoadSpec(str(self.root), found, policy.shares, tuple(self._measured.values()), device, verdicts())
+        spec = VersionSpec(str(self.root), found, policy.shares, tuple(self._measured.values()), device, verdicts())
         report = self.loader.load(spec)
         facts, profile = report.facts, report.profile
         if report.warning:
@@ -152,5 +152,5 @@ class ModelOpener:
 
 
 def _status_of(error: CotenantError) -> Status:
-    is_internal = isinstance(error, LoadError) and error.is_internal
+    is_internal = isinstance(error, VersionLoadError) and error.is_internal
     return Status.INTERNAL if is_internal else Status.INVALID_ARGUMENT
