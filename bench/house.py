@@ -27,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -183,8 +184,9 @@ def twice(names: Iterator[str]) -> dict[str, int]:
 
 
 def keys_of(config: type[msgspec.Struct]) -> int:
-    """Keys of all sections of a configuration."""
-    return sum(len(msgspec.structs.fields(section.type)) for section in msgspec.structs.fields(config))
+    """Keys of all sections of a configuration; a section that there may be one of for each name counts once."""
+    sections = [get_args(section.type)[-1:] or (section.type,) for section in msgspec.structs.fields(config)]
+    return sum(len(msgspec.structs.fields(section)) for (section,) in sections)
 
 
 def modules_of_a_query() -> list[str]:

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from client import Client, Watch
+from client import Client, LoaderHere, Watch, started
 from commands import Run
-from cotenant.config import DeviceSection, ServerConfig
+from cotenant.config import DeviceSection
 from cotenant.core.events import LaunchEnded
 from cotenant.execute.concurrent.placed_torch import PlacedTorch
 from cotenant.execute.gpu import configured
@@ -33,7 +33,6 @@ from cotenant.plan.placement.profiled import graph_of
 from cotenant.profile.task_profile import CopyTimes, DeviceTimes, ModelTasks, load_tasks, save_tasks
 from cotenant.profile.unit_placement import GPU_LANE, UnitPlacement, load_placement, save_placement
 from cotenant.repository import find_versions, graphs_path, placement_path, tasks_path
-from cotenant.serve.server import Server
 from cotenant.trace.explain import LaunchStory
 from cotenant.work import PieceTime, Share
 from placed_torch_samples import BRANCHES, SHARE, WIDTH, on_cores, save_wide
@@ -121,8 +120,7 @@ def keep_placement(root: Path) -> UnitPlacement:
 def test_a_server_follows_a_placement_over_the_stream_and_cores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placed, "NO_SLOWER", 1e9)  # what is as small as this never gains
     made, seen = keep_placement(root), Watch()
-    server = Server(root, ServerConfig(device=SECTION))
-    server.start(seen)
+    server = started(root, seen, LoaderHere(limit_s=120.0), device=SECTION)
     try:
         result = Client(server).ask("wide", INPUTS)
         text = server.metrics().decode()
