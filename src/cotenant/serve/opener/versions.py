@@ -22,7 +22,6 @@ from cotenant.repository import ModelVersion, check_owners, find_versions, withi
 from cotenant.serve.brain.reorganise import spec_of
 from cotenant.serve.opener.served_models import ServedModel, serve_model
 from cotenant.wire.api import IndexEntry, ServeError, Status
-from cotenant.work import CPU
 
 _log = logging.getLogger("cotenant.server")
 _MOST_KEPT = 256
@@ -130,7 +129,7 @@ class ModelOpener:
             _log.error("model %r: version %s is not loaded, others are served: %s", model, name, error)
 
     def _load(self, found: ModelVersion, policy: Policy) -> ServedModel:
-        device = None if self._executor.place.device == CPU else self._device
+        device = None if self._device.kind == "cpu" else self._device
         spec = VersionSpec(str(self.root), found, policy.shares, tuple(self._measured.values()), device, verdicts())
         report = self.loader.load(spec)
         facts, profile = report.facts, report.profile
