@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+from client import LoaderHere
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.gpu import configured
@@ -106,8 +107,11 @@ def test_a_profile_has_the_sizes_of_the_shares_and_no_single_sm(gpu: type[Gpu], 
 
 def test_a_server_profiles_and_answers_on_the_streams(gpu: type[Gpu], root: Path) -> None:
     server = Server(root, SETTINGS)
+    server.opener.loader = LoaderHere(limit_s=120.0)  # where the device is faked
     server.start()
-    [device] = gpu.opened
+    device, *of_loads = gpu.opened
+    assert of_loads
+    assert all(each.is_closed for each in of_loads)
     try:
         assert server.machine.devices[0].cores == tuple(range(8))
         executor: Any = server._executor
