@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from bench.gpu._journal import Journal, MeasureError, Row
@@ -71,18 +72,21 @@ class Context:
         if fraction >= 1:
             return self.whole
         granule = self.rig.granule
-        return self.of_size(min(len(self.rig.slots), max(1, round(fraction * len(self.rig.slots) / granule)) * granule))
+        return self.of_size(
+            min(len(self.rig.parted), max(1, round(fraction * len(self.rig.slots) / granule)) * granule)
+        )
 
     def of_size(self, size: int) -> Share:
         """The share of the first `size` slots."""
         return Share(self.rig.slots[:size], self.rig.device)
 
     def lanes(self, count: int) -> tuple[Share, ...]:
-        """Equal disjoint shares; fewer when the device has fewer granules."""
-        total, granule = len(self.rig.slots), self.rig.granule
-        count = min(count, total // granule)
-        size = total // count // granule * granule
-        return tuple(Share(self.rig.slots[at * size : (at + 1) * size], self.rig.device) for at in range(count))
+        """Disjoint shares that differ by a granule at most; fewer when the device has fewer granules."""
+        slots, granule = self.rig.parted, self.rig.granule
+        granules = len(slots) // granule
+        count = min(count, granules)
+        ends = [granules * at // count * granule for at in range(count + 1)]
+        return tuple(Share(slots[start:end], self.rig.device) for start, end in pairwise(ends))
 
     def runner(self, partitions: Sequence[Share], way: Way = Way.SHARES) -> Runner:
         """The executor of this way with all models that open, divided into these partitions beside those before."""

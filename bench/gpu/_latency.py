@@ -127,10 +127,10 @@ def _splits(context: Context) -> list[tuple[Share, Share]]:
     found = []
     for left in CORUN_SPLITS:
         first = context.share(left)
-        rest = len(context.rig.slots) - first.size
+        rest = len(context.rig.parted) - first.size
         size = rest // context.rig.granule * context.rig.granule
         if size:
-            slots = context.rig.slots[first.size : first.size + size]
+            slots = context.rig.parted[first.size : first.size + size]
             found.append((first, Share(slots, context.rig.device)))
     return list(dict.fromkeys(found))
 

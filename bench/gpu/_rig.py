@@ -54,7 +54,7 @@ class CpuRig:
     no_shares = ""
 
     def __init__(self) -> None:
-        self.slots = tuple(sorted(os.sched_getaffinity(0)))
+        self.slots = self.parted = tuple(sorted(os.sched_getaffinity(0)))
 
     @contextmanager
     def open(self, way: Way) -> Iterator[Opened]:
@@ -109,6 +109,8 @@ class CudaRig:
         self.slots = tuple(range(grid.total))
         self.granule = grid.granularity
         """Partitions are multiples of so many slots."""
+        self.parted = self.slots[: grid.groups * grid.granularity]
+        """Slots that shares are made of; the SMs of no group are in the whole device alone."""
 
     @contextmanager
     def open(self, way: Way) -> Iterator[Opened]:

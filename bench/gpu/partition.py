@@ -19,10 +19,11 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         print(f"there is no GPU to measure: {reason}")
         return {"summary": {}, "rows": []}
     from bench.gpu.first._device import Cuda
-    from bench.gpu.first._shares import DIVISIONS, split
+    from bench.gpu.first._shares import divisions, split
+    from cotenant.execute.gpu.sm_groups import ask_grid
 
     device = Cuda()
-    rows = [split(device, groups) for groups in DIVISIONS]
+    rows = [split(device, groups) for groups in divisions(ask_grid(0, "green").groups)]
     for row in rows:
         print(f"{row['detail']}: split in {row['value']:.3f} ms {row['error']}")
     summary = {"resplit_ms": sorted(row["value"] for row in rows)[len(rows) // 2]}

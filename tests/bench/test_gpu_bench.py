@@ -22,7 +22,7 @@ from bench.gpu._belief import MeasuredGroups, segment_ratio, unit_ns
 from bench.gpu._context import Context, Point, Step
 from bench.gpu._fingerprint import Fingerprint
 from bench.gpu._journal import Budget, Journal, MeasureError
-from bench.gpu._latency import pairs_of
+from bench.gpu._latency import _splits, pairs_of
 from bench.gpu._models import DEFAULT, HALF, TINY, Subjects, even_cuts
 from bench.gpu._profile import TABLES
 from bench.gpu._rig import CpuRig, Way
@@ -32,7 +32,9 @@ from bench.gpu._steps import STEPS, TIERS, run_steps
 from bench.gpu._tables import to_csv
 from bench.gpu.first import kernels
 from bench.gpu.first._base import PRECISIONS
+from bench.gpu.first._shares import divisions
 from cotenant.core.predictor import Member
+from cotenant.execute.gpu.sm_ladder import SmGrid, groups_of
 from cotenant.graph.dfg import Operator, Tensor, build_dfg
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.group_samples import load_samples
@@ -177,7 +179,7 @@ def test_what_tells_most_comes_first_and_what_fails_is_passed_over(context: Cont
 def test_all_points_of_six_models_have_keys_of_their_own(context: Context, subjects: Subjects) -> None:
     context.quick = False
     context.subjects = Subjects(Path("nowhere"), "cpu", DEFAULT)
-    context.rig.slots = tuple(range(132))
+    context.rig.slots = context.rig.parted = tuple(range(132))
     for step in STEPS:
         if step.name != "groups":  # which draws units of opened models
             points = list(step.points(context))
@@ -185,6 +187,23 @@ def test_all_points_of_six_models_have_keys_of_their_own(context: Context, subje
             assert {0} <= {point.tier for point in points} <= set(range(TIERS))
     assert pairs_of(context)[:3] == [DEFAULT[:2], DEFAULT[1:3], (DEFAULT[0], DEFAULT[2])]
     assert [context.share(part).size for part in (1.0, 0.5, 0.125)] == [132, 66, 16]
+
+
+@pytest.mark.parametrize("groups", [1, 3, 8, 15, 16])
+def test_shares_are_made_of_the_slots_of_groups_alone(context: Context, groups: int) -> None:
+    grid = SmGrid(132, 8, groups)
+    context.rig.slots, context.rig.granule = tuple(range(132)), 8  # type: ignore[misc]
+    context.rig.parted = context.rig.slots[: groups * 8]
+    for count in (2, 4):
+        lanes = context.lanes(count)
+        sizes = [len(groups_of(lane, grid)) for lane in lanes]
+        assert sum(sizes) == groups
+        assert max(sizes) - min(sizes) <= 1
+    for first, second in _splits(context):
+        assert not set(first.cores) & set(second.cores)
+        assert len(groups_of(first, grid)) + len(groups_of(second, grid)) == groups
+    assert all(sum(each) <= groups for each in divisions(groups))
+    assert all(min(each) > 0 for each in divisions(groups))
 
 
 def test_a_machine_without_a_gpu_is_one_sentence_and_status_2(

@@ -97,13 +97,20 @@ class Cuda:
     def parts(self, spans: Sequence[tuple[int, int]] = ()) -> list[Part]:
         """Divide the SMs by ranges of groups, by default two halves: shares, SMs granted, and a stream of each.
 
-        An end of 0 stands for the whole device. Ranges may overlap. What an earlier call gave is gone unless it is
-        among these. Raises GpuError.
+        An end of 0 stands for the whole device, one beyond the last group for the last group. Ranges may overlap, and
+        those that come to the same are one. An earlier division's shares are gone unless they are among these.
+        Raises GpuError.
         """
         self.shares = self.shares or GreenShares.open(0)
         grid, half = self.shares.grid, self.shares.grid.groups // 2
         spans = spans or ((0, half), (half, 2 * half))
-        made = [partition_of(range(start, end), grid, 0) if end else whole(grid, 0) for start, end in spans]
+        ends = [min(end, grid.groups) for _, end in spans]
+        starts = [start for start, _ in spans]
+        made = [
+            partition_of(range(start, end), grid, 0) if end else whole(grid, 0)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        made = list(dict.fromkeys(made))
         self.split_ns = self.shares.split(made)
         return [(each, self.shares.granted[each], self.shares.stream(each)) for each in made]
 

@@ -11,8 +11,13 @@ import torch
 from bench.gpu._sm_probe import LENGTH, SmSurvey, further_of, probing, survey
 from bench.gpu._stats import plain
 
-DIVISIONS = ((8, 8), (4, 4, 4, 4), (16,), (4, 12), (6, 4, 6))
-"""Groups of each share."""
+
+def divisions(groups: int) -> tuple[tuple[int, ...], ...]:
+    """Groups of each share: halves, quarters, one share, and uneven ones; what does not divide is left over."""
+    half, quarter = groups // 2, groups // 4
+    rest = groups - quarter
+    asked = (half, half), (quarter,) * 4, (groups,), (quarter, rest), (rest // 2, quarter, rest // 2)
+    return tuple(each for each in asked if all(each))
 
 
 def split(device: Any, groups: Sequence[int]) -> dict[str, Any]:

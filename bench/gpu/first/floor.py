@@ -17,8 +17,9 @@ import torch
 
 from bench.gpu._stats import plain
 from bench.gpu.first._base import Script
-from bench.gpu.first._shares import DIVISIONS, split, two_in_one
-from cotenant.execute.gpu.cuda_driver import call, load_driver
+from bench.gpu.first._shares import divisions, split, two_in_one
+from cotenant.execute.gpu.cuda_driver import GpuError, call, load_driver
+from cotenant.execute.gpu.sm_groups import ask_grid
 
 SIZES = [4 << (10 + 2 * step) for step in range(8)]
 _RUNS, _HOPS = 30, 50
@@ -117,8 +118,11 @@ def main() -> None:
     for what, value in versions.items():
         table.row(what="version", detail=what, value=value)
     if is_gpu:
-        for groups in DIVISIONS:
-            table.point(partial(split, script.device, groups), what="split", detail=str(groups))
+        try:
+            for groups in divisions(ask_grid(0, "green").groups):
+                table.point(partial(split, script.device, groups), what="split", detail=str(groups))
+        except GpuError as error:
+            table.fail(error, what="split")
         for on_plain in (False, True):
             what = f"graph over two shares, replayed on {'a plain stream' if on_plain else 'its own'}"
             table.point(partial(two_in_one, script.device, on_plain), what=what)

@@ -3,8 +3,8 @@
 The driver splits the SMs ONCE into groups of equal size. A share is any set of these groups: shares that use different
 groups are disjoint.
 
-Slots number the SMs of the groups: group k has the slots from k times the granularity. SMs beyond the last group (4 of
-the 132 of an H100, with groups of 8) are in no share but that of the whole device.
+Slots number the SMs of the groups: group k has the slots from k times the granularity. SMs beyond the last group (4 or
+12 of the 132 of an H100, with groups of 8: dies differ) are in no share but that of the whole device.
 """
 
 from __future__ import annotations
@@ -111,5 +111,7 @@ def groups_of(partition: Share, grid: SmGrid) -> tuple[int, ...]:
     groups = tuple(sorted({slot // grid.granularity for slot in partition.cores}))
     if partition.size != len(groups) * grid.granularity or groups[-1] >= grid.groups:
         text = f"all {grid.granularity} slots of each of its groups, of {grid.groups} groups"
-        raise InvalidValueError(f"partition of {partition.device}", "cores", partition.cores, text)
+        raise InvalidValueError(
+            f"partition of {partition.device}", "slots", f"{partition.size} from {partition.cores[0]} on", text
+        )
     return groups
