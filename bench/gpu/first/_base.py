@@ -47,7 +47,7 @@ class Script:
         self._end = time.monotonic() + seconds
         faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True)  # a call that never returns
         self.device: Any = Cuda() if chosen.device == "cuda" else Cpu()
-        self._out, self.models = chosen.out, chosen.models / f"torch-{str(torch.__version__).replace('+', '-')}"
+        self.out, self.models = chosen.out, chosen.models / f"torch-{str(torch.__version__).replace('+', '-')}"
         self._subjects: Subjects | None = None
         print(f"{self.device.name}: torch {torch.__version__}, {seconds:g} s{', quick' if self.quick else ''}")
 
@@ -78,7 +78,7 @@ class Script:
 
     def table(self, name: str, columns: str) -> Table:
         """A table of these columns, with one for errors."""
-        return Table(self, self._out / f"{name}.csv", [*columns.split(), "error"])
+        return Table(self, self.out / f"{name}.csv", [*columns.split(), "error"])
 
     def timed(self, work: Work, seconds: float = 0.25) -> dict[str, Any]:
         """Device time of work and host time to submit it, on the current stream.
