@@ -73,6 +73,8 @@ class Cuda:
         self.shares: Any = None
         self._broken: list[Any] = []
         self._told = False
+        self.left_open = 0
+        """Captures that failed and that torch's allocator was still in."""
 
     def put(self, array: Any) -> Any:
         """An array as a tensor on the device, for every stream: the copy has ended."""
@@ -131,12 +133,14 @@ class Cuda:
             except BaseException:
                 # torch 2.11 leaves a capture that CUDA invalidated open in its allocator: ended here, and never freed
                 self._broken.append(graph)
-                for end in (graph.capture_end, lambda: torch._C._cuda_endAllocateToPool(0, pool)):
-                    with suppress(RuntimeError):
-                        end()
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                with suppress(RuntimeError):  # it had ended it itself
+                    torch._C._cuda_endAllocateToPool(0, pool)
+                    self.left_open += 1
                 raise
 
-        return lambda: (graph.replay(), outputs)
+        return lambda: (graph.replay(), outputs, work)[:2]  # the graph reads what `work` holds: it must not go
 
     def trim(self) -> None:
         """Give back what graphs that are gone have left, before memory is short."""
