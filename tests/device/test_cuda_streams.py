@@ -160,7 +160,7 @@ def test_nothing_is_captured_after_an_invalidated_capture_and_its_allocation_is_
     gpu = device()
     lane = gpu.lane(PART)
     before = lane.capture(output)
-    calls.fails = {"capture_end", "end_allocate", "empty_cache"}
+    calls.fails = {"capture_end", "empty_cache"}
     with pytest.raises(RuntimeError if work == "output" else ValueError):
         lane.capture(output if work == "output" else raises)
     assert ("end_allocate", 0, 1) in calls.made, before
@@ -168,6 +168,21 @@ def test_nothing_is_captured_after_an_invalidated_capture_and_its_allocation_is_
     assert gpu.why_no_graphs == f"a capture was invalidated: {said}"
     assert "nothing is captured any more" in caplog.text
     assert gpu.room() == (1, 8)  # torch may refuse to give back what it keeps
+
+
+@pytest.mark.parametrize("work", ["output", "raises"])
+def test_a_graph_that_is_refused_after_the_pool_was_left_spoils_no_other(calls: Calls, work: str) -> None:
+    """As kernels with clusters of blocks are in a share that is too small for them."""
+    gpu = device()
+    lane = gpu.lane(PART)
+    calls.fails = {"capture_end", "end_allocate"}
+    with pytest.raises(RuntimeError if work == "output" else ValueError):
+        lane.capture(output if work == "output" else raises)
+    assert gpu.why_no_graphs == ""
+    calls.fails = set()
+    replay, _ = lane.capture(output)
+    replay()
+    assert calls.made[-1] == ("replay",)
 
 
 def test_memory_is_given_back_where_it_is_short(calls: Calls) -> None:

@@ -543,6 +543,20 @@ def test_what_cannot_be_captured_is_said_and_runs_eagerly(
     assert device.captures == []
 
 
+@pytest.mark.parametrize("refused", [{2}, {1, 2}, {4}, {3, 4}, {1, 2, 3, 4}])
+def test_batches_of_a_chain_that_is_refused_are_padded_to_a_larger_one(
+    world: World, device: FakeStreams, caplog: pytest.LogCaptureFixture, refused: set[int]
+) -> None:
+    device.refused_rows = refused
+    world.serve("a")
+    assert "CUDA refused" in caplog.text
+    assert "SMs 1 rows: CUDA error" in caplog.text or 1 not in refused
+    for query, (rows, share) in enumerate(itertools.product((1, 2, 3, 4), (LEFT, RIGHT))):
+        assert world.run("a", query, rows=rows, partition=share) is None
+        np.testing.assert_array_equal(world.answer(query), expected(query, rows))
+    assert world.executor.chains.eager == 0
+
+
 def test_what_warming_up_leaves_is_given_back_before_a_capture(device: FakeStreams) -> None:
     device.memory_bytes, device.graph_bytes = 10_000, 10
     world = World(device)

@@ -49,6 +49,8 @@ class FakeStreams:
         self.of_graphs = threading.local()
         """Whether the calling thread runs a model for a graph: Python that a real one would not run again."""
         self.refuses_capture: Exception | None = None
+        self.refused_rows: set[int] = set()
+        """As clusters of blocks that do not fit into a share."""
         self.followed: list[tuple[Share, Share]] = []
         """Which lane was made to wait for an event of which."""
         self.lookers: set[str] = set()
@@ -125,6 +127,9 @@ class FakeLane:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate a graph")
         self._device.captures.append(self._share)
         graph = FakeGraph(self._device, work)
+        if len(next(iter(graph.outputs.values()))) in self._device.refused_rows:
+            self._device.captures.pop()
+            raise RuntimeError("CUDA error: a kernel launch error has occurred due to cluster misconfiguration")
         return graph.replay, graph.outputs
 
     def lend(self, tensors: Named) -> Named:
@@ -216,6 +221,9 @@ class FakeModel:
 
     def reads(self, start: int, end: int) -> tuple[str, ...]:
         return ("x", "first") if start else ("x",)
+
+    def check_values(self, tensors: Mapping[str, Any]) -> None:
+        """It has no indices."""
 
     def why_eager(self, start: int, end: int) -> str:
         return "operator 'nms' needs values on the host" if self.waits_for_values else ""

@@ -7,12 +7,14 @@ that differ from those alone. Logs of every command lie beside the table.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,8 +45,9 @@ class Product:
         self.logs = script.out / "served"
         self.root = self.logs / "models"
         shutil.rmtree(self.logs, ignore_errors=True)
+        self.specs: dict[str, Any] = {}
         for name in names:
-            spec = json.loads((script.models / f"{name}.json").read_text(encoding="utf-8"))
+            self.specs[name] = spec = json.loads((script.models / f"{name}.json").read_text(encoding="utf-8"))
             (self.root / name / "1").mkdir(parents=True)
             shutil.copy(script.models / f"{name}.pt2", self.root / name / "1" / "model.pt2")
             text = f"[tenant]\nslo_ms = {SLO_MS}\n[model]\nmax_batch = {8 if spec['batched'] else 1}\n"
@@ -107,8 +110,34 @@ class Product:
             words = ("load", self.workload, "--http", url, "--grpc", f"127.0.0.1:{ports[1]}", "--check", "--json")
             found = json.loads(self.command(f"load-{name}", *words, limit_s=LOAD_S + 40))
             (self.logs / f"metrics-{name}.txt").write_bytes(_get(f"{url}/metrics"))
+            facts["beyond"] = self.beyond(url)
         (self.logs / f"load-{name}.json").write_text(json.dumps(found), encoding="utf-8")
         return [{"tenant": key, "figures": json.dumps(value), **facts} for key, value in found["tenants"].items()]
+
+    def beyond(self, url: str) -> str:
+        """Statuses of queries with an index beyond its table, and of good ones of every model behind them."""
+        told = []
+        for at, (name, is_bad) in enumerate(
+            [(name, True) for name in self.names] + [(name, False) for name in self.names]
+        ):
+            spec = self.specs[name]
+            if is_bad and not spec["limits"]:
+                continue
+            inputs = []
+            for key, (dtype, shape) in spec["inputs"].items():
+                value = 10**9 + at if is_bad and key in spec["limits"] else 1
+                kind = {"int64": "INT64", "int32": "INT32"}.get(dtype, "FP32")
+                inputs.append({"name": key, "shape": shape, "datatype": kind, "data": [value] * math.prod(shape)})
+            body = json.dumps({"inputs": inputs}).encode()
+            ask = urllib.request.Request(f"{url}/v2/models/{name}/infer", body, {"Content-Type": "application/json"})
+            try:
+                with urllib.request.urlopen(ask, timeout=20) as answer:
+                    told.append(f"{name} {'bad' if is_bad else 'good'} {answer.status}")
+            except urllib.error.HTTPError as error:
+                told.append(f"{name} {'bad' if is_bad else 'good'} {error.code} {error.read()[:150]!r}")
+            except OSError as error:
+                told.append(f"{name} {'bad' if is_bad else 'good'} {error}")
+        return "; ".join(told)
 
 
 def _get(url: str) -> bytes:
@@ -132,7 +161,7 @@ def main() -> None:
     """Profile, then each way of sharing."""
     script = Script(__doc__, 240.0)
     product = Product(script, script.open(NAMES))
-    table = script.table("served", "how tenant ready_s exit figures")
+    table = script.table("served", "how tenant ready_s exit figures beyond")
     table.point(partial(profiled, product), how="profile")
     for how in WAYS if script.device.is_gpu else list(WAYS)[:1]:
         if not script.is_over():

@@ -114,6 +114,9 @@ class IdentityModel:
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
         """There is nothing to build."""
 
+    def check_values(self, tensors: Inputs) -> None:
+        """See StreamModel: it has no indices."""
+
     def why_eager(self, start: int, end: int) -> str:
         """It is never captured."""
         return "there is nothing to capture"

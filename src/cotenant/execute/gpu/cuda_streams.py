@@ -83,12 +83,16 @@ class CudaStreams:
         self.shares.close()
 
     def give_up_graphs(self, graph: Any, pool: Any, reason: str) -> None:
-        """A capture was invalidated. torch 2.11 leaves its allocator in the state of a capture under way, with a
-        pointer to the graph: this ends that, and keeps the graph.
+        """A capture has failed at its end, and its graph is kept. Where the end got so far as to leave the pool, no
+        other capture is concerned: CUDA refused this graph (a kernel whose clusters of blocks do not fit into a share,
+        say). Else CUDA invalidated the capture, and torch 2.11 leaves its allocator in the state of a capture under
+        way, with a pointer to the graph: this ends that, and nothing is captured any more.
         """
         self.kept.append(graph)
-        with suppress(RuntimeError):  # newer ones have ended it themselves
+        try:
             torch._C._cuda_endAllocateToPool(self.device.index, pool)
+        except RuntimeError:
+            return
         self.why_no_graphs = f"a capture was invalidated: {reason}"
         _log.error("%s: nothing is captured any more until the server is restarted: %s", self.name, reason)
 

@@ -11,7 +11,7 @@ from cotenant.execute.batches import reason_of, row_buckets
 from cotenant.execute.concurrent.placed_torch import PlacedStream, placed_stream
 from cotenant.execute.gpu.chains import Chains, Prepared, capture_chain, form_of, warm_segments
 from cotenant.execute.gpu.resident import MIB, Resident
-from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane, wait_for
+from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane, causes, wait_for
 from cotenant.execute.protocol import LoadSpec, Shapes
 from cotenant.execute.warm import zeros
 from cotenant.work import Share
@@ -22,7 +22,11 @@ _log = logging.getLogger("cotenant.torch")
 
 
 class Preparation:
-    """What becomes of one model on one device. `why_eager` says what keeps the rest of it from being captured."""
+    """What becomes of one model on one device. `why_eager` says what keeps the rest of it from being captured.
+
+    What CUDA refuses of one number of rows in one share is left out alone: launches of such batches are padded to the
+    next number of rows that was captured there, for the largest one to twice as many.
+    """
 
     def __init__(
         self, device: StreamDevice, chains: Chains, resident: Resident, spec: LoadSpec, cores: Sequence[int] = ()
@@ -35,6 +39,7 @@ class Preparation:
         self._began = time.monotonic()
         self._before = len(chains)
         self._free = 0
+        self._refused: list[str] = []
         self.why_eager = device.why_no_graphs or next(
             filter(None, (resident.model.why_eager(*each) for each in pairwise(spec.cuts))), ""
         )
@@ -61,11 +66,19 @@ class Preparation:
             if is_wanted:
                 wait_idle()
                 with lane.stream(resident.urgent):  # whose priority kernels of a graph keep
-                    self._capture(*step, lane, placed)
+                    is_refused = self._capture(*step, lane, placed)
+                    if is_refused and step[2] == self._spec.max_batch and placed is None:
+                        self._capture(share, step[1], 2 * step[2], lane, placed)
 
     def tell(self) -> None:
         """Say what was captured, what it takes, and what runs eagerly."""
         made = len(self._chains) - self._before
+        if self._refused:
+            _log.warning(
+                "model %r: CUDA refused %d of its chains (first: %s): such batches are padded to larger ones, or run "
+                "eagerly; another model.precision or sharing = 'streams' may have kernels that fit",
+                *(self._resident.model.name, len(self._refused), self._refused[0]),
+            )
         if made or (self.why_eager and not self._device.why_no_graphs):
             _log.info(
                 "model %r: %d chains of %d segments captured on %s in %.1f s, %.0f MiB%s",
@@ -77,8 +90,10 @@ class Preparation:
         if any(self._resident.placed.values()) and self.why_placed_eager and not self._device.why_no_graphs:
             _log.info("model %r: placed, it runs eagerly: %s", self._resident.model.name, self.why_placed_eager)
 
-    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane, placed: PlacedStream | None) -> None:
-        """Capture the model, or what of it is placed, for so many rows; note why that cannot be."""
+    def _capture(self, share: Share, shape: Shapes, rows: int, lane: StreamLane, placed: PlacedStream | None) -> bool:
+        """Capture the model, or what of it is placed, for so many rows; note why that cannot be. Whether CUDA refused
+        these rows in this share, and others may be captured.
+        """
         model = self._resident.model
         number = self._resident.number if placed is None else -self._resident.number
 
@@ -89,7 +104,7 @@ class Preparation:
         inputs = {each.name: lane.gather([zeros(each.dtype, dims[each.name])]) for each in model.inputs}
         form = form_of(inputs, rows, self._spec.max_batch)
         if self._chains.has(number, share, form, rows):
-            return
+            return False
         why = ""
         try:
             if placed is None:
@@ -113,7 +128,16 @@ class Preparation:
             if self._device.is_lost(error):
                 raise
             why = f"{rows or 1} rows: {reason_of(error)}"
+            if placed is None and not self._device.why_no_graphs and _is_refusal(error):
+                self._refused.append(f"in {share.size} SMs {why}")
+                return True
         if placed is None:
             self.why_eager = why
         else:
             self.why_placed_eager = why
+        return False
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether CUDA refused a launch, and is as it was. torch has no class for it, so its words are looked at."""
+    return any("CUDA error" in str(each) and "out of memory" not in str(each) for each in causes(error))

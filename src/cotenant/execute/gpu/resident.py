@@ -31,6 +31,9 @@ class StreamModel(Protocol):
     def reads(self, start: int, end: int) -> Collection[str]:
         """The tensors that units [start, end) read of those that are live before them."""
 
+    def check_values(self, tensors: Mapping[str, Any]) -> None:
+        """Raise TensorError for inputs, on the host, with an index that a kernel would take for a fault."""
+
     def why_eager(self, start: int, end: int) -> str:
         """Why these units cannot be captured; "" where nothing is known against it."""
 

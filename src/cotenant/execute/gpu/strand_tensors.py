@@ -20,18 +20,18 @@ def values_of(work: Work, batch: BatchTensors, before: Collection[int], model: S
     """Inputs in memory of the host, or what is live on the device; what has to be put together is, on this stream.
 
     Of what other parts make, that of launches in `before` is there when the stream comes so far. Raises TensorError for
-    inputs that torch has no tensors of, RowsError where rows are not told apart.
+    inputs that torch has no tensors of, or with an index that ends the device, RowsError where rows are not told apart.
     """
     parts = batch.parts
     if parts is None:
-        return batch.kept if work.start else _gathered(lane, batch.gather())
+        return batch.kept if work.start else _gathered(lane, batch.gather(), model)
     form: BatchForm = parts.form or _UNKNOWN
     if form.held > form.rows:
         parts.trim(form.held)
     found = parts.rows(work, before)
     if work.start:
         return found.tensors(model.reads(work.start, work.end))
-    return _gathered(lane, {name: [array] for name, array in found.tensors().items()})
+    return _gathered(lane, {name: [array] for name, array in found.tensors().items()}, model)
 
 
 def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> BatchForm:
@@ -44,12 +44,13 @@ def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> B
     return (batch.parts.form or _UNKNOWN).of_rows(work.items)
 
 
-def _gathered(lane: StreamLane, inputs: Pieces) -> Named:
-    """Inputs below each other, in memory of the host that the device can copy from."""
+def _gathered(lane: StreamLane, inputs: Pieces, model: StreamModel) -> Named:
+    """Inputs below each other, in memory of the host that the device can copy from, checked for what would end it."""
     tensors: dict[str, torch.Tensor] = {}
     for name, arrays in inputs.items():
         try:
             tensors[name] = lane.gather(arrays)
         except TypeError:
             raise TensorError(f"input {name!r} is {arrays[0].dtype}, which torch has no tensors of") from None
+    model.check_values(tensors)
     return tensors

@@ -349,15 +349,15 @@ class TorchExecutor(BaseExecutor):
 
     def land(self, flight: _Flight) -> None:
         """Tell how a launch has ended that the device has done with."""
-        arrived = time.perf_counter_ns()
-        launch, timing = flight.launch, Timing()
+        arrived, launch, timing = time.perf_counter_ns(), flight.launch, Timing()
         try:
             if flight.error is None:
                 timing = self._kept(flight, arrived)
         except Exception as caught:
             flight.error = self.reason(caught)
-        flight.drop()
-        del self._flights[launch.id]
+        if not self._lost:  # letting go of memory of a device that is lost ends the process
+            flight.drop()
+            del self._flights[launch.id]
         if flight.resident is not None:
             flight.resident.end()
         assert flight.on_end is not None

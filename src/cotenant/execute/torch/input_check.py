@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cotenant.execute.errors import TensorError
+from cotenant.execute.torch.index_bounds import Limits
 from cotenant.graph.dfg import Tensor
 from cotenant.graph.torch import TYPES
 from cotenant.graph.torch_sizes import Ranges, expression_of
@@ -24,8 +25,11 @@ class InputCheck:
     program's results would be wrong without any other sign.
     """
 
-    def __init__(self, model: str, inputs: Sequence[Tensor], examples: Sequence[torch.Tensor], ranges: Ranges) -> None:
+    def __init__(
+        self, model: str, inputs: Sequence[Tensor], examples: Sequence[torch.Tensor], ranges: Ranges, limits: Limits
+    ) -> None:
         self._model = model
+        self._limits = limits
         self._inputs = tuple(inputs)
         self._dims = [[_dim(dim, ranges) for dim in example.shape] for example in examples]
 
@@ -47,6 +51,15 @@ class InputCheck:
         if len(tensors) > len(self._inputs):
             extra = sorted(set(tensors) - {each.name for each in self._inputs})[0]
             raise TensorError(f"model {self._model!r} has no input {extra!r}; leave it out")
+
+    def check_values(self, tensors: Mapping[str, Any]) -> None:
+        """Check the values of inputs that are indices; tensors on the host, of one query or of several merged ones."""
+        for name, (low, high) in self._limits.items():
+            value = np.asarray(tensors[name])
+            if value.size and not low <= (least := value.min()) <= (most := value.max()) <= high:
+                wrong = least if least < low else most
+                text = f"input {name!r} has the value {wrong}, expected an index from {low} to {high}"
+                raise self._error(text)
 
     def _error(self, text: str) -> TensorError:
         return TensorError(f"model {self._model!r}: {text}")

@@ -31,6 +31,7 @@ from cotenant.execute.torch.archive import open_copy, read_archive
 from cotenant.execute.torch.arrays import array_of, tensor_of
 from cotenant.execute.torch.fold import fold
 from cotenant.execute.torch.fp32 import claim_fp32, release_fp32
+from cotenant.execute.torch.index_bounds import bound_indices
 from cotenant.execute.torch.input_check import InputCheck
 from cotenant.execute.torch.precision import SHORT, lay_out, shorten
 from cotenant.execute.torch.recurrent import flatten
@@ -97,6 +98,12 @@ class TorchModel:
                 shorten(lowered, weights, SHORT[arithmetic.precision])
             if arithmetic.lays_out:
                 lay_out(lowered, weights)
+            found = bound_indices(lowered, weights, clamps=self._device.type == "cuda")
+            limits = {
+                name: found[node.name]
+                for name, node in zip(archive.inputs, lowered.inputs, strict=True)
+                if node.name in found
+            }
             self._graph = named_graph(lowered, archive.inputs, archive.outputs)
             self.dfg: Dfg = dfg_of_graph(self._graph, name)
         except GraphError as error:
@@ -107,7 +114,9 @@ class TorchModel:
         self.kernels = ""
         self.joins = False
         modules = dict(archive.program.graph_module.named_children())
-        self._check = InputCheck(name, self.inputs, [node.meta["val"] for node in lowered.inputs], lowered.ranges)
+        examples = [node.meta["val"] for node in lowered.inputs]
+        self._check = InputCheck(name, self.inputs, examples, lowered.ranges, limits)
+        self.check_values = self._check.check_values
         self._cutter = TorchCutter(self._graph, self.dfg, modules)
         self._weights: dict[str, torch.Tensor] = {}
         self._place_weights(weights)
