@@ -15,7 +15,7 @@ from bench.gpu._rig import CpuRig, CudaRig, Opened, Way
 from bench.gpu._runner import Effort, Job, Runner
 from cotenant.errors import CotenantError
 from cotenant.execute.protocol import LoadSpec
-from cotenant.work import Share
+from cotenant.work import Machine, Share
 
 FRACTIONS = (1.0, 0.5, 0.25, 0.75, 0.125, 0.375)
 """Shares of the device at which latencies are taken, the ones that others build on first."""
@@ -66,6 +66,11 @@ class Context:
     def whole(self) -> Share:
         """All of the device."""
         return Share(self.rig.slots, self.rig.device)
+
+    @property
+    def machine(self) -> Machine:
+        """The device, for an engine."""
+        return Machine.of({self.rig.device: self.rig.slots})
 
     def share(self, fraction: float) -> Share:
         """About that part of the device from the first slot on, whole granules and at least one."""

@@ -36,7 +36,7 @@ from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.serve.brain.clock import RealClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
-from cotenant.work import Machine, Share, Work
+from cotenant.work import Share, Work
 
 SERVING = "serving"
 OURS, BASELINES = "overlap", ("edf", "edf, streams", "edf, halves", "edf, 4 streams", "fcfs")
@@ -167,7 +167,7 @@ def _run(
     ended: list[tuple[str, int, int, Outcome]] = []
     answered = threading.Semaphore(0)
     clock = RealClock()
-    driver = Driver(Engine(setting.tenants, policy, setting.predictor, Machine.cpu(context.rig.slots)), executor, clock)
+    driver = Driver(Engine(setting.tenants, policy, setting.predictor, context.machine), executor, clock)
     lags: list[int] = []
     try:
         start_ns = time.monotonic_ns() + 1_000_000

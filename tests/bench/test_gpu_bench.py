@@ -33,6 +33,7 @@ from bench.gpu._tables import to_csv
 from bench.gpu.first import kernels
 from bench.gpu.first._base import PRECISIONS
 from bench.gpu.first._shares import divisions
+from cotenant.core.engine import Engine
 from cotenant.core.predictor import Member
 from cotenant.execute.gpu.sm_ladder import SmGrid, groups_of
 from cotenant.graph.dfg import Operator, Tensor, build_dfg
@@ -40,6 +41,7 @@ from cotenant.predict.table import TablePredictor
 from cotenant.profile.group_samples import load_samples
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.profile_file import load_profile
+from cotenant.types import Tenant
 from cotenant.work import Work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -187,6 +189,13 @@ def test_all_points_of_six_models_have_keys_of_their_own(context: Context, subje
             assert {0} <= {point.tier for point in points} <= set(range(TIERS))
     assert pairs_of(context)[:3] == [DEFAULT[:2], DEFAULT[1:3], (DEFAULT[0], DEFAULT[2])]
     assert [context.share(part).size for part in (1.0, 0.5, 0.125)] == [132, 66, 16]
+
+
+def test_every_contender_can_be_served_on_a_gpu(context: Context) -> None:
+    context.rig.slots, context.rig.granule, context.rig.device = tuple(range(132)), 8, "cuda:0"  # type: ignore[misc]
+    context.rig.parted = context.rig.slots[:120]
+    for make in _serving.policies_of(context).values():
+        Engine([Tenant("a", 1000, (0, 1))], make(), TablePredictor({}), context.machine)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 8, 15, 16])

@@ -26,8 +26,8 @@ from bench.gpu.first._base import Script
 
 NAMES = ("resnet50", "bert_base", "mobilenet_v2")
 WAYS = {
-    "one lane, edf": ("", "edf"),
     "halves, edf": ("shares = [50, 50]\n", "edf"),
+    "one lane, edf": ("", "edf"),
     "streams, edf": ('shares = [50, 50]\nsharing = "streams"\n', "edf"),
     "one lane, shares": ("", "shares"),
     "four streams, overlap": ('shares = [25, 25, 25, 25]\nsharing = "streams"\n', "overlap"),
