@@ -141,7 +141,6 @@ def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console
@@ -153,7 +152,7 @@ def _show(found: dict[str, Any]) -> None:
         served = [f"{slot['tenant']} {slot['rate']:.3g}/s" for slot in slots]
         served += [f"{tenant} (in what is left)" for tenant in node.get("guests", ())]
         tenants = ", ".join(served) or node.get("reason", "")
-        nodes.add_row(node["node"], node.get("device", ""), node["state"], node.get("http", ""), escape(tenants))
+        nodes.add_row(node["node"], node.get("device", ""), node["state"], node.get("http", ""), tenants)
     console.print(nodes)
     console.print()
     tenants_table = Table("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
@@ -161,7 +160,7 @@ def _show(found: dict[str, Any]) -> None:
     for each in found["tenants"]:
         tracked, attained = each["tracked_rate"], each["attainment"]
         tenants_table.add_row(
-            *(escape(each["tenant"]), f"{each['slo_ms']:g}", f"{each['declared_rate']:.3g}"),
+            *(each["tenant"], f"{each['slo_ms']:g}", f"{each['declared_rate']:.3g}"),
             *("-" if tracked is None else f"{tracked:.3g}", f"{each['planned_rate']:.3g}"),
             *("-" if attained is None else f"{100 * attained:.1f} %", ", ".join(each["nodes"]) or "none"),
         )
@@ -179,7 +178,6 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _applications(found: list[dict[str, Any]]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table("application", "SLO ms", "stages", "queries", "in time", title="Applications", title_justify="left")
@@ -190,7 +188,7 @@ def _applications(found: list[dict[str, Any]]) -> Any:
         ended = sum(counts[field] for field in ("in_time", "late", "refused", "failed", "cancelled"))
         in_time = f"{100 * counts['in_time'] / ended:.1f} %" if ended else "-"
         table.add_row(
-            *(escape(each["application"]), f"{each['slo_ms']:g}", escape(", ".join(stages)), str(counts["offered"])),
+            *(each["application"], f"{each['slo_ms']:g}", ", ".join(stages), str(counts["offered"])),
             in_time,
         )
     return table

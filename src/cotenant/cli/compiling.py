@@ -45,6 +45,7 @@ def compile_(
 ) -> None:
     """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.console import print_left_out
     from cotenant.execute.layout import cores_alone
     from cotenant.measure.compile_campaign import CompileEffort, backend_of, compile_repository, explore_repository
     from cotenant.measure.sweep import served_shares
@@ -64,8 +65,7 @@ def compile_(
     else:
         console = make_console()
         console.print(results_table(results))
-        for model, error in errors.items():
-            console.print(f"[red]{model} was left out:[/red] {error}")
+        print_left_out(console, errors)
     if errors:
         raise typer.Exit(1)
 

@@ -1,13 +1,30 @@
-"""Where tables and progress go."""
+"""Where tables and progress go. Names and errors of models come from outside: brackets and colons in them are text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from rich.console import Console
+from rich.text import Text
 
 _PIPED_WIDTH = 140
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """A console; into a pipe or file it is wide enough for the tables."""
-    made = Console(quiet=quiet, stderr=stderr)
-    return made if made.is_terminal else Console(quiet=quiet, stderr=stderr, width=_PIPED_WIDTH)
+    """A console without markup; into a pipe or file it is wide enough for the tables."""
+    made = Console(quiet=quiet, stderr=stderr, markup=False, emoji=False)
+    if not made.is_terminal:
+        made.width = _PIPED_WIDTH
+    return made
+
+
+def print_left_out(console: Console, errors: Mapping[str, str]) -> None:
+    """Say which models were left out, and why."""
+    for model, error in errors.items():
+        console.print(Text.assemble((f"{model} was left out:", "red"), f" {error}"))
+
+
+def print_warnings(console: Console, warnings: Iterable[str]) -> None:
+    """Print each warning on a line of its own."""
+    for warning in warnings:
+        console.print(warning, style="yellow")

@@ -20,8 +20,10 @@ def demo(
 ) -> None:
     """Build real models, profile them, serve them beyond capacity under two policies, and report."""
     from rich.live import Live
+    from rich.text import Text
 
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.console import print_left_out, print_warnings
     from cotenant.cli.profile import profile_table, progress_bar
     from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
@@ -53,8 +55,7 @@ def demo(
     settings = load_server_config(repository / SERVER_FILE)
     with progress_bar(quiet=as_json) as on_step:
         profile, errors = profile_repository(repository, settings, Effort(0.25), fresh=False, on_step=on_step)
-    for model, error in errors.items():
-        console.print(f"[red]{model} was left out:[/red] {error}")
+    print_left_out(console, errors)
     console.print(profile_table(profile))
     targets_ms = latency_targets_ms(profile)
     build_repository(repository, models=list(targets_ms), slos_ms=targets_ms)
@@ -81,8 +82,7 @@ def demo(
             if contender is CONTENDERS[-1]:
                 text = _read_picture(repository, server.http_url)
         console.print(outcome_table(result.summary, title))
-        for warning in result.warnings:
-            console.print(f"[yellow]{warning}[/yellow]")
+        print_warnings(console, result.warnings)
         result.save(folder / f"{contender.name}.json")
         description = {"policy": contender.policy, "drop rule": contender.drop, "load": f"{factor:g} x capacity"}
         runs.append(RunResult.from_load(contender.name, result, description))
@@ -95,7 +95,7 @@ def demo(
         console.print("\n".join(sentences(bounds[contender.name])), highlight=False)
     console.rule("5. A picture read through the served models")
     for line in text:
-        console.print(f"  {line.text}   [dim]({line.score:.2f})[/dim]", highlight=False)
+        console.print(Text.assemble(f"  {line.text}   ", (f"({line.score:.2f})", "dim")))
     report = folder / "report.html"
     _write_report(report, runs, profile, text, traces=traces, bounds=bounds, losses=losses)
     took = time.monotonic() - began

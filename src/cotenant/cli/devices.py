@@ -30,7 +30,6 @@ def devices(as_json: AsJson = False) -> None:
 
 
 def _show(found: Devices) -> None:
-    from rich.markup import escape
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console
@@ -38,18 +37,18 @@ def _show(found: Devices) -> None:
     console = make_console()
     cpu = found.cpu
     table = Table("device", "what it is", title="Devices", title_justify="left", show_edge=False)
-    table.add_row("cpu", escape(cpu.model))
+    table.add_row("cpu", cpu.model)
     table.add_row("", f"{len(cpu.cores)} of {cpu.installed} cores usable, {cpu.memory_bytes / _GIB:.1f} GiB memory")
     table.add_row("", ", ".join(f"{level} {_size(size)}" for level, size in cpu.caches.items()) or "caches unknown")
     table.add_row("", " ".join(cpu.simd) or "no SIMD flags known")
     for gpu in found.gpus:
-        table.add_row(gpu.name, escape(gpu.model))
+        table.add_row(gpu.name, gpu.model)
         memory = f"{gpu.memory_bytes / _GIB:.1f} GiB memory"
         table.add_row("", f"{gpu.sms} SMs, compute capability {gpu.capability}, {memory}")
     if found.gpus:
         table.add_row("", f"driver {found.driver or 'unknown'}, CUDA {found.cuda}")
     else:
-        table.add_row("cuda", escape(found.gpu_problem))
+        table.add_row("cuda", found.gpu_problem)
     console.print(table)
     console.print()
     console.print(_features("Engines", found.engines))
@@ -62,13 +61,13 @@ def _size(count: int) -> str:
 
 
 def _features(title: str, features: Sequence[Feature]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("", "device", "usable", "what, or why not", "what would change that", title=title)
     table.title_justify, table.show_edge = "left", False
     for each in features:
         name = f"{each.name} {each.version}".strip()
-        usable = "[green]yes[/]" if each.usable else "[red]no[/]"
-        table.add_row(name, each.device, usable, escape(each.detail), escape(each.mend))
+        usable = Text("yes", "green") if each.usable else Text("no", "red")
+        table.add_row(name, each.device, usable, each.detail, each.mend)
     return table

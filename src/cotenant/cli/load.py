@@ -25,6 +25,7 @@ def load(
     from rich.live import Live
 
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.console import print_warnings
     from cotenant.load import LiveStats, run_load_process
     from cotenant.metrics import to_json
     from cotenant.report.live import live_table
@@ -47,5 +48,4 @@ def load(
         print_json({**to_json(result.summary), "warnings": list(result.warnings)})
         return
     console.print(outcome_table(result.summary, f"{workload.name} at {result.servers[0] if result.servers else http}"))
-    for warning in result.warnings:
-        console.print(f"[yellow]{warning}[/yellow]")
+    print_warnings(console, result.warnings)

@@ -299,10 +299,10 @@ def _show(
     console.print(tenant_table(view, console.width, late))
     console.print()
     for line in summary_lines(view, facts, notes):
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
     for path in (written, svg):
         if path is not None:
-            console.print(f"Written: {path}", highlight=False, markup=False)
+            console.print(f"Written: {path}", highlight=False)
 
 
 def _simulated(file: PlanFile, basis: CostBasis) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def _show_infeasible(
     console = make_console()
 
     def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
 
     count = len(basis.devices)
     say(

@@ -208,9 +208,7 @@ def _searched(
 
     console = make_console(stderr=True, quiet=as_json)
     if not has_compiler():
-        console.print(
-            "the search is a hundred times slower without numba: pip install 'cotenant[solver]'", markup=False
-        )
+        console.print("the search is a hundred times slower without numba: pip install 'cotenant[solver]'")
     with console.status("searching a placement") as status:
 
         def progress(evaluated: int, best_ns: int, bound_ns: int) -> bool:
@@ -266,7 +264,7 @@ def _show(
     console.print(placement_picture(view, console.width))
     console.print()
     for line in lines():
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
 
 
 def _facts(

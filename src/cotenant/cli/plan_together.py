@@ -150,7 +150,7 @@ def _searched(known: _Set, budget_s: float, *, as_json: bool) -> FoundJointPlan:
 
     console = make_console(stderr=True, quiet=as_json)
     if not has_compiler():
-        console.print("the search is much slower without numba: pip install 'cotenant[solver]'", markup=False)
+        console.print("the search is much slower without numba: pip install 'cotenant[solver]'")
     until = time.monotonic() + budget_s
     with console.status("searching a plan; Ctrl-C ends it with the best so far") as status:
 
@@ -254,7 +254,7 @@ def _show(
     console.print(together_picture(view, console.width))
     console.print()
     for line in lines():
-        console.print(line, highlight=False, markup=False)
+        console.print(line, highlight=False)
 
 
 def _facts(

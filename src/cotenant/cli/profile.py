@@ -56,6 +56,7 @@ def profile(
 ) -> None:
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.console import print_left_out
     from cotenant.cli.profile_corun import divided, measure, show
     from cotenant.execute.gpu.queues import use_all_queues
     from cotenant.measure.solo import Effort
@@ -107,8 +108,7 @@ def profile(
         if contended:
             console.print(contention_table(contended))
             console.print(f"Saved to {contention_path(repository)}")
-        for model, error in errors.items():
-            console.print(f"[red]{model} was left out:[/red] {error}")
+        print_left_out(console, errors)
     if errors:
         raise typer.Exit(1)
 
@@ -216,7 +216,7 @@ class progress_bar:  # noqa: N801  (used like a function)
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             disable=quiet,
         )
         self._task: Any = None

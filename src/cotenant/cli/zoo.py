@@ -54,7 +54,12 @@ def build(
     if form is not Form.both:
         roots = {"onnx" if form is Form.onnx else "pt2": directory}
     console = make_console(quiet=as_json)
-    columns = (TextColumn("{task.description:20}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:20}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=len(chosen))
 
