@@ -44,6 +44,8 @@ def compile_(
     as_json: AsJson = False,
 ) -> None:
     """Compile ONNX models for this machine: faster kernels where there are some. Interrupt it any time: it resumes."""
+    from rich.markup import escape
+
     from cotenant.cli.console import console as make_console
     from cotenant.execute.layout import cores_alone
     from cotenant.measure.compile_campaign import CompileEffort, backend_of, compile_repository, explore_repository
@@ -65,13 +67,14 @@ def compile_(
         console = make_console()
         console.print(results_table(results))
         for model, error in errors.items():
-            console.print(f"[red]{model} was left out:[/red] {error}")
+            console.print(f"[red]{escape(model)} was left out:[/red] {escape(error)}")
     if errors:
         raise typer.Exit(1)
 
 
 def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> Table:
     """A line a model: where it is faster, and where onnxruntime stays; or what candidates there are."""
+    from rich.markup import escape
     from rich.table import Table
 
     from cotenant.measure.compile_campaign import CandidatesResult
@@ -81,7 +84,9 @@ def results_table(results: Mapping[str, CompiledResult] | Mapping[str, Candidate
         for name, each in results.items():
             assert isinstance(each, CandidatesResult)
             theirs = "" if each.ckernel_us is None else f"{each.ckernel_us:.0f}"
-            table.add_row(name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs)
+            table.add_row(
+                escape(name), str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs
+            )
         return table
     table = Table("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
     for name, each in results.items():
@@ -90,5 +95,6 @@ def results_table(results: Mapping[str, CompiledResult] | Mapping[str, Candidate
         faster = [str(cores) for cores, ratio in each.ratios.items() if ratio <= 1]
         where = f"kernels at {', '.join(faster)}" if faster and each.units else "onnxruntime"
         units = f"{each.units} of {each.of_units}"
-        table.add_row(name, units, str(each.layers), str(each.versions), ratios, where, f"{each.error:.0e}")
+        error = "other answers" if each.error is None else f"{each.error:.0e}"
+        table.add_row(escape(name), units, str(each.layers), str(each.versions), ratios, where, error)
     return table

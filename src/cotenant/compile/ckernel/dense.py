@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 
 from cotenant.compile.ckernel.prelude import EXP, activation, head
 from cotenant.compile.knobs import Knobs, block_tiles
-from cotenant.compile.packing import blocks_of, spans_of
+from cotenant.compile.packing import blocks_of, mixes_groups, spans_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 
@@ -68,7 +69,9 @@ class _Dense:
         self.tiles = block_tiles(problem, knobs.blocks, lanes)
         self.passes = min(knobs.pass_blocks or self.span, self.span)
         left = problem.channels % lanes if problem.groups == 1 and not problem.pixels else 0
-        self.left = left if left and left % knobs.unroll == 0 else 0
+        self.left = left  # what fills up the last block is never read: it may be an infinity times 0
+        self.unroll = gcd(knobs.unroll, left) if left else knobs.unroll
+        self.is_mixed = mixes_groups(problem, lanes)
         self.vector = "uvec" if problem.rows else "vec"
 
     def text(self) -> str:
@@ -118,16 +121,20 @@ class _Dense:
         return "\n".join(line for line in lines if line) + "\n"
 
     def _body(self, names: dict[tuple[int, int, int], str], count: int) -> list[str]:
-        unroll = self.knobs.unroll
+        unroll = self.unroll
         limit = "depth" if self.left else str(self.depth)
         lines = [f"      for (long l = 0; l < {limit}; l += {unroll}, p += {unroll}, q += {unroll * self.lanes}) {{"]
         pixels = dict.fromkeys((h, c) for _, h, c in names)
         for lane in range(unroll):
             weights = [f"k{o} = *(const vec *)(q + {o * self.weight_block + lane * self.lanes})" for o in range(count)]
             lines.append(f"        {{ const vec {', '.join(weights)};")
+            if self.is_mixed:
+                masks = [f"m{o} = (ivec)k{o} != (int)0x80000000" for o in range(count)]
+                lines.append(f"          const ivec {', '.join(masks)};")
             for h, c in pixels:
                 at = h * self.problem.stride[0] * self.read.row + c * self.problem.stride[1] * self.read.column + lane
-                sums = " ".join(f"{names[o, h, c]} += k{o} * x_;" for o in range(count))
+                factor = "(vec)((ivec)all(x_) & m{})" if self.is_mixed else "x_"
+                sums = " ".join(f"{names[o, h, c]} += k{o} * {factor.format(o)};" for o in range(count))
                 lines.append(f"          {{ const float x_ = p[{at}]; {sums} }}")
             lines.append("        }")
         return [*lines, "      }"]

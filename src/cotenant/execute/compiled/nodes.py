@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -66,7 +67,7 @@ class Lowering:
             node = self.operator(self._nodes[operator.outputs[0]], shape) if len(operator.outputs) == 1 else None
             if node is None:
                 return None
-            if _fused(made, node, lambda name: uses.get(name) == 1 and name not in wanted):
+            if _fused(made, node, lambda name: uses.get(name) == 1 and name not in wanted, self._weights):
                 continue
             if node.kind == "apply" and node.bias:
                 return None
@@ -89,6 +90,20 @@ class Lowering:
             whole = self.unit(dfg, unit.index, shape) is not None
             groups += [list(unit.operators)] if whole else [run for _, run in runs]
         return groups
+
+    def certain(self, dfg: Dfg, shape: Shapes) -> Shapes:
+        """The shapes that onnxruntime is known to give: None for what hangs on a pool that it counts otherwise.
+
+        With `ceil_mode` the inference of ONNX counts a last window that begins in the padding, onnxruntime does not.
+        """
+        unsure: set[str] = set()
+        for operator in dfg.operators:
+            nodes = (self._nodes.get(name) for name in operator.outputs)
+            node = next((each for each in nodes if each is not None), None)
+            is_unsure = node is not None and _is_counted_otherwise(node, shape)
+            if is_unsure or not unsure.isdisjoint(operator.inputs):
+                unsure.update(operator.outputs)
+        return lambda name: None if name in unsure else shape(name)
 
     def operator(self, node: onnx.NodeProto, shape: Shapes) -> KernelNode | None:
         """What an operator is, or None."""
@@ -212,7 +227,7 @@ class Lowering:
         first, second = (shape(name) for name in node.input)
         if node.op_type == "Add" and first is not None and second is None:
             held = self._weights(node.input[1])
-            if held is not None and held == first[-1:]:  # a bias that can only be fused
+            if held is not None and held in (first[-1:], (*first[1:2], 1, 1)):  # a bias that can only be fused
                 return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
         if first is None or second is None or len(first) != 4 or len(second) != 4:
             return None
@@ -237,6 +252,19 @@ class Lowering:
             return None
         flat = (source[0], source[1] * source[2] * source[3])
         return KernelNode("flat", (node.input[0],), node.output[0]) if made == flat else None
+
+
+def _is_counted_otherwise(node: onnx.NodeProto, shape: Shapes) -> bool:
+    """Whether a pool's last window, as ONNX counts them, begins in the padding; also where its shapes are unknown."""
+    given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if not given.get("ceil_mode"):
+        return False
+    source, made = shape(node.input[0]), shape(node.output[0])
+    if source is None or made is None:
+        return True
+    axes = range(len(given["kernel_shape"]))
+    stride, pads = given.get("strides", [1] * len(axes)), given.get("pads", [0] * 2 * len(axes))
+    return any((made[at + 2] - 1) * stride[at] - pads[at] >= source[at + 2] for at in axes)
 
 
 _BY_TYPE: dict[str, Callable[[Lowering, onnx.NodeProto, dict[str, Any], Shapes], KernelNode | None]] = {
@@ -273,10 +301,20 @@ def _activation(name: str, parameters: Sequence[float]) -> Activation | None:
     count = {"clip": 2, "leaky": 1, "silu": 1, "hard_sigmoid": 2}.get(kind, 0)
     if len(parameters) < count:
         return None
-    return Activation(kind, tuple(float(each) for each in parameters[:count]))
+    given: list[float | None] = [float(each) for each in parameters[:count]]
+    if kind == "clip":
+        given = [None if each == side else each for each, side in zip(given, (-math.inf, math.inf), strict=True)]
+    if any(each is not None and not math.isfinite(each) for each in given):
+        return None
+    return Activation(kind, tuple(given))
 
 
-def _fused(made: list[KernelNode], node: KernelNode, is_inner: Callable[[str], bool]) -> bool:
+def _fused(
+    made: list[KernelNode],
+    node: KernelNode,
+    is_inner: Callable[[str], bool],
+    weights: Callable[[str], tuple[int, ...] | None],
+) -> bool:
     """Whether a node went into one before it: a bias, a sum or an activation of what that alone makes."""
     for at in range(len(made) - 1, -1, -1):
         before = made[at]
@@ -285,6 +323,8 @@ def _fused(made: list[KernelNode], node: KernelNode, is_inner: Callable[[str], b
         if before.activation != NONE:
             return False
         if node.bias and not before.bias and not before.adds:
+            if len(weights(node.bias) or ()) != (3 if before.kind == "conv" else 1):  # [filters, 1, 1]; [columns]
+                return False
             made[at] = replace(before, bias=node.bias, output=node.output)
             return True
         if node.kind == "apply" and not node.bias:
