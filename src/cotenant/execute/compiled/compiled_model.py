@@ -157,6 +157,12 @@ class CompiledModel(SegmentedModel):
             for unit, ours in enumerate(plan.ours)
         ]
 
+    def units_of(self, kind: str, shapes: Mapping[str, Sequence[int]]) -> set[bool]:
+        """Who runs units with operators of this kind at these shapes: True where kernels, False where onnxruntime."""
+        pairs = zip(self.dfg.units, self.prepared(shapes).plan.ours, strict=True)
+        operators = self.dfg.operators
+        return {ours for unit, ours in pairs if any(operators[at].op_type == kind for at in unit.operators)}
+
     def stretch_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
         """CPU time in ns of each stretch of units on kernels, with the layouts changed for it, and on onnxruntime."""
         lease, token = self._leased(0, inputs)

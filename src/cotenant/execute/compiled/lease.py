@@ -185,7 +185,7 @@ class Lease:
         Raises ShapeRefusedError as `set_plain` does.
         """
         plain = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        self.set_plain(name, plain)
+        self.set_plain(name, plain if isinstance(value, Kept) else value)  # an OrtValue owns what `plain` looks at
         for form in ("blocked", "pixels", "lined"):
             place = self.prepared.plan.places.get((name, form))
             if place is None or place.first >= start or place.last < start:
