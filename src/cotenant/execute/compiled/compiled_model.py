@@ -24,7 +24,7 @@ from cotenant.compile.selection import KernelVersion
 from cotenant.errors import CotenantError
 from cotenant.execute.compiled.lease import Kept, Kernels, Lease, PreparedPlan, ShapeRefusedError
 from cotenant.execute.compiled.memory import PackedWeights
-from cotenant.execute.compiled.nodes import HEAVY, Lowering
+from cotenant.execute.compiled.nodes import HEAVY, Lowering, shapes_of
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlanner
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_session import as_ort_value, normal_threads
@@ -91,7 +91,7 @@ class CompiledModel(SegmentedModel):
     def planner(self, shapes: Mapping[str, Sequence[int]], lanes: int) -> UnitPlanner:
         """What kernels could run at these shapes of all inputs."""
         dfg = self.dfg_at(shapes)
-        lookup = self._lowering.certain(dfg, _shapes_of(dfg))
+        lookup = self._lowering.certain(dfg, shapes_of(dfg))
         units = [self._lowering.unit(dfg, unit.index, lookup) for unit in dfg.units]
         return UnitPlanner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
 
@@ -157,12 +157,6 @@ class CompiledModel(SegmentedModel):
             for unit, ours in enumerate(plan.ours)
         ]
 
-    def units_of(self, kind: str, shapes: Mapping[str, Sequence[int]]) -> set[bool]:
-        """Who runs units with operators of this kind at these shapes: True where kernels, False where onnxruntime."""
-        pairs = zip(self.dfg.units, self.prepared(shapes).plan.ours, strict=True)
-        operators = self.dfg.operators
-        return {ours for unit, ours in pairs if any(operators[at].op_type == kind for at in unit.operators)}
-
     def stretch_ns(self, inputs: Mapping[str, Any]) -> dict[tuple[int, int], tuple[float, float]]:
         """CPU time in ns of each stretch of units on kernels, with the layouts changed for it, and on onnxruntime."""
         lease, token = self._leased(0, inputs)
@@ -222,7 +216,7 @@ class CompiledModel(SegmentedModel):
         if self.uncut_reason:
             return dfg
         if not self._groups:  # units are the same at all shapes
-            self._groups = self._lowering.groups(dfg, _shapes_of(dfg, is_open=True))
+            self._groups = self._lowering.groups(dfg, shapes_of(dfg, is_open=True))
         return build_dfg(dfg.model, dfg.operators, self._groups, dfg.inputs, dfg.outputs, dfg.tensors, dfg.assumed)
 
     def _prepare(self, key: tuple[tuple[int, ...], ...]) -> PreparedPlan:
@@ -390,17 +384,3 @@ def _scaled(declared: Tensor, dims: tuple[int, ...], times: Fraction | None) -> 
     if times is None or (count := dims[0] * times if dims else times).denominator != 1:
         return None
     return (int(count), *dims[1:]) if declared.shape and declared.shape[0] is None else dims
-
-
-def _shapes_of(dfg: Dfg, *, is_open: bool = False) -> Any:
-    """Shapes of tensors of FP32 in a graph; where open dimensions are allowed, they count as 1."""
-
-    def shape(name: str) -> tuple[int, ...] | None:
-        tensor = dfg.tensors.get(name)
-        if tensor is None or tensor.dtype != "tensor(float)" or tensor.shape is None:
-            return None
-        if not is_open and any(not isinstance(each, int) for each in tensor.shape):
-            return None
-        return tuple(each if isinstance(each, int) else 1 for each in tensor.shape)
-
-    return shape

@@ -47,6 +47,20 @@ Shapes = Callable[[str], tuple[int, ...] | None]
 """The shape of a tensor of FP32 by name; None for others, and where a dimension is open."""
 
 
+def shapes_of(dfg: Dfg, *, is_open: bool = False) -> Shapes:
+    """Shapes of tensors of FP32 in a graph; where open dimensions are allowed, they count as 1."""
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        tensor = dfg.tensors.get(name)
+        if tensor is None or tensor.dtype != "tensor(float)" or tensor.shape is None:
+            return None
+        if not is_open and any(not isinstance(each, int) for each in tensor.shape):
+            return None
+        return tuple(each if isinstance(each, int) else 1 for each in tensor.shape)
+
+    return shape
+
+
 class Lowering:
     """Lowers the operators of one graph. `constants` are its small ones by name, and the shapes of all of them."""
 
