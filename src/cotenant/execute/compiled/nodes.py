@@ -81,7 +81,7 @@ class Lowering:
             node = self.operator(self._nodes[operator.outputs[0]], shape) if len(operator.outputs) == 1 else None
             if node is None:
                 return None
-            if _fused(made, node, lambda name: uses.get(name) == 1 and name not in wanted, self._weights):
+            if _fused(made, node, lambda name: uses.get(name) == 1 and name not in wanted):
                 continue
             if node.kind == "apply" and node.bias:
                 return None
@@ -239,10 +239,9 @@ class Lowering:
 
     def _sum(self, node: onnx.NodeProto, _: dict[str, Any], shape: Shapes) -> KernelNode | None:
         first, second = (shape(name) for name in node.input)
-        if node.op_type == "Add" and first is not None and second is None:
-            held = self._weights(node.input[1])
-            if held is not None and held in (first[-1:], (*first[1:2], 1, 1)):  # a bias that can only be fused
-                return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
+        is_added = node.op_type == "Add" and first is not None and second is None
+        if is_added and self._weights(node.input[1]) == self._bias_of(node.input[0], first):  # it can only be fused
+            return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
         if first is None or second is None or len(first) != 4 or len(second) != 4:
             return None
         if first == second:
@@ -253,6 +252,14 @@ class Lowering:
                 if narrow == (*wide[:2], 1, 1):
                     return KernelNode("scale", (node.input[source], node.input[factor]), node.output[0])
         return None
+
+    def _bias_of(self, name: str, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The shape of a bias of what makes a tensor of this shape: one number a filter, or a column."""
+        if shape is None:
+            return None
+        maker = self._nodes.get(name)
+        is_convolution = maker is not None and _BY_TYPE.get(maker.op_type) is Lowering._convolution
+        return (shape[1], 1, 1) if is_convolution else shape[-1:]
 
     def _concat(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         shapes = [shape(name) for name in node.input]
@@ -323,12 +330,7 @@ def _activation(name: str, parameters: Sequence[float]) -> Activation | None:
     return Activation(kind, tuple(given))
 
 
-def _fused(
-    made: list[KernelNode],
-    node: KernelNode,
-    is_inner: Callable[[str], bool],
-    weights: Callable[[str], tuple[int, ...] | None],
-) -> bool:
+def _fused(made: list[KernelNode], node: KernelNode, is_inner: Callable[[str], bool]) -> bool:
     """Whether a node went into one before it: a bias, a sum or an activation of what that alone makes."""
     for at in range(len(made) - 1, -1, -1):
         before = made[at]
@@ -337,8 +339,6 @@ def _fused(
         if before.activation != NONE:
             return False
         if node.bias and not before.bias and not before.adds:
-            if len(weights(node.bias) or ()) != (3 if before.kind == "conv" else 1):  # [filters, 1, 1]; [columns]
-                return False
             made[at] = replace(before, bias=node.bias, output=node.output)
             return True
         if node.kind == "apply" and not node.bias:
