@@ -41,6 +41,7 @@ static inline vec least(vec a, vec b) { return __builtin_ia32_minps512_mask(a, b
 static inline vec most(vec a, vec b) { ivec m = a > b; return (vec)(((ivec)a & m) | ((ivec)b & ~m)); }
 static inline vec least(vec a, vec b) { ivec m = a < b; return (vec)(((ivec)a & m) | ((ivec)b & ~m)); }
 #endif
+static inline int is_any(ivec m) { int r = 0; for (int i = 0; i < V; i++) r |= m[i]; return r; }
 static inline vec all(float x) { vec v = {0}; return v + x; }
 static inline vec expv(vec x) {
   x = least(all(89.0f), most(all(-87.0f), x));
