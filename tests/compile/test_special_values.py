@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from cotenant.compile.backend import SearchEffort
+from cotenant.compile.ckernel import backend
 from cotenant.compile.ckernel.backend import CKernel
 from cotenant.compile.errors import CompileError
 from cotenant.compile.knobs import Knobs, draw
 from cotenant.compile.native import KernelStep, Runtime, address, aligned_copy
 from cotenant.compile.packing import Array, from_blocks, pack_bias, pack_weights, to_blocks
 from cotenant.compile.problem import ACTIVATIONS, Activation, Problem
+from cotenant.compile.search import search
 from cotenant.compile.store import Store
 from cotenant.compile.trial import Trial
 from cotenant.errors import InvalidValueError
@@ -175,3 +179,16 @@ def test_candidates_of_a_clip_without_bound_are_kept(tmp_path: Path) -> None:
     store, problem = a_store(tmp_path), Problem(1, 1, 1, 1, activation=Activation("clip", (0.0, None)))
     made = CKernel(a_compiler()).make(problem, Knobs(), store)
     assert a_store(tmp_path).candidates(problem) == [made]
+
+
+def test_kernels_that_make_nan_of_numbers_are_no_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN compares as equal to everything: it is looked for by itself."""
+    store, problem = a_store(tmp_path), Problem(3, 5, 4, 4)
+    right = backend.text_of
+
+    def broken(*given: Any) -> str:
+        return right(*given).replace("act(vec x) { return x; }", 'act(vec x) { return x * __builtin_nanf(""); }')
+
+    monkeypatch.setattr(backend, "text_of", broken)
+    with pytest.raises(CompileError, match="gives finite numbers"):
+        search(problem, store, CKernel(a_compiler()), SearchEffort(2))
