@@ -21,6 +21,7 @@ from cotenant.compile.search import search
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.compiled.choice import (
+    FORMAT,
     ChosenKernels,
     KernelChoice,
     apply,
@@ -51,7 +52,7 @@ def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) 
             for each in dict.fromkeys(problems)
         }
         kernels = tuple(ChosenKernels(each, tuple(c.library.key for c in made)) for each, made in found.items())
-        choice = KernelChoice("cotenant-compiled/1", model.unit_count, kernels)
+        choice = KernelChoice(FORMAT, model.unit_count, kernels)
     save_choice(choice_path(cache, content_of(path)), choice)
     return choice
 

@@ -137,7 +137,7 @@ def test_what_is_slower_on_any_number_of_cores_is_not_kept(root: Path, monkeypat
 
 def test_kernels_that_give_another_answer_are_not_kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_campaign, "_slower", lambda *_: ())
-    monkeypatch.setattr(compile_campaign, "_error", lambda *_: 0.01)
+    monkeypatch.setattr(compile_campaign, "error_of", lambda *_: 0.01)
     results, _ = compile_repository(root, ONE, CompileEffort(1))
     assert results["net"].error == 0.01
     assert not choice_of(root).exists()

@@ -273,3 +273,25 @@ def test_a_failure_ends_what_runs_beside_it(tmp_path: Path) -> None:
         assert_equal(model.run(0, model.unit_count, feeds, CORES), whole(source, feeds))
         with pytest.raises(ModelError, match="indices element out of data bounds"):
             model.run(0, model.unit_count, {**feeds, "times": np.array(10**12), "index": np.array(99)}, CORES)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_crews_may_be_let_go_while_one_is_looked_up(forked: PlacedModel, at: int) -> None:
+    """`keep` may come between any two looks at the crews."""
+
+    class Let(dict[Any, Any]):
+        """Crews that are let go at one look at them."""
+
+        looks = 0
+
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            if Let.looks == at:
+                forked._crews = {}
+            Let.looks += 1
+            return found
+
+    forked.run(0, forked.unit_count, FEEDS, CORES)
+    forked._crews = Let(forked._crews)
+    for _ in range(3):
+        assert_equal(forked.run(0, forked.unit_count, FEEDS, CORES), whole(FORK, FEEDS))

@@ -9,6 +9,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from cotenant.compile.backend import SearchEffort
+from cotenant.compile.ckernel.backend import CKernel
+from cotenant.compile.search import search
+from cotenant.execute.compiled.choice import runtime_of, store_of, version_of
+from cotenant.execute.compiled.compiled_model import CompiledModel
+from kernels import a_compiler
+
 SIZE = 12
 """Rows and columns of the picture."""
 
@@ -82,3 +89,21 @@ def products(path: Path) -> None:
     back = w.op("Reshape", w.op("Transpose", turned, perm=[0, 2, 1, 3]), w.constant([0, 0, 33], np.int64))
     last = w.op("MatMul", w.op("Softmax", back, axis=-1), w.normal(33, 16))
     w.save(path, {"x": ["n", "rows", 20]}, [last])
+
+
+def pooled(w: Writer) -> list[str]:
+    """A pool whose last window begins in the padding, which ONNX counts and onnxruntime does not."""
+    body = w.conv("x", 8, 24, 1)
+    pool = w.op("MaxPool", body, kernel_shape=[2, 2], strides=[2, 2], pads=[0, 0, 1, 1], ceil_mode=1)
+    return [w.op("GlobalAveragePool", w.conv(pool, 24, 8, 1))]
+
+
+def on_kernels(path: Path, cache: Path, shape: list[int]) -> CompiledModel:
+    """A model opened with every unit on kernels that can be, one candidate a layer."""
+    store, backend = store_of(cache), CKernel(a_compiler())
+    model = CompiledModel.open(path, cache_dir=cache)
+    asked = model.planner({"x": shape}, store.target.lanes).problems()
+    problems = dict.fromkeys(each for unit in asked.values() for each in unit)
+    kernels = {each: [version_of(store, search(each, store, backend, SearchEffort(1))[0])] for each in problems}
+    model.use(kernels, runtime_of(store), store.target.lanes)
+    return model

@@ -72,7 +72,6 @@ def compile_(
 
 def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> Table:
     """A line a model: where it is faster, and where onnxruntime stays; or what candidates there are."""
-    from rich.table import Table
 
     from cotenant.measure.compile_campaign import CandidatesResult
 
@@ -81,7 +80,9 @@ def results_table(results: Mapping[str, CompiledResult] | Mapping[str, Candidate
         for name, each in results.items():
             assert isinstance(each, CandidatesResult)
             theirs = "" if each.ckernel_us is None else f"{each.ckernel_us:.0f}"
-            table.add_row(name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs)
+            table.add_row(
+                name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs
+            )
         return table
     table = Table("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
     for name, each in results.items():
@@ -90,5 +91,6 @@ def results_table(results: Mapping[str, CompiledResult] | Mapping[str, Candidate
         faster = [str(cores) for cores, ratio in each.ratios.items() if ratio <= 1]
         where = f"kernels at {', '.join(faster)}" if faster and each.units else "onnxruntime"
         units = f"{each.units} of {each.of_units}"
-        table.add_row(name, units, str(each.layers), str(each.versions), ratios, where, f"{each.error:.0e}")
+        error = "other answers" if each.error is None else f"{each.error:.0e}"
+        table.add_row(name, units, str(each.layers), str(each.versions), ratios, where, error)
     return table

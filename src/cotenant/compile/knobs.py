@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cotenant.compile.packing import blocks_of, spans_of
+from cotenant.compile.packing import blocks_of, mixes_groups, spans_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 
@@ -92,7 +92,8 @@ def _one(problem: Problem, target: Target, rng: random.Random, tile: tuple[int, 
         rng.choice(("weights", "pixels")),
     )
     span = spans_of(problem, lanes)[1]
-    can_split = not (problem.is_depthwise or problem.pixels or (problem.rows and problem.filters % lanes))
+    is_whole = not (problem.is_depthwise or problem.pixels or mixes_groups(problem, lanes))
+    can_split = is_whole and not (problem.rows and problem.filters % lanes)
     if can_split and span >= 4 and rng.random() < 0.15:
         return replace(knobs, pass_blocks=max(2, span // rng.choice((2, 4))))
     return knobs

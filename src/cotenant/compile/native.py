@@ -71,7 +71,7 @@ class Runtime:
         library.call_cores.argtypes = (pointer, pointer, long)
         library.call_cores.restype = long
         library.time_steps.argtypes = (pointer, long, long, pointer)
-        library.time_steps.restype = None
+        library.time_steps.restype = long
 
     def block(self) -> int:
         """Memory for a block of steps that runs; it serves one at a time, and is never freed: use it again."""
@@ -86,11 +86,12 @@ class Runtime:
         """Run steps [first, last) on this thread and those of other cores; gives the most that ran one.
 
         They join when they are awake; with `wait` the first step begins when all are there. A block runs once at a
-        time.
+        time. Raises CompileError, and runs nothing, where a step lacks its function, its input or its output.
         """
         cores = (ctypes.c_int * len(others))(*others)
         at = ctypes.addressof(steps) + first * ctypes.sizeof(KernelStep)
         most: int = self._library.run_block(block, at, last - first, cores, len(others), wait)
+        _check_ready(most, first)
         return most
 
     def open(self, block: int) -> None:
@@ -103,7 +104,16 @@ class Runtime:
         return bool(self._library.call_cores(block, held, len(cores)))
 
     def cpu_ns(self, steps: Any, repeats: int = 1) -> list[int]:
-        """CPU time of each step in ns, alone on this thread: the mean of some repeats in a row."""
+        """CPU time of each step in ns, alone on this thread: the mean of some repeats in a row.
+
+        Raises CompileError, and runs nothing, where a step lacks its function, its input or its output.
+        """
         found = (ctypes.c_long * len(steps))()
-        self._library.time_steps(ctypes.addressof(steps), len(steps), repeats, found)
+        _check_ready(self._library.time_steps(ctypes.addressof(steps), len(steps), repeats, found))
         return list(found)
+
+
+def _check_ready(status: int, first: int = 0) -> None:
+    """Raises CompileError for the negative status with which the library refuses a step."""
+    if status < 0:
+        raise CompileError(f"step {first - 1 - status} cannot run: it lacks its function, its input or its output")

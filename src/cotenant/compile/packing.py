@@ -23,7 +23,8 @@ def blocks_of(channels: int, lanes: int) -> int:
 def spans_of(problem: Problem, lanes: int) -> tuple[list[int], int]:
     """Which blocks of channels a block of filters reads: the first one of each, and how many.
 
-    Without groups all of them are read, and there is no list. Groups that are no whole blocks are filled up with zeros.
+    Without groups all of them are read, and there is no list. Blocks may hold channels of other groups: see
+    `mixes_groups`.
     """
     total = blocks_of(problem.channels, lanes)
     if problem.groups == 1:
@@ -37,6 +38,16 @@ def spans_of(problem: Problem, lanes: int) -> tuple[list[int], int]:
         read.append((first // made * deep // lanes, ((last // made + 1) * deep - 1) // lanes))
     span = max(high - low + 1 for low, high in read)
     return [min(low, total - span) for low, _ in read], span
+
+
+def mixes_groups(problem: Problem, lanes: int) -> bool:
+    """Whether a filter finds channels of other groups, or none, in the blocks that it reads.
+
+    Its weight of those is -0.0, which stands for nothing else: kernels leave them out, since an infinity times 0 is
+    NaN.
+    """
+    deep, made = problem.channels // problem.groups, problem.filters // problem.groups
+    return problem.groups > 1 and not problem.is_depthwise and bool(deep % lanes or made % lanes)
 
 
 def to_blocks(values: Array, lanes: int, halo: int) -> Array:
@@ -84,6 +95,8 @@ def pack_weights(problem: Problem, weights: Array, lanes: int) -> Array:
     if not lows:
         whole[:, :deep] = padded
     else:
+        if mixes_groups(problem, lanes):
+            whole[...], padded = -0.0, padded + 0.0  # a sum with 0.0 is never -0.0
         made = problem.filters // problem.groups
         for filters in range(problem.filters):
             at = filters // made * deep - lows[filters // lanes] * lanes

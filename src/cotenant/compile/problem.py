@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 
 from cotenant.errors import InvalidValueError
@@ -24,17 +26,20 @@ ACTIVATIONS: dict[str, int] = {
 class Activation(Struct, frozen=True, forbid_unknown_fields=True):
     """A function of single numbers.
 
-    Parameters: `clip` its bounds, `leaky` its slope, `silu` (x * sigmoid(a x)) its a, `hard_sigmoid` (a x + b between
-    0 and 1) a and b. Raises InvalidValueError for others.
+    Parameters: `clip` its bounds (None: no bound on that side), `leaky` its slope, `silu` (x * sigmoid(a x)) its a,
+    `hard_sigmoid` (a x + b between 0 and 1) a and b. Raises InvalidValueError for others, and where
+    a parameter is not finite.
     """
 
     kind: str = ""
-    parameters: tuple[float, ...] = ()
+    parameters: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if ACTIVATIONS.get(self.kind) != len(self.parameters):
             known = ", ".join(f"{kind or 'none'} with {count}" for kind, count in ACTIVATIONS.items())
             raise InvalidValueError("activation", "kind", (self.kind, self.parameters), f"one of {known} parameters")
+        if any(not (self.kind == "clip" if each is None else math.isfinite(each)) for each in self.parameters):
+            raise InvalidValueError("activation", self.kind, self.parameters, "finite parameters; no bound is None")
 
 
 NONE = Activation()

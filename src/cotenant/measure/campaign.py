@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from cotenant.profile.device import Device
 OnStep = Callable[[int, int, str], None]
 """Told (steps done, steps in all, what was measured)."""
 T = TypeVar("T")
+K = TypeVar("K")
+_log = logging.getLogger(__name__)
 
 
 class Journal:
@@ -75,12 +78,15 @@ class Campaign:
 
 
 @contextmanager
-def leaving_out(errors: dict[str, str], name: str) -> Iterator[None]:
-    """Go on after a CotenantError inside; it is kept under a name."""
+def leaving_out(errors: dict[K, str], name: K) -> Iterator[None]:
+    """Go on after an error inside: one member of a campaign costs no other. It is kept under a name."""
     try:
         yield
     except CotenantError as error:
         errors[name] = str(error)
+    except Exception as error:  # of an engine or of ours
+        _log.debug("%s was left out", name, exc_info=True)
+        errors[name] = f"{type(error).__name__}: {error}"
 
 
 def stamp() -> tuple[str, str]:

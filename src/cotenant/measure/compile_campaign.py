@@ -39,6 +39,7 @@ from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
+from cotenant.measure.kernel_judge import DIFFERS, error_of, judged_error
 from cotenant.measure.version_pressure import pressure_bench, versions_by_level
 from cotenant.repository import ModelVersion, find_versions, graphs_path, model_names
 from cotenant.work import Share
@@ -54,14 +55,15 @@ _TOLERANCE = 1e-3
 
 class CompiledResult(Struct, frozen=True):
     """What became of a model: units on kernels, of all; layers, and versions of them; time over onnxruntime's by the
-    number of cores (CPU time on one core, wall time on more); largest relative error of an output."""
+    number of cores (CPU time on one core, wall time on more), none where no kernel runs; largest relative error of an
+    output, None where an answer differs in its shape, integers, NaN or infinities: then onnxruntime stays."""
 
     units: int
     of_units: int
     layers: int
     versions: int
     ratios: dict[int, float]
-    error: float
+    error: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +122,8 @@ def explore_repository(
         found: dict[Problem, list[KernelCandidate]] = {}
         for at, problem in enumerate(order):
             on_step(at, len(order), _words(problem))
-            try:
+            with leaving_out(errors, _words(problem)):
                 found[problem] = search(problem, store, backend, SearchEffort(effort.candidates, deadline))
-            except CompileError as error:
-                errors[_words(problem)] = str(error)
         on_step(len(order), len(order), "")
         if not errors:
             sweep(store, backend, set(order), {_content(each) for each in opened})
@@ -159,12 +159,19 @@ def compile_repository(
             cores = tuple(dict.fromkeys(core for lane in lanes for core in lane.cores))
             pin(cores[:1])
             more = len(opened) + len(order) * effort.under_pressure
-            found = _searched(order, store, backend, effort, len(before), on_step, more)
-            pressed, most = _pressed(found, store, cores, on_step, len(opened)) if effort.under_pressure else ({}, 0)
+            failed: dict[Problem, str] = {}
+            found = _searched(order, store, backend, effort, len(before), on_step, more, failed)
+            pressed: Mapping[Problem, Mapping[str, Sequence[float]]] = {}
+            most = 0
+            if effort.under_pressure:
+                pressed, most = _pressed(found, store, cores, on_step, len(order), len(opened), failed)
             for at, each in enumerate(opened):
                 name = each.found.tenant
                 on_step(len(order) + more - len(opened) + at, len(order) + more, f"{name} against onnxruntime")
                 with leaving_out(errors, name):
+                    for problem in each.problems:
+                        if problem in failed:
+                            raise CompileError(f"{_words(problem)}: {failed[problem]}")
                     results[name] = _judged(root, each, found, pressed, most, store, lanes)
         finally:
             os.sched_setaffinity(0, before)
@@ -223,14 +230,16 @@ def _searched(
     workers: int,
     on_step: OnStep,
     more: int,
+    failed: dict[Problem, str],
 ) -> dict[Problem, list[KernelCandidate]]:
-    """Candidates of each problem. Where the budget ends, those that have none yet get one."""
+    """Candidates of each problem, or why it `failed`. Where the budget ends, those that have none yet get one."""
     deadline = time.monotonic() + effort.budget_s
     each = SearchEffort(effort.candidates, deadline, workers)
     found = {}
     for at, problem in enumerate(order):
         on_step(at, len(order) + more, _words(problem))
-        found[problem] = search(problem, store, backend, each)
+        with leaving_out(failed, problem):
+            found[problem] = search(problem, store, backend, each)
     return found
 
 
@@ -239,19 +248,22 @@ def _pressed(
     store: Store,
     cores: Sequence[int],
     on_step: OnStep,
+    before: int,
     more: int,
+    failed: dict[Problem, str],
 ) -> tuple[dict[Problem, Mapping[str, Sequence[float]]], int]:
     """Times of all candidates under pressure, and what all cores drew from the memory in bytes a second.
 
-    Raises ConfigError where there is nobody to make it.
+    `failed` gets the reasons of problems that cannot be measured. Raises ConfigError where there is nobody to make it.
     """
     if len(cores) < 2:
         raise ConfigError("kernels are measured under pressure beside others: it needs two cores at least")
     times: dict[Problem, Mapping[str, Sequence[float]]] = {}
     with pressure_bench(cores) as bench:
-        for problem, each in found.items():
-            on_step(len(found) + len(times), 2 * len(found) + more, f"{_words(problem)}, beside others")
-            times[problem] = bench.times(problem, each, store, runtime_of(store))
+        for at, (problem, each) in enumerate(found.items()):
+            on_step(before + at, 2 * before + more, f"{_words(problem)}, beside others")
+            with leaving_out(failed, problem):
+                times[problem] = bench.times(problem, each, store, runtime_of(store))
     return times, bench.most_bytes_per_s
 
 
@@ -270,16 +282,21 @@ def _judged(
     kernels = tuple(
         _chosen(problem, found[problem], pressed.get(problem, {}), list(sizes)) for problem in each.problems
     )
-    left_out = _slower(model, KernelChoice(FORMAT, model.unit_count, kernels), store, each.shapes)
+    apply(model, KernelChoice(FORMAT, model.unit_count, kernels), store)
+    plans = [model.prepared(shape).plan for shape in each.shapes] if each.problems else []
+    if not any(any(plan.ours) for plan in plans):
+        choice_path(graphs_path(root), _content(each)).unlink(missing_ok=True)
+        return CompiledResult(0, model.unit_count, len(each.problems), 0, {}, 0.0)
+    left_out = _slower(model, each.shapes)
     choice = KernelChoice(FORMAT, model.unit_count, kernels, left_out)
     apply(model, choice, store)
     ratios: dict[int, float] = {}
-    error = 0.0
+    error = max(judged_error(model, each.plain, shape) for shape in each.shapes)
     for cores in sizes.values():
         threads = cores if len(cores) > 1 else 1
         calls = _calls(each, threads)
         for compiled, plain in calls:
-            error = max(error, _error(compiled(), plain()))
+            error = max(error, error_of(compiled(), plain()))
         ratios[len(cores)] = max(_ratio(compiled, plain, is_wall=len(cores) > 1) for compiled, plain in calls)
     planned = model.prepared(each.shapes[0])
     if error > _TOLERANCE or not any(planned.plan.ours) or min(ratios.values()) > _NO_SLOWER:
@@ -289,7 +306,8 @@ def _judged(
         kept = KernelChoice(FORMAT, model.unit_count, kernels, left_out, slow, most)
         save_choice(choice_path(graphs_path(root), _content(each)), kept)
     ours = sum(planned.plan.ours)
-    return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, error)
+    told = None if error == DIFFERS else error
+    return CompiledResult(ours, model.unit_count, len(each.problems), planned.versions, ratios, told)
 
 
 def _chosen(
@@ -319,11 +337,8 @@ def versions_of(candidates: Sequence[KernelCandidate], sizes: Sequence[int]) -> 
     return list(dict.fromkeys([chosen[0], *_wide(candidates, sizes), *chosen]))
 
 
-def _slower(
-    model: CompiledModel, choice: KernelChoice, store: Store, shapes: Sequence[DeclaredShape]
-) -> tuple[int, ...]:
+def _slower(model: CompiledModel, shapes: Sequence[DeclaredShape]) -> tuple[int, ...]:
     """Units of stretches that onnxruntime runs in less time, layouts changed at their edges included."""
-    apply(model, choice, store)
     slow: dict[int, None] = {}
     for shape in shapes:
         times = model.stretch_ns(make_inputs(model.inputs, shape, 1, False))
@@ -348,19 +363,6 @@ def _calls(each: _Opened, threads: int | tuple[int, ...]) -> list[tuple[Call, Ca
 
         made.append((on(each.compiled), on(each.plain)))
     return made
-
-
-def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
-    found = 0.0
-    for name, expected in theirs.items():
-        right = np.asarray(expected.numpy() if hasattr(expected, "numpy") else expected)
-        given = ours[name]
-        got = np.asarray(given.numpy() if hasattr(given, "numpy") else given)
-        if right.dtype.kind == "f" and right.size:
-            found = max(found, float(np.max(np.abs(got - right)) / max(1e-30, float(np.max(np.abs(right))))))
-        elif not np.array_equal(got, right):
-            return float("inf")
-    return found
 
 
 def _ratio(ours: Call, theirs: Call, *, is_wall: bool) -> float:

@@ -90,12 +90,16 @@ class CKernel:
             step = trial.step(address(store.load(each.library)))
             trial.out[...] = 0
             took = runtime.cpu_ns((KernelStep * 1)(step))[0]
+            if not np.isfinite(trial.out).all():  # of finite numbers: a NaN would be equal to anything below
+                continue
             if first is None:
                 first = trial.out.copy()
             elif np.max(np.abs(trial.out - first)) > _TOLERANCE * max(1.0, float(np.max(np.abs(first)))):
                 continue
             kept.append(each)
             steps.append(step)
+        if not kept:
+            raise CompileError(f"no kernel for {problem} gives finite numbers; use another compiler: set CC")
         repeats = max(1, _LEAST_NS // max(1, took))
         row = (KernelStep * len(steps))(*steps)
         samples = [runtime.cpu_ns(row, repeats) for _ in range(_ROUNDS)]

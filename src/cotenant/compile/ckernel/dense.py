@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 
 from cotenant.compile.ckernel.prelude import EXP, activation, head
 from cotenant.compile.knobs import Knobs, block_tiles
-from cotenant.compile.packing import blocks_of, spans_of
+from cotenant.compile.packing import blocks_of, mixes_groups, spans_of
 from cotenant.compile.problem import Problem
 from cotenant.compile.target import Target
 
@@ -66,9 +67,11 @@ class _Dense:
         self.weight_block = self.span * self.taps[0] * self.taps[1] * self.depth * lanes
         self.tail = problem.filters % lanes if problem.rows else 0
         self.tiles = block_tiles(problem, knobs.blocks, lanes)
-        self.passes = min(knobs.pass_blocks or self.span, self.span)
+        self.is_mixed = mixes_groups(problem, lanes)
+        self.passes = self.span if self.is_mixed else min(knobs.pass_blocks or self.span, self.span)
         left = problem.channels % lanes if problem.groups == 1 and not problem.pixels else 0
-        self.left = left if left and left % knobs.unroll == 0 else 0
+        self.left = left  # what fills up the last block is never read: it may be an infinity times 0
+        self.unroll = gcd(knobs.unroll, left) if left else knobs.unroll
         self.vector = "uvec" if problem.rows else "vec"
 
     def text(self) -> str:
@@ -88,7 +91,6 @@ class _Dense:
         cells = list(product(range(count), range(height), range(width)))
         names = {cell: "a{}_{}_{}".format(*cell) for cell in cells}
         is_cut = self.passes < self.span
-        down, right = self.problem.dilation
         lines = [
             f"static void tile_{count}_{height}_{width}(const float *x, const float *w, const float *bias,",
             "    const float *add, float *out, long blocks, long left, long first, long last, long tail) {",
@@ -102,32 +104,43 @@ class _Dense:
             lines += ["  if (first) {", *init, "  } else {", *load, "  }"]
         else:
             lines += init
-        lines += [
+        lines += self._sums(names, count, is_masked=False)
+        if self.is_mixed:  # a NaN may be an infinity of another group times 0: once more, with care
+            is_nan = " | ".join(f"({name} != {name})" for name in names.values())
+            lines += [f"  if (is_any({is_nan})) {{", *init, *self._sums(names, count, is_masked=True), "  }"]
+        lines += [*self._end(names, count, is_cut), "}"]
+        return "\n".join(line for line in lines if line) + "\n"
+
+    def _sums(self, names: dict[tuple[int, int, int], str], count: int, *, is_masked: bool) -> list[str]:
+        """Loops over channels and taps; where masked, without the weights that stand for nothing."""
+        down, right = self.problem.dilation
+        return [
             "  for (long i = 0; i < blocks; i++) {",
             f"    const long depth = i == blocks - 1 ? left : {self.depth};" if self.left else "",
             f"    for (long r = 0; r < {self.taps[0]}; r++) for (long s = 0; s < {self.taps[1]}; s++) {{",
             f"      const float *p = x + i * {self.read.block} + r * {down * self.read.row}"
             f" + s * {right * self.read.column};",
             f"      const float *q = w + ((i * {self.taps[0]} + r) * {self.taps[1]} + s) * {self.depth * self.lanes};",
-            *self._body(names, count),
+            *self._body(names, count, is_masked),
             "    }",
             "  }",
-            *self._end(names, count, is_cut),
-            "}",
         ]
-        return "\n".join(line for line in lines if line) + "\n"
 
-    def _body(self, names: dict[tuple[int, int, int], str], count: int) -> list[str]:
-        unroll = self.knobs.unroll
+    def _body(self, names: dict[tuple[int, int, int], str], count: int, is_masked: bool) -> list[str]:
+        unroll = self.unroll
         limit = "depth" if self.left else str(self.depth)
         lines = [f"      for (long l = 0; l < {limit}; l += {unroll}, p += {unroll}, q += {unroll * self.lanes}) {{"]
         pixels = dict.fromkeys((h, c) for _, h, c in names)
         for lane in range(unroll):
             weights = [f"k{o} = *(const vec *)(q + {o * self.weight_block + lane * self.lanes})" for o in range(count)]
             lines.append(f"        {{ const vec {', '.join(weights)};")
+            if is_masked:
+                masks = [f"m{o} = (ivec)k{o} != (int)0x80000000" for o in range(count)]
+                lines.append(f"          const ivec {', '.join(masks)};")
             for h, c in pixels:
                 at = h * self.problem.stride[0] * self.read.row + c * self.problem.stride[1] * self.read.column + lane
-                sums = " ".join(f"{names[o, h, c]} += k{o} * x_;" for o in range(count))
+                factor = "(vec)((ivec)all(x_) & m{})" if is_masked else "x_"
+                sums = " ".join(f"{names[o, h, c]} += k{o} * {factor.format(o)};" for o in range(count))
                 lines.append(f"          {{ const float x_ = p[{at}]; {sums} }}")
             lines.append("        }")
         return [*lines, "      }"]

@@ -25,13 +25,13 @@ static vec change(vec x, const step *s) {
         for number, body in enumerate(
             {
                 "": "x",
-                "relu": "most(x, (vec){0})",
-                "clip": "least(most(x, all(s->f[0])), all(s->f[1]))",
-                "leaky": "most(x, all(0.0f)) + s->f[0] * least(x, all(0.0f))",
+                "relu": "most((vec){0}, x)",
+                "clip": "least(all(s->f[1]), most(all(s->f[0]), x))",
+                "leaky": "most(all(0.0f), x) + s->f[0] * least(all(0.0f), x)",
                 "sigmoid": "sigmoidv(x)",
                 "silu": "x * sigmoidv(s->f[0] * x)",
-                "hard_sigmoid": "least(most(s->f[0] * x + s->f[1], all(0.0f)), all(1.0f))",
-                "hard_swish": "x * least(most(x + 3.0f, all(0.0f)), all(6.0f)) * 0.166666667f",
+                "hard_sigmoid": "least(all(1.0f), most(all(0.0f), s->f[0] * x + s->f[1]))",
+                "hard_swish": "x * least(all(6.0f), most(all(0.0f), x + 3.0f)) * 0.166666667f",
                 "tanh": "tanhv(x)",
                 "gelu": "0.5f * x * (1.0f + erfv(x * 0.707106781f))",
             }.values()
@@ -95,25 +95,54 @@ void rows_in(const step *s, long part, long parts) {
   }
 }
 
+/* The largest of rows y0 to y1 and columns x0 to x1. `odd` is set where a NaN or an infinity is there; the second
+   function gives NaN where one is. */
+#define LARGEST(each) \\
+  vec a = all(-__builtin_inff()); \\
+  for (long i = y0; i < y1; i++) { \\
+    const float *in = first + i * row; \\
+    for (long j = x0; j < x1; j++) { const vec x_ = *(const vec *)(in + j * V); a = most(a, x_); each; } \\
+  }
+static inline vec largest(const float *first, long row, long y0, long y1, long x0, long x1, ivec *odd) {
+  vec sum = {0};
+  LARGEST(sum += x_ * 0.0f)
+  *odd |= sum != sum;
+  return a;
+}
+static vec largest_or_nan(const float *first, long row, long y0, long y1, long x0, long x1) {
+  ivec nan = {0};
+  LARGEST(nan |= x_ != x_)
+  return (vec)((ivec)a | nan);
+}
+static inline vec total(const float *first, long row, long y0, long y1, long x0, long x1) {
+  vec a = {0};
+  for (long i = y0; i < y1; i++) for (long j = x0; j < x1; j++) a += *(const vec *)(first + i * row + j * V);
+  return a;
+}
+
 /* 11, 12 rows and columns of the output; 13, 14 of the window; 15, 16 stride; 17, 18 padding above and before;
-   19: 0 the largest, 1 the mean of what is there, 2 the mean with the padding. */
+   19: 0 the largest, NaN where one is there, 1 the mean of what is there, 2 the mean with the padding. */
 void pool(const step *s, long part, long parts) {
-  const long B = s->n[4], H = s->n[5], W = s->n[6], OH = s->n[11], OW = s->n[12];
+  const long B = s->n[4], H = s->n[5], W = s->n[6], OH = s->n[11], OW = s->n[12], row = (W + 2 * s->n[7]) * V;
   RANGE(s->n[0] * B * OH) {
     const long image = t / (B * OH), b = t / OH % B, y = t % OH, top = y * s->n[15] - s->n[17];
     const long y0 = top < 0 ? 0 : top, y1 = top + s->n[13] < H ? top + s->n[13] : H;
+    const float *first = ROW(s->p[0], image, s->n[1], b, H, W, s->n[7], 0);
     float *out = ROW(s->p[4], image, s->n[3], b, OH, OW, s->n[8], y);
-    for (long x = 0; x < OW; x++) {
-      const long first = x * s->n[16] - s->n[18];
-      const long x0 = first < 0 ? 0 : first, x1 = first + s->n[14] < W ? first + s->n[14] : W;
-      vec a = s->n[19] ? all(0.0f) : all(-3.402823466e38f);
-      for (long i = y0; i < y1; i++) {
-        const float *in = ROW(s->p[0], image, s->n[1], b, H, W, s->n[7], i);
-        if (s->n[19]) for (long j = x0; j < x1; j++) a += *(const vec *)(in + j * V);
-        else for (long j = x0; j < x1; j++) a = most(a, *(const vec *)(in + j * V));
+    ivec odd = {0};
+    for (long again = 0; again < 2; again++) {  /* a second time only where NaN may be */
+      for (long x = 0; x < OW; x++) {
+        const long left = x * s->n[16] - s->n[18];
+        const long x0 = left < 0 ? 0 : left, x1 = left + s->n[14] < W ? left + s->n[14] : W;
+        vec a;
+        if (s->n[19])
+          a = total(first, row, y0, y1, x0, x1)
+            * (1.0f / (s->n[19] == 1 ? (y1 - y0) * (x1 - x0) : s->n[13] * s->n[14]));
+        else if (again) a = largest_or_nan(first, row, y0, y1, x0, x1);
+        else a = largest(first, row, y0, y1, x0, x1, &odd);
+        *(vec *)(out + x * V) = a;
       }
-      if (s->n[19]) a = a * (1.0f / (s->n[19] == 1 ? (y1 - y0) * (x1 - x0) : s->n[13] * s->n[14]));
-      *(vec *)(out + x * V) = a;
+      if (!is_any(odd)) break;
     }
   }
 }
@@ -130,7 +159,7 @@ void mean(const step *s, long part, long parts) {
       for (long x = 0; x < W; x++) r += *(const vec *)(in + x * V);
       a += r;
     }
-    *(vec *)((float *)s->p[4] + image * s->n[3] + b * V) = change(a * (1.0f / (H * W)), s);
+    *(vec *)ROW(s->p[4], image, s->n[3], b, 1, 1, s->n[8], 0) = change(a * (1.0f / (H * W)), s);
   }
 }
 
@@ -163,7 +192,7 @@ void multiply(const step *s, long part, long parts) {
 
 /* By one number a channel. */
 void scale(const step *s, long part, long parts) {
-  EACH(const vec k = *(const vec *)((const float *)s->p[3] + image * s->n[2] + b * V);
+  EACH(const vec k = *(const vec *)ROW(s->p[3], image, s->n[2], b, 1, 1, s->n[10], 0);
     for (long x = 0; x < W; x++) *(vec *)(out + x * V) = change(*(const vec *)(in + x * V) * k, s);)
 }
 """

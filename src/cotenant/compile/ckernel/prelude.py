@@ -33,19 +33,18 @@ def head(target: Target) -> str:
 
 
 EXP = """\
-#if defined(__clang__) && __clang_major__ >= 14
-static inline vec most(vec a, vec b) { return __builtin_elementwise_max(a, b); }
-static inline vec least(vec a, vec b) { return __builtin_elementwise_min(a, b); }
-#elif !defined(__clang__) && defined(__AVX512F__) && V == 16
+/* Of two numbers; the second one where either is NaN, as the processor has it. So bounds come first. */
+#if !defined(__clang__) && defined(__AVX512F__) && V == 16
 static inline vec most(vec a, vec b) { return __builtin_ia32_maxps512_mask(a, b, a, (unsigned short)-1, 4); }
 static inline vec least(vec a, vec b) { return __builtin_ia32_minps512_mask(a, b, a, (unsigned short)-1, 4); }
 #else
 static inline vec most(vec a, vec b) { ivec m = a > b; return (vec)(((ivec)a & m) | ((ivec)b & ~m)); }
 static inline vec least(vec a, vec b) { ivec m = a < b; return (vec)(((ivec)a & m) | ((ivec)b & ~m)); }
 #endif
+static inline int is_any(ivec m) { int r = 0; for (int i = 0; i < V; i++) r |= m[i]; return r; }
 static inline vec all(float x) { vec v = {0}; return v + x; }
 static inline vec expv(vec x) {
-  x = least(most(x, all(-87.0f)), all(88.0f));
+  x = least(all(89.0f), most(all(-87.0f), x));
   vec t = x * 1.44269504f + 12582912.0f;
   ivec k = (ivec)t;
   vec n = t - 12582912.0f;
@@ -57,7 +56,7 @@ static inline vec expv(vec x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return (vec)((ivec)p + (k << 23));
+  return p * (vec)((k + 127) << 23);  /* a product: NaN stays NaN; above 88.3 an infinity */
 }
 static inline vec sigmoidv(vec x) { return 1.0f / (1.0f + expv(-x)); }
 static inline vec tanhv(vec x) {
@@ -85,30 +84,31 @@ static inline vec erfv(vec x) {
 
 
 def number(value: float) -> str:
-    """A number as C writes it."""
-    return f"{float(value)!r}f" if value not in (float("inf"), float("-inf")) else ("-" * (value < 0) + "3.4e38f")
+    """A finite number as C writes it."""
+    return f"{float(value)!r}f"
 
 
 def activation(function: Activation) -> str:
-    """An activation of vectors, as the C function `act`."""
-    given = [number(each) for each in function.parameters]
+    """An activation of vectors, as the C function `act`. NaN stays NaN."""
+    given = [None if each is None else number(each) for each in function.parameters]
     match function.kind:
         case "":
             body = "x"
         case "relu":
-            body = "most(x, (vec){0})"
+            body = "most((vec){0}, x)"
         case "clip":
-            body = f"least(most(x, all({given[0]})), all({given[1]}))"
+            body = "x" if given[0] is None else f"most(all({given[0]}), x)"
+            body = body if given[1] is None else f"least(all({given[1]}), {body})"
         case "leaky":
-            body = f"most(x, all(0.0f)) + {given[0]} * least(x, all(0.0f))"
+            body = f"most(all(0.0f), x) + {given[0]} * least(all(0.0f), x)"
         case "sigmoid":
             body = "sigmoidv(x)"
         case "silu":
             body = f"x * sigmoidv({given[0]} * x)"
         case "hard_sigmoid":
-            body = f"least(most({given[0]} * x + {given[1]}, all(0.0f)), all(1.0f))"
+            body = f"least(all(1.0f), most(all(0.0f), {given[0]} * x + {given[1]}))"
         case "hard_swish":
-            body = "x * least(most(x + 3.0f, all(0.0f)), all(6.0f)) * 0.166666667f"
+            body = "x * least(all(6.0f), most(all(0.0f), x + 3.0f)) * 0.166666667f"
         case "tanh":
             body = "tanhv(x)"
         case _:

@@ -162,10 +162,20 @@ void open_block(block *b) {
   atomic_store(&b->open, 1);
 }
 
+/* The first step that has no function, input or output; `count` where all have them. */
+static long first_unready(const step *steps, long count) {
+  long i = 0;
+  while (i < count && steps[i].run && steps[i].p[0] && steps[i].p[4]) i++;
+  return i;
+}
+
 /* Run steps in turn on the calling thread and on those of other cores, each of which joins when it is there. With
-   `wait` the first step begins when all have come. Gives the most that shared a step. */
+   `wait` the first step begins when all have come. Gives the most that shared a step; -1 - i, and runs nothing, where
+   step i is not ready. */
 long run_block(block *b, const step *steps, long count, const int *cores, long others, long wait) {
+  const long ready = first_unready(steps, count), refused = ready < count ? -1 - ready : 0;
   long most = 1;
+  if (refused) count = 0;
   if (!atomic_load(&b->open)) open_block(b);
   if (others) call_cores(b, cores, others);
   for (long n = 0; wait && atomic_load(&b->joined) < b->called; n++) wait_a_bit(n);
@@ -192,7 +202,7 @@ long run_block(block *b, const step *steps, long count, const int *cores, long o
     block *mine = b;
     if (!atomic_compare_exchange_strong(&helpers[b->who[i]].job, &mine, (block *)0)) b->came++;
   }
-  return most;
+  return refused ? refused : most;
 }
 
 static long now(clockid_t clock) {
@@ -201,12 +211,16 @@ static long now(clockid_t clock) {
   return t.tv_sec * 1000000000L + t.tv_nsec;
 }
 
-/* CPU time in ns of each of these steps, alone on the calling thread, `repeats` times in turn. */
-void time_steps(const step *steps, long count, long repeats, long *ns) {
+/* CPU time in ns of each of these steps, alone on the calling thread, `repeats` times in turn. Gives 0; -1 - i, and
+   runs nothing, where step i is not ready. */
+long time_steps(const step *steps, long count, long repeats, long *ns) {
+  const long ready = first_unready(steps, count);
+  if (ready < count) return -1 - ready;
   for (long i = 0; i < count; i++) {
     const long began = now(CLOCK_THREAD_CPUTIME_ID);
     for (long k = 0; k < repeats; k++) steps[i].run(steps + i, 0, 1);
     ns[i] = (now(CLOCK_THREAD_CPUTIME_ID) - began) / repeats;
   }
+  return 0;
 }
 """

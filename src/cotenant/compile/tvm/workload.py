@@ -91,7 +91,9 @@ def _first(block: Any, lows: list[int], made: int, deep: int) -> Any:
 
 def activated(function: Activation, x: Any) -> Any:
     """An activation as TVM writes it."""
-    given = [tirx.const(each, "float32") for each in function.parameters]
+    sides = (float("-inf"), float("inf"))  # of a clip without a bound
+    numbers = [sides[at] if each is None else each for at, each in enumerate(function.parameters)]
+    given = [tirx.const(each, "float32") for each in numbers]
     zero, one = tirx.const(0.0, "float32"), tirx.const(1.0, "float32")
     match function.kind:
         case "":

@@ -30,7 +30,7 @@ from cotenant.work import CPU
 
 FOLDER, CHOICES = "compiled", "choices"
 """In a cache: the store of candidates, and in it a file for the content of each model that was compiled."""
-FORMAT = "cotenant-compiled/1"
+FORMAT = "cotenant-compiled/2"
 _MEND = "run cotenant compile again"
 _log = logging.getLogger(__name__)
 
@@ -108,12 +108,15 @@ def open_onnx(
 
 
 def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
-    """Run a model on what was chosen. Raises CompileError when it is of another graph, or cannot be loaded."""
+    """Run a model on what was chosen.
+
+    Raises CompileError when it is of another graph, lists a kernel for another problem, or cannot be loaded.
+    """
     if choice.units != model.unit_count:
         raise CompileError(f"they were chosen for {choice.units} units, and there are {model.unit_count}; {_MEND}")
     kernels = {
         each.problem: [
-            version_of(store, store.find(key), level_ns)
+            version_of(store, _found(store, key, each.problem), level_ns)
             for key, level_ns in zip(each.libraries, each.level_ns or repeat(()), strict=False)
         ]
         for each in choice.kernels
@@ -121,6 +124,14 @@ def apply(model: CompiledModel, choice: KernelChoice, store: Store) -> None:
     model.use(kernels, runtime_of(store), store.target.lanes, choice.left_out, choice.by_engine)
     model.most_bytes_per_s = choice.most_bytes_per_s
     model.kernels = hashlib.sha256(msgspec.json.encode(choice)).hexdigest()[:16]
+
+
+def _found(store: Store, key: str, problem: Problem) -> KernelCandidate:
+    """The candidate of this name. Raises CompileError when there is none, or it solves another problem."""
+    candidate = store.find(key)
+    if candidate.problem != problem:
+        raise CompileError(f"{key} solves {candidate.problem}, and the choice lists it for {problem}; {_MEND}")
+    return candidate
 
 
 def version_of(store: Store, candidate: KernelCandidate, level_ns: tuple[int, ...] = ()) -> KernelVersion:

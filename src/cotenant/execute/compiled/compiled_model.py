@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,13 @@ import numpy as np
 from onnx import TypeProto, numpy_helper
 
 from cotenant.compile.native import Runtime
-from cotenant.compile.packing import Array, pack_bias, pack_weights
+from cotenant.compile.packing import Array
 from cotenant.compile.problem import Problem
 from cotenant.compile.selection import KernelVersion
-from cotenant.execute.compiled.lease import Kept, Kernels, Lease, PreparedPlan
-from cotenant.execute.compiled.memory import packed
-from cotenant.execute.compiled.nodes import HEAVY, KernelNode, Lowering
+from cotenant.errors import CotenantError
+from cotenant.execute.compiled.lease import Kept, Kernels, Lease, PreparedPlan, ShapeRefusedError
+from cotenant.execute.compiled.memory import PackedWeights
+from cotenant.execute.compiled.nodes import HEAVY, Lowering, shapes_of
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlanner
 from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_session import as_ort_value, normal_threads
@@ -28,11 +32,12 @@ from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
-from cotenant.graph.dfg import Dfg, build_dfg
+from cotenant.graph.dfg import Dfg, Tensor, build_dfg
 
 _MOST_PLANS = 16
 """Input shapes whose plans are kept at a time."""
 _RUNS = 5
+_log = logging.getLogger(__name__)
 
 
 class CompiledModel(SegmentedModel):
@@ -61,7 +66,7 @@ class CompiledModel(SegmentedModel):
         self._left_out: frozenset[int] = frozenset()
         self._by_engine: frozenset[int] = frozenset()
         self._prepared: dict[tuple[tuple[int, ...], ...], PreparedPlan] = {}
-        self._packed: dict[tuple[str, str, bool, Problem], tuple[Array, Array]] = {}
+        self._weights_of = PackedWeights(self._constant)
         self._groups: list[list[int]] = []
         self._planning = threading.Lock()
         super().__init__(path, held, stored, name, owned)
@@ -86,7 +91,7 @@ class CompiledModel(SegmentedModel):
     def planner(self, shapes: Mapping[str, Sequence[int]], lanes: int) -> UnitPlanner:
         """What kernels could run at these shapes of all inputs."""
         dfg = self.dfg_at(shapes)
-        lookup = _shapes_of(dfg)
+        lookup = self._lowering.certain(dfg, shapes_of(dfg))
         units = [self._lowering.unit(dfg, unit.index, lookup) for unit in dfg.units]
         return UnitPlanner(dfg, units, lanes, lambda name: tuple(self._initialisers[name].dims))
 
@@ -110,6 +115,13 @@ class CompiledModel(SegmentedModel):
             return super().run(start, end, _arrays(tensors), fixed)
         try:
             return self._run_leased(lease, token, start, end, tensors, team, version, None if can_grow else fixed)
+        except ShapeRefusedError as error:
+            if any(isinstance(each, Kept) for each in tensors.values()):
+                raise  # what the steps so far have overwritten is gone
+            if start == 0:
+                lease.prepared.refused = str(error)
+                _log.warning("model %s: onnxruntime runs it at these shapes: %s", self.name, error)
+            return super().run(start, end, tensors, fixed)
         finally:
             lease.busy.release()
 
@@ -204,7 +216,7 @@ class CompiledModel(SegmentedModel):
         if self.uncut_reason:
             return dfg
         if not self._groups:  # units are the same at all shapes
-            self._groups = self._lowering.groups(dfg, _shapes_of(dfg, is_open=True))
+            self._groups = self._lowering.groups(dfg, shapes_of(dfg, is_open=True))
         return build_dfg(dfg.model, dfg.operators, self._groups, dfg.inputs, dfg.outputs, dfg.tensors, dfg.assumed)
 
     def _prepare(self, key: tuple[tuple[int, ...], ...]) -> PreparedPlan:
@@ -227,26 +239,8 @@ class CompiledModel(SegmentedModel):
         plan = planner.plan(lambda problem: bool(self._kernels.get(problem)), self._left_out)
         nodes = [n for unit, ours in enumerate(plan.ours) if ours for n in planner.nodes(unit) if n.kind in HEAVY]
         problems = {node: planner.problem(node) for node in nodes}
-        lacking = [node for node in nodes if self._pack_key(node, problems[node]) not in self._packed]
-        arrays: list[Array] = []
-        for node in lacking:
-            arrays += self._pack(node, problems[node])
-        made = packed(arrays) if arrays else []
-        for at, node in enumerate(lacking):
-            self._packed[self._pack_key(node, problems[node])] = made[2 * at], made[2 * at + 1]
-        weights = {node: self._packed[self._pack_key(node, problems[node])] for node in nodes}
+        weights = self._weights_of.packed(problems, self._lanes)
         return PreparedPlan(plan, planner.shapes, self._kernels, weights, self._runtime, self._lanes)
-
-    def _pack_key(self, node: KernelNode, problem: Problem) -> tuple[str, str, bool, Problem]:
-        bare = Problem(problem.channels, problem.filters, *problem.kernel, problem.kernel, groups=problem.groups)
-        return node.weights, node.bias, problem.pixels, bare
-
-    def _pack(self, node: KernelNode, problem: Problem) -> tuple[Array, Array]:
-        weights = self._constant(node.weights)
-        if node.kind == "product":
-            weights = (weights if node.turned else weights.T)[:, :, None, None]
-        bias = self._constant(node.bias) if node.bias else None
-        return pack_weights(problem, weights, self._lanes), pack_bias(problem, bias, self._lanes)
 
     def _constant(self, name: str) -> Array:
         found: Array = numpy_helper.to_array(self._initialisers[name], str(self._folder))
@@ -256,18 +250,36 @@ class CompiledModel(SegmentedModel):
         """Memory to go on in, its `busy` held: that of the tensors where they are where they were left, else other."""
         if start == 0:
             self._check_inputs(tensors)
-            lease = self._prepare(tuple(_shape_of(tensors[tensor.name]) for tensor in self.inputs)).lease()
-            lease.busy.acquire()
-            return lease, self._token(lease)
+            return self._new_lease(self._prepare(tuple(_shape_of(tensors[tensor.name]) for tensor in self.inputs)))
+        shapes = {name: _shape_of(each) for name, each in tensors.items()}
         kept = [each for each in tensors.values() if isinstance(each, Kept)]
         for each in kept:
-            if each.lease.busy.acquire(blocking=False):
+            if each.lease.prepared.fits(shapes) and each.lease.busy.acquire(blocking=False):
                 if each.lease.position == start:
                     return each.lease, each.token
                 each.lease.busy.release()
-        if not kept:
+        prepared = self._fitting(shapes, [each.lease.prepared for each in kept[:1]])
+        return (None, None) if prepared is None else self._new_lease(prepared)
+
+    def _fitting(self, shapes: Mapping[str, tuple[int, ...]], plans: Sequence[PreparedPlan]) -> PreparedPlan | None:
+        """The plan of a run whose tensors have these shapes: one of these or of those known, at as many rows."""
+        known = self._prepared
+        for plan in (*plans, *known.values()):
+            if plan.fits(shapes):
+                return plan
+        for key, plan in known.items():
+            times = plan.rows(shapes)
+            rows = [_scaled(tensor, dims, times) for tensor, dims in zip(self.inputs, key, strict=True)]
+            with suppress(CotenantError):  # no graph has so many rows
+                found = None if None in rows else self._prepare(tuple(dims for dims in rows if dims is not None))
+                if found is not None and found.fits(shapes):
+                    return found
+        return None
+
+    def _new_lease(self, prepared: PreparedPlan) -> tuple[Lease | None, object]:
+        if prepared.refused:
             return None, None
-        lease = kept[0].lease.prepared.lease()
+        lease = prepared.lease()
         lease.busy.acquire()
         return lease, self._token(lease)
 
@@ -297,7 +309,7 @@ class CompiledModel(SegmentedModel):
             if start == 0:
                 lease.set_plain(name, value)
             elif lease.plain.get(name) is not value:
-                lease.take_in(name, value, lease.prepared.shapes[name], start)
+                lease.take_in(name, value, start)
         at = start
         while at < end:
             stop = at + 1
@@ -367,15 +379,8 @@ def _shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value.shape() if callable(getattr(value, "shape", None)) else np.shape(value))
 
 
-def _shapes_of(dfg: Dfg, *, is_open: bool = False) -> Any:
-    """Shapes of tensors of FP32 in a graph; where open dimensions are allowed, they count as 1."""
-
-    def shape(name: str) -> tuple[int, ...] | None:
-        tensor = dfg.tensors.get(name)
-        if tensor is None or tensor.dtype != "tensor(float)" or tensor.shape is None:
-            return None
-        if not is_open and any(not isinstance(each, int) for each in tensor.shape):
-            return None
-        return tuple(each if isinstance(each, int) else 1 for each in tensor.shape)
-
-    return shape
+def _scaled(declared: Tensor, dims: tuple[int, ...], times: Fraction | None) -> tuple[int, ...] | None:
+    """The shape of an input with so many times its rows, where rows are open; None where that is no number of rows."""
+    if times is None or (count := dims[0] * times if dims else times).denominator != 1:
+        return None
+    return (int(count), *dims[1:]) if declared.shape and declared.shape[0] is None else dims

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,10 @@ Kernels = Mapping[Problem, Sequence[KernelVersion]]
 _FLOAT_BYTES = 4
 
 
+class ShapeRefusedError(TensorError):
+    """A tensor of a run is not of the shape and type that compiled kernels were planned for: names it and both."""
+
+
 class PreparedPlan:
     """A plan with weights and kernels: all that its runs share. `weights` are packed weights and bias by node."""
 
@@ -39,6 +45,8 @@ class PreparedPlan:
     ) -> None:
         self.plan, self.shapes, self.kernels, self.weights = plan, shapes, kernels, weights
         self.runtime, self.lanes = runtime, lanes
+        self.refused = ""
+        """Why onnxruntime runs these shapes after all; empty where it does not."""
         self.versions = max((len(set(kernels[problem])) for problem in plan.problems), default=1)
         self._idle: list[Lease] = []
         self._lock = threading.Lock()
@@ -48,10 +56,25 @@ class PreparedPlan:
         with self._lock:
             return self._idle.pop() if self._idle else Lease(self)
 
+    def fits(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether tensors of these shapes are those of the plan; those of which it knows no shape are any."""
+        known = [(self.shapes[name], shape) for name, shape in shapes.items() if name in self.shapes]
+        return bool(known) and all(expected == shape for expected, shape in known)
+
+    def rows(self, shapes: Mapping[str, tuple[int, ...]]) -> Fraction | None:
+        """How many times the rows of the plan such tensors have; None where more than their rows differs."""
+        found: set[Fraction] = set()
+        for name, shape in shapes.items():
+            expected = self.shapes.get(name, shape)
+            if shape != expected:
+                if len(shape) != len(expected) or shape[1:] != expected[1:] or not expected[0]:
+                    return None
+                found.add(Fraction(shape[0], expected[0]))
+        return found.pop() if len(found) == 1 else None
+
     def give_back(self, lease: Lease) -> None:
         """A run has ended."""
-        lease.plain.clear()
-        lease.position = 0
+        lease.forget()
         with self._lock:
             self._idle.append(lease)
 
@@ -67,11 +90,11 @@ class Lease:
         plan = prepared.plan
         self.memory = floats(max(1, plan.size))
         self.block = prepared.runtime.block()
-        self.steps = (KernelStep * max(1, len(plan.steps)))()
+        self.steps = (KernelStep * len(plan.steps))()
         self._chosen = [(0, 1)] * len(plan.steps)
         self.readers: dict[str, list[tuple[int, int]]] = {}
         base = self.memory.ctypes.data
-        for at, (step, wanted) in enumerate(zip(self.steps, plan.steps, strict=False)):
+        for at, (step, wanted) in enumerate(zip(self.steps, plan.steps, strict=True)):
             problem = wanted.run if isinstance(wanted.run, Problem) else None
             step.run = prepared.kernels[problem][0].address if problem else prepared.runtime.moves[str(wanted.run)]
             for pointer, target in wanted.pointers.items():
@@ -85,20 +108,38 @@ class Lease:
             for number, value in wanted.numbers.items():
                 step.n[number] = value
             for number, parameter in enumerate(wanted.activation.parameters):
-                step.f[number] = parameter
+                step.f[number] = (-math.inf, math.inf)[number] if parameter is None else parameter
 
     def set_plain(self, name: str, value: Any) -> None:
-        """A tensor as ONNX has it, an array or an OrtValue; steps that read or write it do so there."""
+        """A tensor as ONNX has it, an array or an OrtValue; steps that read or write it do so there.
+
+        Raises ShapeRefusedError where steps use it and it is not of the shape and type that they were planned for.
+        """
         readers = self.readers.get(name)
-        if isinstance(value, ort.OrtValue):
-            where = value.data_ptr()
-        else:
-            if readers:
-                value = np.ascontiguousarray(value)
-            where = value.ctypes.data if isinstance(value, np.ndarray) else 0
+        if readers:
+            is_ort = isinstance(value, ort.OrtValue)
+            value = value if is_ort else np.ascontiguousarray(value)
+            self._check(name, value.shape() if is_ort else value.shape, value.data_type() if is_ort else value.dtype)
+            where = value.data_ptr() if is_ort else value.ctypes.data
+            for step, pointer in readers:
+                self.steps[step].p[pointer] = where
         self.plain[name] = value
-        for step, pointer in readers or ():
-            self.steps[step].p[pointer] = where
+
+    def _check(self, name: str, shape: Sequence[int], dtype: Any) -> None:
+        expected = self.prepared.shapes[name]
+        if tuple(shape) != expected or dtype not in ("tensor(float)", np.float32):
+            raise ShapeRefusedError(
+                f"tensor {name!r} has shape {tuple(shape)} and type {dtype}; "
+                f"its kernels are for shape {expected} and type float32"
+            )
+
+    def forget(self) -> None:
+        """Let go of the tensors of a run; no step keeps the address of one."""
+        for name in self.plain:
+            for step, pointer in self.readers.get(name, ()):
+                self.steps[step].p[pointer] = None
+        self.plain.clear()
+        self.position = 0
 
     def run_steps(self, start: int, end: int, team: Team, version: int) -> None:
         """The steps of units [start, end)."""
@@ -138,16 +179,20 @@ class Lease:
         blocks = self.array(place).reshape(place.images, place.blocks, height + 2 * rim, width + 2 * rim, lanes)
         return from_blocks(blocks, shape[1], rim).reshape(shape)
 
-    def take_in(self, name: str, value: Any, shape: tuple[int, ...], start: int) -> None:
-        """A tensor that others made before unit `start`, in every form that units from there on read it."""
+    def take_in(self, name: str, value: Any, start: int) -> None:
+        """A tensor that others made before unit `start`, in every form that units from there on read it.
+
+        Raises ShapeRefusedError as `set_plain` does.
+        """
         plain = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        self.set_plain(name, plain)
+        self.set_plain(name, plain if isinstance(value, Kept) else value)  # an OrtValue owns what `plain` looks at
         for form in ("blocked", "pixels", "lined"):
             place = self.prepared.plan.places.get((name, form))
             if place is None or place.first >= start or place.last < start:
                 continue
+            self._check(name, plain.shape, plain.dtype)
             height, width, rim = place.plane
-            lanes = self.prepared.lanes
+            lanes, shape = self.prepared.lanes, plain.shape
             if form == "lined":
                 rows, depth = shape[-2], shape[-1]
                 padded = np.zeros((place.images, rows, blocks_of(depth, lanes) * lanes), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -44,6 +45,20 @@ class KernelNode:
 
 Shapes = Callable[[str], tuple[int, ...] | None]
 """The shape of a tensor of FP32 by name; None for others, and where a dimension is open."""
+
+
+def shapes_of(dfg: Dfg, *, is_open: bool = False) -> Shapes:
+    """Shapes of tensors of FP32 in a graph; where open dimensions are allowed, they count as 1."""
+
+    def shape(name: str) -> tuple[int, ...] | None:
+        tensor = dfg.tensors.get(name)
+        if tensor is None or tensor.dtype != "tensor(float)" or tensor.shape is None:
+            return None
+        if not is_open and any(not isinstance(each, int) for each in tensor.shape):
+            return None
+        return tuple(each if isinstance(each, int) else 1 for each in tensor.shape)
+
+    return shape
 
 
 class Lowering:
@@ -89,6 +104,20 @@ class Lowering:
             whole = self.unit(dfg, unit.index, shape) is not None
             groups += [list(unit.operators)] if whole else [run for _, run in runs]
         return groups
+
+    def certain(self, dfg: Dfg, shape: Shapes) -> Shapes:
+        """The shapes that onnxruntime is known to give: None for what hangs on a pool that it counts otherwise.
+
+        With `ceil_mode` the inference of ONNX counts a last window that begins in the padding, onnxruntime does not.
+        """
+        unsure: set[str] = set()
+        for operator in dfg.operators:
+            nodes = (self._nodes.get(name) for name in operator.outputs)
+            node = next((each for each in nodes if each is not None), None)
+            is_unsure = node is not None and _is_counted_otherwise(node, shape)
+            if is_unsure or not unsure.isdisjoint(operator.inputs):
+                unsure.update(operator.outputs)
+        return lambda name: None if name in unsure else shape(name)
 
     def operator(self, node: onnx.NodeProto, shape: Shapes) -> KernelNode | None:
         """What an operator is, or None."""
@@ -210,10 +239,9 @@ class Lowering:
 
     def _sum(self, node: onnx.NodeProto, _: dict[str, Any], shape: Shapes) -> KernelNode | None:
         first, second = (shape(name) for name in node.input)
-        if node.op_type == "Add" and first is not None and second is None:
-            held = self._weights(node.input[1])
-            if held is not None and held == first[-1:]:  # a bias that can only be fused
-                return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
+        is_added = node.op_type == "Add" and first is not None and second is None
+        if is_added and self._weights(node.input[1]) == self._bias_of(node.input[0], first):  # it can only be fused
+            return KernelNode("apply", (node.input[0],), node.output[0], bias=node.input[1])
         if first is None or second is None or len(first) != 4 or len(second) != 4:
             return None
         if first == second:
@@ -224,6 +252,14 @@ class Lowering:
                 if narrow == (*wide[:2], 1, 1):
                     return KernelNode("scale", (node.input[source], node.input[factor]), node.output[0])
         return None
+
+    def _bias_of(self, name: str, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        """The shape of a bias of what makes a tensor of this shape: one number a filter, or a column."""
+        if shape is None:
+            return None
+        maker = self._nodes.get(name)
+        is_convolution = maker is not None and _BY_TYPE.get(maker.op_type) is Lowering._convolution
+        return (shape[1], 1, 1) if is_convolution else shape[-1:]
 
     def _concat(self, node: onnx.NodeProto, given: dict[str, Any], shape: Shapes) -> KernelNode | None:
         shapes = [shape(name) for name in node.input]
@@ -237,6 +273,19 @@ class Lowering:
             return None
         flat = (source[0], source[1] * source[2] * source[3])
         return KernelNode("flat", (node.input[0],), node.output[0]) if made == flat else None
+
+
+def _is_counted_otherwise(node: onnx.NodeProto, shape: Shapes) -> bool:
+    """Whether a pool's last window, as ONNX counts them, begins in the padding; also where its shapes are unknown."""
+    given = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    if not given.get("ceil_mode"):
+        return False
+    source, made = shape(node.input[0]), shape(node.output[0])
+    if source is None or made is None:
+        return True
+    axes = range(len(given["kernel_shape"]))
+    stride, pads = given.get("strides", [1] * len(axes)), given.get("pads", [0] * 2 * len(axes))
+    return any((made[at + 2] - 1) * stride[at] - pads[at] >= source[at + 2] for at in axes)
 
 
 _BY_TYPE: dict[str, Callable[[Lowering, onnx.NodeProto, dict[str, Any], Shapes], KernelNode | None]] = {
@@ -273,7 +322,12 @@ def _activation(name: str, parameters: Sequence[float]) -> Activation | None:
     count = {"clip": 2, "leaky": 1, "silu": 1, "hard_sigmoid": 2}.get(kind, 0)
     if len(parameters) < count:
         return None
-    return Activation(kind, tuple(float(each) for each in parameters[:count]))
+    given: list[float | None] = [float(each) for each in parameters[:count]]
+    if kind == "clip":
+        given = [None if each == side else each for each, side in zip(given, (-math.inf, math.inf), strict=True)]
+    if any(each is not None and not math.isfinite(each) for each in given):
+        return None
+    return Activation(kind, tuple(given))
 
 
 def _fused(made: list[KernelNode], node: KernelNode, is_inner: Callable[[str], bool]) -> bool:

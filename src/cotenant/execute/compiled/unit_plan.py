@@ -88,9 +88,12 @@ class UnitPlanner:
         constant: Callable[[str], tuple[int, ...]],
     ) -> None:
         self._dfg, self._lanes, self._constant = dfg, lanes, constant
-        self.shapes = {
-            name: tuple(d for d in each.shape or () if isinstance(d, int)) for name, each in dfg.tensors.items()
-        }
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Of every tensor whose dimensions are all known."""
+        for name, each in dfg.tensors.items():
+            dims = tuple(dim for dim in each.shape or () if isinstance(dim, int))
+            if each.shape is not None and len(dims) == len(each.shape):
+                self.shapes[name] = dims
         self._units = [nodes if nodes is not None and self._fits(nodes) else None for nodes in units]
         self._halos: dict[str, int] = {}
         self._rims: dict[str, int] = {}
@@ -188,8 +191,7 @@ class UnitPlanner:
         """Whether all shapes are known, and channels are put together in whole blocks."""
         for node in nodes:
             for name in (*node.inputs, node.output):
-                declared = self._dfg.tensors[name].shape
-                if declared is None or len(self.shapes[name]) != len(declared) or 0 in self.shapes[name]:
+                if 0 in self.shapes.get(name, (0,)):
                     return False
             if node.kind == "concat" and any(self.shapes[name][1] % self._lanes for name in node.inputs[:-1]):
                 return False
@@ -281,8 +283,10 @@ class _Writer:
         source = self._need(node.inputs[0], "blocked")
         height, width, rim = source.plane
         if node.kind == "flat":
-            if height * width == 1:
+            if height * width == 1 and not rim:
                 self._plan.places[node.output, "blocked"] = source
+            elif height * width == 1:
+                self._copy(source, self._put(node.output, "blocked"))
             else:
                 self._to_plain(source, node.output, self._planner.shapes[node.inputs[0]][1])
             return
@@ -305,13 +309,16 @@ class _Writer:
     def _concat(self, sources: Sequence[BufferPlace], made: BufferPlace) -> None:
         """Copies, each to the block behind the ones before; number 10 is where that is."""
         at = 0
-        lanes_plane = made.image // made.blocks
         for source in sources:
-            height, width, rim = source.plane
-            numbers = {0: source.images, 1: source.image, 3: made.image, 4: source.blocks, 5: height, 6: width, 7: rim}
-            numbers |= {8: made.plane[2], 10: at * lanes_plane}
-            self._plan.steps.append(StepPlan("copy", {0: source, 4: made}, numbers))
+            self._copy(source, made, at)
             at += source.blocks
+
+    def _copy(self, source: BufferPlace, made: BufferPlace, block: int = 0) -> None:
+        """A copy into a place of the same rows and columns, from this block of it on."""
+        height, width, rim = source.plane
+        numbers = {0: source.images, 1: source.image, 3: made.image, 4: source.blocks, 5: height, 6: width, 7: rim}
+        numbers |= {8: made.plane[2], 10: block * made.image // made.blocks}
+        self._plan.steps.append(StepPlan("copy", {0: source, 4: made}, numbers))
 
     def _heavy(self, node: KernelNode) -> None:
         problem = self._planner.problem(node)

@@ -109,8 +109,9 @@ class PlacedModel(Placeable, SegmentedModel):
         """What runs the pieces on these cores, made at the first call; None where they are not several, or fail."""
         if isinstance(threads, int) or len(self.pieces(len(threads))) < 2:
             return None
-        if threads in self._crews:
-            return self._crews[threads]
+        crews = self._crews  # `keep` may put another one there
+        if threads in crews:
+            return crews[threads]
         with self._crew_lock:
             if threads not in self._crews:
                 self._crews[threads] = None if self._is_closed else self._manned(threads)
