@@ -72,6 +72,7 @@ def compile_(
 
 def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> Table:
     """A line a model: where it is faster, and where onnxruntime stays; or what candidates there are."""
+    from rich.table import Table
 
     from cotenant.measure.compile_campaign import CandidatesResult
 
