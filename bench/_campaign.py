@@ -37,6 +37,7 @@ def run_all(
     tasks: Sequence[Any],
     judge: Callable[[Any], list[dict[str, Any]]],
     said: Callable[[list[dict[str, Any]]], str],
+    processes: int = PROCESSES,
 ) -> list[dict[str, Any]]:
     """The rows of all tasks, in their order.
 
@@ -50,7 +51,7 @@ def run_all(
     done = len(tasks) - len(missing)
     if done:
         print(f"{name}: {done} of {len(tasks)} are known from before", file=sys.stderr, flush=True)
-    count = min(PROCESSES, len(os.sched_getaffinity(0)), len(missing))
+    count = min(processes, len(os.sched_getaffinity(0)), len(missing))
     jobs = [(judge, task, file) for task, file in missing]
     if count > 1:
         with multiprocessing.get_context("fork").Pool(count) as pool:

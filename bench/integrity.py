@@ -23,14 +23,19 @@ import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
+import cotenant
+from bench import _by_technique, _carry, _mixing
 from bench._askers import Askers, Tally, Target
+from bench._by_technique import chunk_launches, placed_launches, prepare
+from bench._campaign import digest_of, run_all
 from bench._carry import (
     MOST_ROWS,
     ask_carry,
@@ -58,14 +63,14 @@ from cotenant.plan.types import DeviceType, Load, Plan
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, trace_path
 from cotenant.trace import Record, read
 
-ANSWERS, QUICK_ANSWERS = 10_500, 250
+ANSWERS, QUICK_ANSWERS = 9_000, 250
 """Answers that each configuration goes on to."""
 CALLERS = 20
 CLUSTER_PERIOD_S = 2.0
 """From one look at the plan to the next."""
 SEED = 5
 _LEAST_DISTURBANCES = 2
-_MOST_S, _QUICK_MOST_S = 45.0, 8.0
+_MOST_S, _QUICK_MOST_S = 40.0, 8.0
 QUICK_KINDS = ("found rows", "dynamic quantisation", "tokens, mixed", "sliced")
 _KINDS, _QUICK_KINDS = 8, 2
 """Drawn models in each configuration."""
@@ -84,6 +89,10 @@ class Setting:
     disturb: str = ""
     excuse: tuple[str, ...] = ()
     planned: bool = False
+    by: str = ""
+    """The technique that models are made to run by: "kernels", "placement", "chunks" or "" (see `_by_technique`)."""
+    callers: int = CALLERS
+    """Clients at once. Few where models are to start together: merged batches have other rows than a plan."""
     period_s: float = 1.5
     """From one kill, or reload, to the next."""
     most: int = 100
@@ -105,6 +114,8 @@ class Row:
     left_at_a_cut: int = 0
     timed_out: int = 0
     disturbances: int = 0
+    by_technique: int = 0
+    """Launches of a whole model by a placement, launches of chunks; units on kernels of the models that have some."""
     reasons: dict[str, int] = field(default_factory=dict)
 
 
@@ -131,6 +142,22 @@ SETTINGS = (
         disturb="reload",
         excuse=("reloaded",),
     ),
+    Setting("compiled", _ONE_CORE + f'[policy]\nname = "edf"\n{_EVERY_CUT}', by="kernels"),
+    Setting(
+        "compiled, in threads on both cores",
+        f'[device]\nlanes = "all"\n[policy]\nname = "edf"\n{_EVERY_CUT}',
+        ("--isolation", "thread"),
+        by="kernels",
+    ),
+    Setting("placed", '[device]\nlanes = "all"\n[policy]\nname = "fcfs"\npreempt = false\n', by="placement"),
+    Setting("chunked", '[policy]\nname = "clustered"\ndrop = "none"\n', by="chunks", callers=3),
+    Setting(
+        "chunked, in threads",
+        '[policy]\nname = "clustered"\ndrop = "none"\n',
+        ("--isolation", "thread"),
+        by="chunks",
+        callers=3,
+    ),
     Setting(
         "two nodes, one killed",
         "",
@@ -139,31 +166,41 @@ SETTINGS = (
         period_s=12.0,
     ),
 )
+_BY = frozenset(each.name for each in SETTINGS if each.by)
 QUICK = ("edf, one core", "overlap", "edf in threads", "edf, workers killed")
 
 
 def run(quick: bool, data_dir: Path) -> dict[str, object]:
-    """Measure; nothing is kept."""
+    """Measure. A row is kept under the digest of the product's code: a run that was interrupted goes on there."""
     settings = [each for each in SETTINGS if not quick or each.name in QUICK]
+    kinds = QUICK_KINDS if quick else KINDS
+    count, limits = (_QUICK_KINDS, (QUICK_ANSWERS, _QUICK_MOST_S)) if quick else (_KINDS, (ANSWERS, _MOST_S))
     with tempfile.TemporaryDirectory(prefix="cotenant-integrity-") as name:
-        root = Path(name) / "models"
-        kinds = QUICK_KINDS if quick else KINDS
-        targets = build(root, kinds)
-        numbers = itertools.count(1)
-        limits = (QUICK_ANSWERS, _QUICK_MOST_S) if quick else (ANSWERS, _MOST_S)
-        turns = itertools.cycle(range(len(kinds)))
-        rows = []
-        for number, each in enumerate(settings):
-            chosen = {f"kind{next(turns)}" for _ in range(_QUICK_KINDS if quick else _KINDS)}
-            part = Path(name) / f"part{number}"
-            asked = link(root, part, targets, chosen)
-            rows.append(measure(part, each, asked, numbers, *limits))
+
+        @cache
+        def built() -> list[Target]:
+            return build(Path(name) / "models", kinds)
+
+        def row_of(number: int) -> list[dict[str, Any]]:
+            targets, part, setting = built(), Path(name) / f"part{number}", settings[number]
+            chosen = {f"kind{(number * count + at) % len(kinds)}" for at in range(count)}
+            asked = link(Path(name) / "models", part, targets, chosen)
+            asked, units = prepare(part, setting.by, asked) if setting.by else (asked, 0)
+            row = measure(part, setting, asked, itertools.count(1), *limits)
+            row.by_technique += units
+            return [asdict(row)]
+
+        files = sorted(Path(cotenant.__file__).parent.rglob("*.py"))
+        key = f"{digest_of([_by_technique, _carry, _mixing], [Path(__file__), *files])}-{limits}"
+        tasks = list(range(len(settings)))
+        made = run_all("integrity", key, tasks, row_of, lambda rows: str(rows[0]["configuration"]), 1)
+    rows = [Row(**each) for each in made]
     summary = summarise(rows)
     _show(rows, summary)
     if quick:
         left_out = f"{len(QUICK)} of {len(SETTINGS)} configurations, {QUICK_ANSWERS} answers in each, not {ANSWERS}"
         print(f"quick: {left_out}")
-    return {"summary": summary, "rows": [asdict(row) for row in rows], "seeds": [SEED]}
+    return {"summary": summary, "rows": made, "seeds": [SEED]}
 
 
 def build(root: Path, kinds: Sequence[str] = KINDS) -> list[Target]:
@@ -216,13 +253,16 @@ def measure(
     try:
         with _start(root, setting, targets, options) as served:
             tally, disturbances = uvloop.run(_ask(served, setting, targets, numbers, answers, most_s))
+            placed = placed_launches(served.http_url) if setting.by == "placement" else 0
     finally:
         (root / SERVER_FILE).unlink()
+    records = [] if setting.disturb == "node" else list(read(trace_path(root))[1])
     row = Row(setting.name, tally.answers, tally.foreign, tally.dependent, tally.unanswered)
     row.excused = sum(count for why, count in tally.reasons.items() if any(each in why for each in setting.excuse))
     row.innocent_failures = tally.failed - row.excused
     row.left, row.timed_out, row.disturbances = tally.left, tally.timed_out, disturbances
-    row.left_at_a_cut = 0 if setting.disturb == "node" else left_at_a_cut(read(trace_path(root))[1])
+    row.left_at_a_cut = left_at_a_cut(records)
+    row.by_technique = chunk_launches(records) if setting.by == "chunks" else placed
     row.reasons = dict(tally.reasons.most_common(8))
     for example in tally.examples:
         print(f"{setting.name}: WRONG {example}")
@@ -255,7 +295,8 @@ def summarise(rows: Iterable[Row]) -> dict[str, int]:
         "left_at_a_cut",
         "timed_out",
     )
-    return {name: sum(getattr(row, name) for row in rows) for name in names} | {"configurations": len(rows)}
+    made = {name: sum(getattr(row, name) for row in rows) for name in names} | {"configurations": len(rows)}
+    return made | {"least_by_technique": min((row.by_technique for row in rows if row.configuration in _BY), default=0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +339,7 @@ async def _ask(
         return (tally.answers >= answers and is_disturbed) or asyncio.get_running_loop().time() >= end
 
     try:
-        tally = await askers.run(CALLERS, is_over)
+        tally = await askers.run(setting.callers, is_over)
     finally:
         disturber.cancel()
         with suppress(asyncio.CancelledError):
@@ -346,6 +387,7 @@ def _show(rows: list[Row], summary: dict[str, int]) -> None:
         "at cuts",
         "hurried",
         "hits",
+        "by it",
     ):
         table.add_column(name, no_wrap=True)
     table.title = "Answers held against what was sent"

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from bench._askers import Tally, Target
+from bench._by_technique import prepare
 from bench._carry import MOST_ROWS, ask_carry, numbers, picky, write_model
 from bench._server import serving
-from bench.integrity import QUICK_KINDS, SETTINGS, build, left_at_a_cut, measure
+from bench.integrity import QUICK_KINDS, SETTINGS, build, left_at_a_cut, link, measure
 from cotenant.load.http import HttpPool
 from cotenant.trace import Record
 from cotenant.wire.decode import http_outputs
@@ -41,6 +42,21 @@ def test_nobody_gets_somebody_elses_answer(tmp_path: Path) -> None:
         assert row.answers >= ANSWERS
         assert row.left > ANSWERS // 10
         assert (row.disturbances >= 2) == ("killed" in name)
+
+
+@pytest.mark.alone
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["compiled", "placed", "chunked"])
+def test_nobody_gets_somebody_elses_answer_by_a_technique(tmp_path: Path, name: str) -> None:
+    """And models do run by it, also where onnxruntime is faster."""
+    targets = build(tmp_path / "models", QUICK_KINDS[:1])
+    asked = link(tmp_path / "models", tmp_path / "part", targets, {"kind0"})
+    asked, units = prepare(tmp_path / "part", BY_NAME[name].by, asked)
+    row = measure(tmp_path / "part", BY_NAME[name], asked, itertools.count(1), ANSWERS, MOST_S)
+    assert (row.foreign_answers, row.unanswered, row.innocent_failures) == (0, 0, 0), row
+    assert row.neighbour_dependent_answers == 0, row
+    assert row.answers >= ANSWERS
+    assert units + row.by_technique > 0
 
 
 def test_answers_of_others_are_seen() -> None:
