@@ -81,9 +81,7 @@ def results_table(results: Mapping[str, CompiledResult] | Mapping[str, Candidate
         for name, each in results.items():
             assert isinstance(each, CandidatesResult)
             theirs = "" if each.ckernel_us is None else f"{each.ckernel_us:.0f}"
-            table.add_row(
-                name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs
-            )
+            table.add_row(name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs)
         return table
     table = Table("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
     for name, each in results.items():
