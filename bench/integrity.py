@@ -6,11 +6,10 @@ application of two of them. Beside them models of `bench/_mixing.py` in turn, al
 name for all first dimensions; in some of them rows of a batch act on each other. Each of their answers is held against
 what the model gives for that query alone (`neighbour_dependent_answers`). Clients in a closed loop, over HTTP (binary
 and JSON), gRPC and gRPC streams; three in ten leave before they are answered, a few bring time-outs of their own. Every
-configuration is a fresh server; in some, models run by a technique (`_by_technique`: kernels, a placement, chunks), and the
-last one is a cluster of two nodes behind its gateway. SLOs are longer than clients
-wait, so that nobody may fail who stays: `innocent_failures` counts those who did, other than by a kill or a reload that
-is a part of their configuration; those are `excused`, with the reason. `left_at_a_cut` is read from the servers'
-traces: members that left a batch between two of its launches while others stayed.
+configuration is a fresh server, in some of which models run by a technique (`_by_technique`), the last one a cluster of
+two nodes behind its gateway. SLOs are longer than clients wait, so that nobody may fail who stays: `innocent_failures`
+counts those who did, other than by a kill or a reload of their configuration; those are `excused`, with the reason.
+`left_at_a_cut` is read from traces: members that left a batch between two of its launches while others stayed.
 """
 
 from __future__ import annotations
