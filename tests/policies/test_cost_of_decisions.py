@@ -168,7 +168,8 @@ def test_who_comes_to_a_long_queue_or_leaves_it_is_all_that_is_looked_at(name: s
     for number in range(waiting, waiting + 20):
         query = Query(number, "t0", MS, MS + random.randrange(10**15))
         queue.push((query.rank, query.deadline_ns, number), query)
-        queue.remove(queue.keys[random.choice([0, random.randrange(len(queue.keys))])])
+        at = random.choice([0, random.randrange(len(queue.keys))])
+        queue.remove(queue.keys[at], queue.queries[at])
         queue.queries.looks = 0
         memory = policy.decide(shown, memory).memory
         assert queue.queries.looks < 60

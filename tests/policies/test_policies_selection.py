@@ -59,12 +59,14 @@ BOTH = (one_by_one, in_columns)
 
 
 def most_work_first(
-    entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
 ) -> Sequence[Number]:
     return (-work_ns,)
 
 
-def beyond_first(entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number) -> Sequence[Number]:
+def beyond_first(
+    entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+) -> Sequence[Number]:
     return entitled, -fared * entitled, -work_ns / answers
 
 
@@ -72,7 +74,7 @@ class Harsh(Stakes):
     """Of two tenants, the first of whom has fared better; who loses fares much worse."""
 
     def __init__(self, worth: Worth) -> None:
-        super().__init__(worth, [1.0, 0.9], [1.0, 1.0])
+        super().__init__(worth, [1.0, 0.9], [1.0, 1.0], [1, 1])
 
     def lost(self, owner: int) -> None:
         self.fared[owner] *= 0.8

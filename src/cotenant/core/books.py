@@ -60,7 +60,7 @@ class Books(Guarded):
         live = self._close(number, step, Respond(number, outcome, reason, cause, whom), actions)
         batch = live.batch
         if batch is None:
-            self._queues.remove(live.key, live.query.tenant)
+            self._queues.remove(live.key, live.query)
             return
         batch.remove(live.query)
         if not batch.queries:
@@ -180,7 +180,7 @@ class Books(Guarded):
             live.state = next_query_state(live.state, _LAUNCH, query.id)
             live.batch = batch
             keys.append(live.key)
-        self._queues.take(keys, start.work.tenant)
+        self._queues.take(keys, start.queries, start.work.tenant)
         self._accounts.begin(start.work.tenant, len(start.queries), self._part_of_alone(batch))
         return batch
 

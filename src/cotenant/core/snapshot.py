@@ -20,7 +20,10 @@ from cotenant.work import Share, Work
 
 
 class QueueView(Protocol):
-    """The waiting queries of one tenant, most urgent first by the policy's own key."""
+    """The waiting queries of one tenant, most urgent first: by the rank of their requests, then by the policy's key.
+
+    Across tenants the keys alone count, so that no request goes before queries of another tenant by its rank.
+    """
 
     @property
     def tenant(self) -> Tenant:
@@ -28,11 +31,15 @@ class QueueView(Protocol):
 
     @property
     def queries(self) -> Sequence[Query]:
-        """Waiting queries in the order of their keys."""
+        """Waiting queries in their order."""
 
     @property
     def keys(self) -> Sequence[tuple[int, ...]]:
-        """The keys that `Policy.queue_key` gave, in the same order."""
+        """The keys that `Policy.queue_key` gave, by position; they ascend where all requests have the same rank."""
+
+    @property
+    def order(self) -> Sequence[tuple[int, ...]]:
+        """The rank of each request and its key, by position; they ascend."""
 
     @property
     def are_alike(self) -> bool:
@@ -255,7 +262,9 @@ class Policy(Protocol):
         other (`grouped`), or in partitions of their own."""
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """Order of a query within its tenant's queue, smallest first; unique, as it ends with the query's id."""
+        """Order of a query among those of all tenants, smallest first; unique, as it ends with the query's id.
+
+        Must not depend on the query's rank: the core orders the queries of one tenant by it."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Decide. Called after an event while one of the lanes is free, and something waits or could grow; see also

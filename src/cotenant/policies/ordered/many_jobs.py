@@ -27,7 +27,7 @@ from cotenant.policies.ordered.jobs import (
     Stakes,
     Waiting,
 )
-from cotenant.policies.ordered.reserve import Reserve
+from cotenant.policies.ordered.reserve import MOST_WORK_NS, RANKED, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
 from cotenant.work import Work
 
@@ -111,7 +111,7 @@ class ManyJobs:
         """See Selection."""
         back = self._behind_alone(stakes)
         if reserve is not None:
-            self._beside(reserve, back)
+            self._beside(stakes, reserve, back)
         held: list[int] = self.rows[NUMBER, back].tolist()
         if held:
             self.rows[RANK, back] += BEHIND
@@ -121,8 +121,9 @@ class ManyJobs:
     def _values(self, stakes: Stakes, attainments: Sequence[float]) -> Sequence[Values]:
         """What jobs are worth, were these the attainments of tenants."""
         rows = self.rows
-        fared, weight = np.array(attainments)[rows[OWNER]], np.array(stakes.weights)[rows[OWNER]]
-        return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
+        owner, whole = rows[OWNER], rows * 1.0
+        fared, weight, rank = [np.array(each)[owner] for each in (attainments, stakes.weights, stakes.ranks)]
+        return stakes.worth(whole[ENTITLED], fared, weight, rank, whole[WORK], whole[ANSWERS])
 
     def _behind_alone(self, stakes: Stakes) -> NDArray[np.bool_]:
         rows = self.rows
@@ -153,11 +154,13 @@ class ManyJobs:
                 spared += int(work_ns[other])
         return back
 
-    def _beside(self, reserve: Reserve, back: NDArray[np.bool_]) -> None:
+    def _beside(self, stakes: Stakes, reserve: Reserve, back: NDArray[np.bool_]) -> None:
         rows = self.rows
         late = self._begin_ns(np.where(back, 0, rows[WORK])) - self._latest(DEADLINE)
         beyond = ((rows[ENTITLED] == 0) & ~back).nonzero()[0]
-        missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], rows[WORK, beyond])
+        rank = np.array(stakes.ranks, np.int64)[rows[OWNER, beyond]]
+        costs = (rank << RANKED) | np.minimum(rows[WORK, beyond], MOST_WORK_NS)
+        missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], costs)
         is_doubtful = missing > 0
         doubtful = beyond[is_doubtful]
         spared = 0
@@ -260,13 +263,13 @@ class ManyJobs:
         return found
 
 
-def ahead_ns(reserve: Reserve, left_ns: Column, work_ns: Column) -> Values:
+def ahead_ns(reserve: Reserve, left_ns: Column, costs: Column) -> Values:
     """What `Reserve.ahead_ns` says, of many jobs."""
     if not reserve.columns:
         sums = (reserve.within, reserve.within_ns, reserve.beyond, reserve.beyond_ns)
-        reserve.columns.extend(np.array(each) for each in (reserve.slo_ns, reserve.work_ns, reserve.keys, *sums))
-    slos, works, keys, within, within_ns, beyond, beyond_ns = reserve.columns
-    count, rank = slos.searchsorted(left_ns), works.searchsorted(work_ns)
+        reserve.columns.extend(np.array(each) for each in (reserve.slo_ns, reserve.costs, reserve.keys, *sums))
+    slos, of_costs, keys, within, within_ns, beyond, beyond_ns = reserve.columns
+    count, rank = slos.searchsorted(left_ns), of_costs.searchsorted(costs)
     level = np.arange(len(slos).bit_length())[:, None]
     block = (count >> level) - 1
     is_whole = (block & 1) == 0
@@ -294,7 +297,7 @@ class LongQueue:
         """Of a queue whose keys begin with rank and deadline and end with the number; `dues` tells when those are due
         that are within entitlements. `known` is what is known of it at another edition."""
         self.edition = queue.edition
-        self._keys = list(queue.keys)
+        self._keys = list(queue.order)
         self._kinds: dict[tuple[int, int], int] = {} if known is None else known._kinds
         """Numbers of shapes and rows."""
         edits = None if known is None else _edits(known._keys, self._keys)

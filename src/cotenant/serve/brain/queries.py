@@ -45,7 +45,7 @@ def query_of(
         tenant=tenant.name,
         arrival_ns=arrival_ns,
         deadline_ns=arrival_ns + slo,
-        rank=priority_rank(request.priority or tenant.priority),
+        rank=priority_rank(request.priority),
         items=form.items,
         shape=form.shape,
         merge_key=form.merge_key,
