@@ -98,7 +98,8 @@ class Tenant(_Remembers):
     `max_batch` counts rows along the batch dimension; 1 means that queries are never merged. `splits` are runs of units
     that treat every row by itself: the boundaries between which launches may have some rows of a batch. Unset: none.
     `share` is the part of all device time that is guaranteed; 0: what named shares leave over is dealt by weight.
-    `rate` are queries a second that are guaranteed even where they take more than that. Unset: none.
+    `rate` are queries of one row of the first shape a second that are guaranteed even where they take more than the
+    share; one of more rows counts for what it takes of a lane beside those. Unset: none.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -163,8 +164,9 @@ class Query(Struct, frozen=True, gc=False):
 
     `id` counts up in the order in which queries come to the core, applications and each of their stages included: first
     come, first served goes by it, and so do ties. `rank` is `priority_rank` of the request's own priority: it orders
-    the queries of one tenant alone. `items` is the number of rows that it brings along the batch dimension. `shape` numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged
-    when their `merge_key` is equal.
+    the queries of one tenant alone. `items` is the number of rows that it brings along the batch dimension. `shape`
+    numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged when their
+    `merge_key` is equal.
     `expiry_ns` is the absolute time of the client's own time-out, or None.
     """
 

@@ -83,14 +83,15 @@ class BatchView(Protocol):
 
 
 class AccountView(Protocol):
-    """What a tenant has had so far, and what it is entitled to."""
+    """What a tenant has had so far, and its quota."""
 
     @property
     def attainment(self) -> float:
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
 
-    def entitled(self, lanes: int, work_ns: float) -> float:
-        """Of so many lanes those that it is entitled to, where its queries take so much of one."""
+    @property
+    def quota(self) -> float:
+        """Lanes that it is guaranteed."""
 
     @property
     def asked(self) -> float:
@@ -98,7 +99,7 @@ class AccountView(Protocol):
 
     @property
     def due_ns(self) -> Mapping[int, int]:
-        """When those of its live queries are due that are within its share of device time, by number."""
+        """When those of its live queries are due that are in quota, by number."""
 
     @property
     def even_due_ns(self) -> Mapping[int, int]:

@@ -74,16 +74,14 @@ def give_up(policy: Selecting, desk: Desk, memory: object, *, is_idle: bool) -> 
 
 def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Callable[[Work], int]) -> Reserve:
     """For what was asked for of late, within shares and beyond; `known` is that of a decision before."""
-    snapshot, lanes, asks = desk.snapshot, len(policy.lanes), list[Expected]()
+    snapshot, asks = desk.snapshot, list[Expected]()
     if known is not None and snapshot.now_ns - known.made_ns < FRESH_NS:
         return known
     for name, account in snapshot.accounts.items():
         if name in snapshot.queues:
             tenant, asked = snapshot.queues[name].tenant, account.asked
             work_ns = needed_ns(tenant.work(0, 1))
-            asks.append(
-                Expected(tenant.slo_ns, work_ns, min(asked, account.entitled(lanes, work_ns)), asked, tenant.rank)
-            )
+            asks.append(Expected(tenant.slo_ns, work_ns, min(asked, account.quota), asked, tenant.rank))
     return Reserve.of(asks, snapshot.now_ns)
 
 

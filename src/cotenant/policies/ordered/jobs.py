@@ -32,7 +32,8 @@ _FADES = 1 - 1 / 64
 
 class Worth(Protocol):
     """What jobs are worth, of one or of columns of many: whether they are within an entitlement, attainment, weight and
-    rank of their tenants, their work, and their answers. Of two the one goes that is less in the first in which they differ.
+    rank of their tenants, their work, and their answers. Of two the one goes that is less in the first in which they
+    differ.
     Which of two jobs of one tenant is worth less does not depend on the tenant's attainment, if that is above zero.
     """
 

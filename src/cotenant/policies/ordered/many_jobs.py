@@ -289,18 +289,19 @@ class LongQueue:
     compare at the speed of memory.
     """
 
-    __slots__ = ("_keys", "_kinds", "_raw", "edition", "owner", "predictor", "rank", "rows")
+    __slots__ = ("_dues", "_keys", "_kinds", "_raw", "edition", "owner", "predictor", "rank", "rows")
 
     jobs: ClassVar[Sequence[Job]] = ()
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int], known: LongQueue | None = None) -> None:
         """Of a queue whose keys begin with rank and deadline and end with the number; `dues` tells when those are due
-        that are within entitlements. `known` is what is known of it at another edition."""
-        self.edition = queue.edition
+        that are within entitlements. `known` is what is known of it at another edition: of use where it had the same
+        dictionary of dues, which grows and shrinks with the queue."""
+        self.edition, self._dues = queue.edition, dues
         self._keys = list(queue.order)
         self._kinds: dict[tuple[int, int], int] = {} if known is None else known._kinds
         """Numbers of shapes and rows."""
-        edits = None if known is None else _edits(known._keys, self._keys)
+        edits = None if known is None or known._dues is not dues else _edits(known._keys, self._keys)
         if known is None or edits is None:
             self._raw = self._made(queue, dues, 0, len(self._keys))
         else:

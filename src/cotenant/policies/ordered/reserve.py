@@ -50,8 +50,8 @@ class Reserve:
     `slo_ns` and `costs` are those of all tenants, each ascending. `within` and `within_ns` [n + 1] are prefix sums in
     the order of SLOs: of lanes within shares, and of these times the SLO. Level `l` of the tree has the tenants in
     blocks of 2^l by SLO, each block in the order of cost; levels stand one behind the other in `keys` [n * levels],
-    which ascend: (level * width + block) * width + place by cost. `beyond` and `beyond_ns` are prefix sums along them of
-    demand beyond shares. `known` and `columns` are caches: sums that were looked up, and all lists as arrays of numpy.
+    which ascend: (level * width + block) * width + place by cost. `beyond` and `beyond_ns` are prefix sums along them
+    of demand beyond shares. `known` and `columns` are caches: sums that were looked up, all lists as arrays of numpy.
     """
 
     made_ns: int
