@@ -57,7 +57,7 @@ def test_priorities_of_requests_order_the_queries_of_their_tenant(policy: str) -
     for _ in range(30):
         levels = [rng.randint(0, 3) for _ in range(9)]
         queries = [
-            Query(at, "x", 1, rng.randint(100, 900) * MS, priority_rank(level)) for at, level in enumerate(levels, 1)
+            Query(at, "x", 1, rng.randint(500, 900) * MS, priority_rank(level)) for at, level in enumerate(levels, 1)
         ]
         made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, [BLOCK, *queries])
         served = [priority_rank(levels[number - 1]) for (number,) in made.order[1:]]

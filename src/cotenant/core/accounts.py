@@ -179,6 +179,11 @@ class Account:
         return self.asked_ns / self._pace.lane_ns
 
     @property
+    def kept(self) -> float:
+        """See AccountView."""
+        return self.attainment / max(self._within, _LEAST)
+
+    @property
     def quota(self) -> float:
         """See AccountView."""
         return self._own.quota
@@ -200,8 +205,7 @@ class Account:
 
     def enter(self, query: Query, work_ns: int, even: float, now_ns: int) -> None:
         """A query is admitted; `even` are the lanes that are its tenant's part by what all ask for."""
-        ahead = self.attainment / max(self._within, _LEAST) - 1
-        slack = min(1.0, max(0.0, ahead / _AHEAD))
+        slack = min(1.0, max(0.0, (self.kept - 1) / _AHEAD))
         if self._own.enter(query, work_ns, now_ns, slack):
             if self._surplus > 0:
                 self._surplus -= 1

@@ -90,6 +90,10 @@ class AccountView(Protocol):
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
 
     @property
+    def kept(self) -> float:
+        """Answers in time of late, over its queries in quota: what a flood beyond the quota does not lower."""
+
+    @property
     def quota(self) -> float:
         """Lanes that it is guaranteed."""
 

@@ -47,6 +47,9 @@ class Selecting(Protocol):
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """When queries of a tenant are due that are to be kept before others, by number."""
 
+    def fared(self, account: AccountView) -> float:
+        """How well a tenant has fared, where that counts in the worth of its queries."""
+
     def worth(
         self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
@@ -98,7 +101,7 @@ def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | N
         why = hopeless(needed_ns, left_ns)
         gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
     names, accounts, queues = inside.tenants, snapshot.accounts, snapshot.queues
-    fared = [accounts[name].attainment if name in accounts else 1.0 for name in names]
+    fared = [policy.fared(accounts[name]) if name in accounts else 1.0 for name in names]
     weights = [queues[name].tenant.weight if name in queues else 1.0 for name in names]
     ranks = [queues[name].tenant.rank if name in queues else UNSET_RANK for name in names]
     stakes = Stakes(policy.worth, fared, weights, ranks)

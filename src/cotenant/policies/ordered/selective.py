@@ -69,6 +69,10 @@ class Most(ListPolicy):
             self._fill_lanes(desk, free)
         return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
 
+    def fared(self, account: AccountView) -> float:
+        """Attainment of all queries."""
+        return account.attainment
+
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """None: everybody's queries are due at their deadlines."""
         return _NONE
@@ -116,6 +120,10 @@ class Shares(Quotas):
 
     name: ClassVar[str] = "shares"
     reserves: ClassVar[bool] = True
+
+    def fared(self, account: AccountView) -> float:
+        """Attainment of what is in quota, which the loss of queries out of quota does not lower."""
+        return account.kept
 
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """Those within the tenant's share."""
