@@ -4,7 +4,7 @@ Random mixes under the default policy `shares`, simulated with exact latencies, 
 tenants, which ask for 0.3 to 1 times their quotas with single rows, and adversaries. An adversary sends up to 30 times
 its quota, many rows a query, requests of the highest priority, bursts, time-outs shorter than its SLO, queries that it
 withdraws, all into a short queue; it may have a configured priority, and a rate above the machine.
-The SLO of a well-behaved tenant is at least twice its own work, and twice the longest uncut segment of its neighbours.
+SLOs are the operator's: each is at least twice the work of a query, and twice the longest uncut segment of a neighbour.
 `quota_kept_p1`, `quota_kept_min`: answers in time of a well-behaved tenant over the number that its queries could have
 alone on a device of its quota (`workload.bound.answers_alone`): the first percentile and the least, of all tenants of
 all mixes. Each of them sends 200 queries at least.
@@ -134,10 +134,8 @@ def drawn(seed: int) -> Mix:
         parties.append(_party(random, tenant, lanes_of_rate, quota, is_good, seconds))
     made = []
     for each in parties:
-        slo_ms = each.ms(each.rows) * random.choice([1.1, 2, 5, 20])
-        if each.is_good:
-            others = [other.segment_ms for other in parties if other is not each]
-            slo_ms = 2 * max(each.work_ms, *others) * random.choice([1.0, random.uniform(1, 3)])
+        others = [other.segment_ms for other in parties if other is not each]
+        slo_ms = 2 * max(each.ms(each.rows), *others) * random.choice([1.0, random.uniform(1, 3), 10.0])
         made.append(replace(each, tenant=replace(each.tenant, slo_ns=round(slo_ms * 1e6))))
     return Mix(lanes, tuple(made), seconds)
 
