@@ -155,21 +155,22 @@ class ManyJobs:
         return back
 
     def _beside(self, stakes: Stakes, reserve: Reserve, back: NDArray[np.bool_]) -> None:
-        rows = self.rows
-        late = self._begin_ns(np.where(back, 0, rows[WORK])) - self._latest(DEADLINE)
-        beyond = ((rows[ENTITLED] == 0) & ~back).nonzero()[0]
-        rank = np.array(stakes.ranks, np.int64)[rows[OWNER, beyond]]
-        costs = (rank << RANKED) | np.minimum(rows[WORK, beyond], MOST_WORK_NS)
-        missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], costs)
-        is_doubtful = missing > 0
-        doubtful = beyond[is_doubtful]
-        spared = 0
-        for at, each, work in zip(
-            doubtful.tolist(), missing[is_doubtful].tolist(), rows[WORK, doubtful].tolist(), strict=True
-        ):
-            if each > spared:
-                back[at] = True
-                spared += work
+        rows, out = self.rows, self.rows[ENTITLED] == 0
+        ranks = np.array(stakes.ranks, np.int64)[rows[OWNER]]
+        for rank in np.unique(ranks[out & ~back]).tolist():
+            late = self._begin_ns(np.where(back | (out & (ranks > rank)), 0, rows[WORK])) - self._latest(DEADLINE)
+            beyond = (out & ~back & (ranks == rank)).nonzero()[0]
+            works = rows[WORK, beyond]
+            costs = (rank << RANKED) | np.minimum(works, MOST_WORK_NS)
+            missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], costs)
+            is_doubtful = missing > 0
+            doubtful, spared = beyond[is_doubtful], 0
+            for at, each, work in zip(
+                doubtful.tolist(), missing[is_doubtful].tolist(), works[is_doubtful].tolist(), strict=True
+            ):
+                if each > spared:
+                    back[at] = True
+                    spared += work
 
     def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
         """See Selection. As long as more than FEW are left, they are laid on the lanes as if these were one."""
