@@ -1,4 +1,4 @@
-"""What clients of one tenant send takes nothing of another one's quota: adversarial mixes through the engine, simulated.
+"""What clients of one tenant send takes nothing of another one's quota: adversarial mixes through the engine.
 
 The mixes are those of the benchmark `isolation-core`: rates, rows, priorities of requests and of tenants, time-outs,
 withdrawn queries, floods, bursts and small queues.
