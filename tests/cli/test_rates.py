@@ -19,7 +19,7 @@ from cotenant.measure.sweep import profile_repository
 from cotenant.policies import POLICIES
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.driver import Driver
-from cotenant.serve.brain.queries import EngineFigures, engine_figures_of
+from cotenant.serve.brain.queries import EngineFigures, figures_of
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.types import Tenant
 from cotenant.work import Machine
@@ -89,7 +89,7 @@ def test_a_server_logs_one_line_and_keeps_a_figure(caplog: pytest.LogCaptureFixt
     clock = VirtualClock()
     executor = SimulatedExecutor(TableWorld(predictor), clock)
     driver = Driver(engine, executor, clock)
-    page = MetricsPage({}, dict, Idle(), engine=lambda: engine_figures_of(driver))
+    page = MetricsPage({}, dict, Idle(), engine=lambda: figures_of(driver))
     assert b"cotenant_guaranteed_rates_ratio 0.75" in page.render()
     with caplog.at_level("INFO", logger="cotenant.driver"):
         driver.post(TenantAdded(Tenant("b", 100 * MS, rate=150.0)))
@@ -100,4 +100,4 @@ def test_a_server_logs_one_line_and_keeps_a_figure(caplog: pytest.LogCaptureFixt
     with caplog.at_level("INFO", logger="cotenant.driver"):
         driver.post(TenantRemoved("b", "the model was unloaded"))
     assert caplog.records[-1].message == "the guaranteed rates (tenant.rate) fit again"
-    assert engine_figures_of(None) == EngineFigures()
+    assert figures_of(None) == EngineFigures()

@@ -6,20 +6,29 @@ as without. That is a law of plug-ins, too.
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from random import Random
 
 import pytest
 from msgspec import structs
-from test_policy_conformance import NAMES, PLANS, PREDICTOR, ROUNDS
 
 from cotenant.core.snapshot import Policy
-from cotenant.policies.registry import POLICIES, make_policy
+from cotenant.policies.registry import GROUP, POLICIES, make_policy
+from cotenant.predict.table import TablePredictor
+from cotenant.profile.joint_plan import JointMember, JointPlan
 from cotenant.types import Query, Tenant, priority_rank
-from cotenant.work import Share
+from cotenant.work import Round, Share, Slot
 from cotenant.world.simulated import TableWorld
 from machines import MODELS, TENANTS
 from scenario import ONE_LANE, TWO_LANES, Recording, play
 
+NAMES = sorted({*POLICIES, *(found.name for found in entry_points(group=GROUP))})
+PREDICTOR = TablePredictor(MODELS)
+PLANS = (JointPlan((JointMember("wide", 1, 3), JointMember("quick", 1, 1)), ((3, 0),)),)
+ROUNDS = {
+    ONE_LANE: (Round(100, (Slot("wide", 4, 2.0, 1, 1), Slot("quick", 2, 5.0, 1, 1), Slot("wide", 2, 1.0))),),
+    TWO_LANES: (Round(100, (Slot("wide", 4, 2.0),)), Round(50, (Slot("long", 1, 1.0), Slot("wide", 3, 1.0)))),
+}
 SELECTING = ("most", "weighted", "fair", "shares")
 
 

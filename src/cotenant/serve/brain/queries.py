@@ -91,7 +91,7 @@ def waiting_of(driver: Driver | None) -> Mapping[str, int]:
     return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
 
-def engine_figures_of(driver: Driver | None) -> EngineFigures:
+def figures_of(driver: Driver | None) -> EngineFigures:
     """What the metrics page tells of the engine; nothing before the start."""
     if driver is None:
         return EngineFigures()
