@@ -121,9 +121,9 @@ class ManyJobs:
     def _values(self, stakes: Stakes, attainments: Sequence[float]) -> Sequence[Values]:
         """What jobs are worth, were these the attainments of tenants."""
         rows = self.rows
-        owner, whole = rows[OWNER], rows * 1.0
+        owner = rows[OWNER]
         fared, weight, rank = [np.array(each)[owner] for each in (attainments, stakes.weights, stakes.ranks)]
-        return stakes.worth(whole[ENTITLED], fared, weight, rank, whole[WORK], whole[ANSWERS])
+        return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rank, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
 
     def _behind_alone(self, stakes: Stakes) -> NDArray[np.bool_]:
         rows = self.rows
