@@ -16,7 +16,8 @@ from cotenant.work import Work, may_split
 DEFAULT_PRIORITY = 0
 """Stands for "no priority given"; as in Triton, 1 is the most urgent level and larger numbers are less urgent."""
 
-_UNSET_RANK = 1 << 16
+UNSET_RANK = 1 << 16
+"""`priority_rank` of no priority: behind every level that may be given."""
 
 
 class Outcome(StrEnum):
@@ -76,15 +77,17 @@ ANSWERS = (Outcome.ANSWERED, Outcome.LATE)
 
 def priority_rank(priority: int) -> int:
     """Map a priority (1 highest, 0 unset) to a sort key, smaller first; unset sorts after every level given."""
-    return priority if priority > 0 else _UNSET_RANK
+    return priority if priority > 0 else UNSET_RANK
 
 
 class _Remembers:
     """What a tenant remembers beside its fields, since decisions ask for it all the time: whole batches, as work."""
 
-    __slots__ = ("_works",)
+    __slots__ = ("_works", "rank")
 
     _works: dict[tuple[int, int], Work]
+    rank: int
+    """`priority_rank` of the tenant's priority: its order among tenants, smallest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ class Tenant(_Remembers):
     `max_batch` counts rows along the batch dimension; 1 means that queries are never merged. `splits` are runs of units
     that treat every row by itself: the boundaries between which launches may have some rows of a batch. Unset: none.
     `share` is the part of all device time that is guaranteed; 0: what named shares leave over is dealt by weight.
-    `rate` are queries a second that are guaranteed even where they take more than that. Unset: none.
+    `rate` are queries of one row of the first shape a second that are guaranteed even where they take more than the
+    share; one of more rows counts for what it takes of a lane beside those. Unset: none.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -113,6 +117,7 @@ class Tenant(_Remembers):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_works", {})
+        object.__setattr__(self, "rank", priority_rank(self.priority))
         where = f"tenant {self.name!r}"
         if self.slo_ns <= 0:
             raise InvalidValueError(where, "slo_ns", self.slo_ns, "a positive latency target")
@@ -158,9 +163,10 @@ class Query(Struct, frozen=True, gc=False):
     """One inference inside the core.
 
     `id` counts up in the order in which queries come to the core, applications and each of their stages included: first
-    come, first served goes by it, and so do ties. `items` is the number of rows that it brings along the batch
-    dimension. `shape` numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged
-    when their `merge_key` is equal.
+    come, first served goes by it, and so do ties. `rank` is `priority_rank` of the request's own priority: it orders
+    the queries of one tenant alone. `items` is the number of rows that it brings along the batch dimension. `shape`
+    numbers the declared shape whose profile predicts it best. Queries of one tenant may be merged when their
+    `merge_key` is equal.
     `expiry_ns` is the absolute time of the client's own time-out, or None.
     """
 
@@ -168,7 +174,7 @@ class Query(Struct, frozen=True, gc=False):
     tenant: str
     arrival_ns: int
     deadline_ns: int
-    rank: int = _UNSET_RANK
+    rank: int = UNSET_RANK
     items: int = 1
     shape: int = 0
     merge_key: int = 0

@@ -110,13 +110,13 @@ def burst(tenants: int, queries: int, room_ms: float) -> tuple[dict[str, TenantQ
     """Queries of 10 ms, of these tenants by turns, which all come at once and have about so much time."""
     every = [Tenant(f"t{at}", round(room_ms * MS) + at, max_queue=10**6) for at in range(tenants)]
     queues, accounts = {each.name: TenantQueue(each) for each in every}, Accounts()
-    accounts.deal(every)
     random = Random(tenants)
     predictor = tables({each.name: round(random.uniform(9, 11) * MS) for each in every})
+    accounts.deal(every, len(EIGHT), lambda tenant: predictor.latency_ns(tenant.work(0, 1), 1), MS)
     for number in range(queries):
         tenant = every[number % tenants]
         query = Query(number, tenant.name, MS, MS + round(random.uniform(0.8, 1) * room_ms * MS))
-        accounts.enter(query, predictor.latency_ns(tenant.work(0, 1), 1), len(EIGHT), MS)
+        accounts.enter(query, predictor.latency_ns(tenant.work(0, 1), 1), MS)
         queues[tenant.name].push((query.rank, query.deadline_ns, number), query)
     return queues, accounts, predictor
 
@@ -168,7 +168,8 @@ def test_who_comes_to_a_long_queue_or_leaves_it_is_all_that_is_looked_at(name: s
     for number in range(waiting, waiting + 20):
         query = Query(number, "t0", MS, MS + random.randrange(10**15))
         queue.push((query.rank, query.deadline_ns, number), query)
-        queue.remove(queue.keys[random.choice([0, random.randrange(len(queue.keys))])])
+        at = random.choice([0, random.randrange(len(queue.keys))])
+        queue.remove(queue.keys[at], queue.queries[at])
         queue.queries.looks = 0
         memory = policy.decide(shown, memory).memory
         assert queue.queries.looks < 60

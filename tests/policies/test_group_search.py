@@ -73,7 +73,8 @@ def test_a_queue_says_that_its_queries_are_alike_only_if_they_are(steps: list[tu
     differed = False
     for number, (leaves, place, items, shape) in enumerate(steps):
         if leaves and queue.keys:
-            queue.remove(queue.keys[place % len(queue.keys)])
+            at = place % len(queue.keys)
+            queue.remove(queue.keys[at], queue.queries[at])
         else:
             queue.push((0, place, number), Query(number, "a", 0, place, items=items, shape=shape))
         kinds = {(each.items, each.shape) for each in queue.queries}

@@ -237,8 +237,9 @@ def test_a_decision_over_many_queries_that_are_given_up_looks_at_each_a_few_time
         looks, memory = waiting.looks, decision.memory
         gone = {drop.query for drop in decision.drops if drop.query < count - 1}
         given_up += len(gone)
-        for key in [key for key in queues["a"].keys if key[-1] in gone]:
-            queues["a"].remove(key)
+        for key, query in list(zip(queues["a"].keys, queues["a"].queries, strict=True)):
+            if key[-1] in gone:
+                queues["a"].remove(key, query)
         waiting.looks = looks
     assert given_up == count - 1
     assert decision.starts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from cotenant.core.snapshot import DropRule
@@ -35,12 +37,31 @@ def test_each_policy_has_its_order(policy: str, order: str) -> None:
     assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
 
 
-@pytest.mark.parametrize(
-    ("policy", "order"), [("fcfs", "yzx"), ("sjf", "yzx"), ("edf", "yzx")], ids=["fcfs", "sjf", "edf"]
-)
-def test_priorities_beat_arrivals_works_and_deadlines(policy: str, order: str) -> None:
-    made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, three(y=1, z=2))
-    assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "edf"])
+def test_priorities_of_tenants_beat_arrivals_works_and_deadlines(policy: str) -> None:
+    tenants = [Tenant(name, 1000 * MS, priority={"y": 1, "z": 2}.get(name, 0)) for name in LATENCIES]
+    made = play(POLICIES[policy](ONE_LANE, NONE), tenants, PREDICTOR, three())
+    assert [launch.work.tenant for _, launch in made.launches] == ["block", *"yzx"]
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "xyz"), ("sjf", "yzx"), ("edf", "zxy")])
+def test_priorities_of_requests_beat_no_other_tenant(policy: str, order: str) -> None:
+    for asked in ({"x": 1}, {"y": 1, "z": 2}, {"x": 3, "y": 2, "z": 1}):
+        made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, three(**asked))
+        assert [launch.work.tenant for _, launch in made.launches] == ["block", *order]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "sjf", "edf"])
+def test_priorities_of_requests_order_the_queries_of_their_tenant(policy: str) -> None:
+    rng = Random(policy)
+    for _ in range(30):
+        levels = [rng.randint(0, 3) for _ in range(9)]
+        queries = [
+            Query(at, "x", 1, rng.randint(500, 900) * MS, priority_rank(level)) for at, level in enumerate(levels, 1)
+        ]
+        made = play(POLICIES[policy](ONE_LANE, NONE), TENANTS, PREDICTOR, [BLOCK, *queries])
+        served = [priority_rank(levels[number - 1]) for (number,) in made.order[1:]]
+        assert served == sorted(served)
 
 
 def test_a_given_priority_beats_none_and_level_one_beats_level_two() -> None:

@@ -21,6 +21,8 @@ from cotenant.policies.ordered.selection import FEW, Jobs
 ALL = 10**9
 SOME = settings(max_examples=150, deadline=None, database=None)
 TENANTS = "ab"
+OF_TENANTS = st.sampled_from([(1, 1), (1, 2), (2, 1)])
+"""Their ranks."""
 
 
 class Job(NamedTuple):
@@ -59,20 +61,22 @@ BOTH = (one_by_one, in_columns)
 
 
 def most_work_first(
-    entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+    entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
 ) -> Sequence[Number]:
     return (-work_ns,)
 
 
-def beyond_first(entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number) -> Sequence[Number]:
-    return entitled, -fared * entitled, -work_ns / answers
+def beyond_first(
+    entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
+) -> Sequence[Number]:
+    return entitled, -fared * entitled, (entitled - 1) * rank, -work_ns / answers
 
 
 class Harsh(Stakes):
     """Of two tenants, the first of whom has fared better; who loses fares much worse."""
 
-    def __init__(self, worth: Worth) -> None:
-        super().__init__(worth, [1.0, 0.9], [1.0, 1.0])
+    def __init__(self, worth: Worth, ranks: Sequence[int] = (1, 1)) -> None:
+        super().__init__(worth, [1.0, 0.9], [1.0, 1.0], ranks)
 
     def lost(self, owner: int) -> None:
         self.fared[owner] *= 0.8
@@ -238,9 +242,17 @@ def test_what_is_beyond_begins_only_beside_what_is_still_to_come() -> None:
 
 
 @SOME
-@given(job_sets(12), st.integers(1, 3), st.integers(0, 1000), st.integers(0, 30), st.booleans(), st.integers(-13, 0))
+@given(
+    job_sets(12),
+    st.integers(1, 3),
+    st.integers(0, 1000),
+    st.integers(0, 30),
+    st.booleans(),
+    st.integers(-13, 0),
+    OF_TENANTS,
+)
 def test_one_by_one_and_in_columns_all_is_the_same(
-    jobs: list[Job], lanes: int, now: int, free: int, two_ranks: bool, paused: int
+    jobs: list[Job], lanes: int, now: int, free: int, two_ranks: bool, paused: int, ranks: tuple[int, int]
 ) -> None:
     jobs = sorted(
         each._replace(
@@ -260,7 +272,7 @@ def test_one_by_one_and_in_columns_all_is_the_same(
     assert first.hopeless() == second.hopeless()
     found = []
     for each in (first, second):
-        stakes = Harsh(beyond_first)
+        stakes = Harsh(beyond_first, ranks)
         held, gone = each.stand_back(stakes, reserve), each.select(stakes, ALL)
         found.append((held, gone, sorted(each.behind_the_due(-paused))))
     assert found[0] == found[1]

@@ -265,7 +265,7 @@ def test_priority_and_time_out_reach_the_core(client: Client, server: Server, wa
     queries = {event.query.id: event.query for event in watch.events(QueryArrived)}
     plain, first, short, long = (queries[number] for number in numbers)
     slo_ns = SLO_MS * 10**6
-    assert (plain.rank, first.rank) == (priority_rank(3), priority_rank(1))
+    assert (plain.rank, first.rank) == (priority_rank(0), priority_rank(1))  # the tenant has its own
     assert plain.deadline_ns - plain.arrival_ns == slo_ns
     assert plain.expiry_ns is None
     assert short.deadline_ns == short.expiry_ns == short.arrival_ns + 5 * 10**9

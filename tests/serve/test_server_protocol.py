@@ -176,7 +176,7 @@ def test_priority_and_time_out_arrive_in_the_core(served: Served, triton: Any, c
     assert asked.rank == priority_rank(1)
     assert asked.expiry_ns - asked.arrival_ns == 7_000_000_000
     assert asked.deadline_ns == asked.expiry_ns
-    assert plain.rank == priority_rank(3)
+    assert plain.rank == priority_rank(0)  # the tenant has its own
     assert plain.deadline_ns - plain.arrival_ns == SLO_MS * 1_000_000
 
 

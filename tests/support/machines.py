@@ -46,7 +46,7 @@ from scenario import CORES, ONE_LANE, TWO_LANES, policy_of
 from strict_engine import StrictEngine as Engine
 
 TENANTS = {
-    "quick": Tenant("quick", slo_ns=40, max_batch=4, max_queue=4),
+    "quick": Tenant("quick", slo_ns=40, max_batch=4, priority=1, max_queue=4),
     "long": Tenant("long", slo_ns=300, cuts=(0, 1, 3, 4, 7), weight=2.0, max_queue=3),
     "wide": Tenant("wide", slo_ns=200, cuts=(0, 1, 2, 3), max_batch=6, priority=2, max_queue=6, splits=((0, 1, 2, 3),)),
 }

@@ -215,7 +215,7 @@ def _queries_of(asked: Asked, candidate: Candidate) -> Iterator[Job]:
         needed = latency_ns(queue.tenant.work(query.shape, query.items), asked.splits.widest)
         headroom = query.deadline_ns - asked.begin_ns - needed
         if headroom >= 0:
-            place = Candidate(query.rank, headroom, query.id, candidate.tenant, queue, at, True, needed)
+            place = Candidate(queue.tenant.rank, headroom, query.id, candidate.tenant, queue, at, True, needed)
             # The head of the queue waits behind it then.
             yield _job_of(asked, place)._replace(next_start_ns=asked.begin_ns + candidate.headroom_ns)
 

@@ -24,6 +24,7 @@ def models(
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console
+    from cotenant.cli.rates import rates_fault
     from cotenant.config import load_server_config
     from cotenant.measure.loader_process import Loader
     from cotenant.profile.profile_file import load_profile
@@ -42,8 +43,9 @@ def models(
     good = [row["model"] for row in rows if not row["error"]]
     for name in application_names(repository):
         rows.append(_application(repository, name, good))
+    fault = rates_fault(repository)
     if as_json:
-        print_json({"models": rows})
+        print_json({"models": rows, "rates_error": fault or ""})
     else:
         table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
         for row in rows:
@@ -55,7 +57,9 @@ def models(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
             )
         make_console().print(table)
-    if any(row["error"] for row in rows):
+        if fault is not None:
+            print(f"Error: {fault}")
+    if fault is not None or any(row["error"] for row in rows):
         raise typer.Exit(1)
 
 

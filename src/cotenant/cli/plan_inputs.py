@@ -16,8 +16,13 @@ MOST_DEVICES = 10_000
 
 
 def tables_of(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
-    """Tables by name of device type; "" for all types without a profile of their own."""
+    """Tables by name of device type; "" for all types without a profile of their own.
+
+    Raises PlanError where a profile is of a repository that guarantees rates above its lanes.
+    """
+    from cotenant.cli.rates import rates_fault
     from cotenant.plan.sources import read_profile_costs
+    from cotenant.plan.types import PlanError
 
     found: dict[str, ProfileCosts] = {}
     for text in profiles:
@@ -27,6 +32,8 @@ def tables_of(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
         if name in found:
             raise typer.BadParameter(f"device {name!r} has two profiles, expected one", param_hint="--profiles")
         found[name] = read_profile_costs(Path(rest), quantile)
+        if (fault := rates_fault(Path(rest))) is not None:
+            raise PlanError(f"{rest}: {fault}")
     return found
 
 

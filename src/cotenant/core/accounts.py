@@ -1,21 +1,29 @@
-"""What every tenant has had, and what it is entitled to: the memory that choices between tenants go by.
+"""What every tenant has had, and its quota: the memory that choices between tenants go by.
 
-A tenant's entitlement is a virtual device of its own, as fast as its share of all lanes, or as the rate takes that it
-is guaranteed, which serves its queries in turn. A query that this device would end in time is within the entitlement,
-and due when it would; one that finds the device idle always is. All that is within entitlements can be done when it is
-due, but for what lanes and cuts waste, since the virtual devices together are no faster than the lanes: while nobody is
-behind that, whatever comes next within an entitlement can be done, too. What it leaves unused is gone: who was away
-cannot come back for more than its share (virtual clocks: Zhang, SIGCOMM 1990). An entitlement is to answers: one in
-time beyond it, which the others left room for, stands for a later one within it, a few at most, so that what is beyond
-is no gift to those who get it.
+A tenant's quota is a virtual device of its own, as fast as its share of all lanes, or as the rate takes that it is
+guaranteed, which serves its queries in turn. A query that this device would end in time is in quota, and due when it
+would; one that finds the device idle always is. All that is in quota can be done when it is due, but for what lanes and
+cuts waste, since the virtual devices together are no faster than the lanes: while no tenant is behind that, whatever
+comes next in quota can be done, too. What a quota leaves unused is gone: a tenant that was away cannot come back for
+more than its share (virtual clocks: Zhang, SIGCOMM 1990). A quota is of answers: one in time out of quota, for which
+the others left room, stands for a later one in quota, a few at most.
 
-Two clocks go for each tenant: one at its share, and one for attainments that are even, at the part that its work is of
+Quotas depend on the configuration and on the predictor alone, never on what clients send: a rate is priced by one row
+of the first declared shape. Rates that take more than all lanes together are scaled down in proportion.
+
+The recurrence of a virtual device of `quota` lanes, whose `left` is work that it has not done at time `at`:
+
+    left := max(0, left - quota * (now - at)),  at := now           whenever a query comes, or the quota changes
+    end   = now + (left + work) / quota                             of a query that comes now
+    left := left + work                                             if the query is in quota
+
+Two clocks go for each tenant: one at its quota, and one for attainments that are even, at the part that its work is of
 all that was asked for of late, and faster the worse the tenant has fared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import exp, expm1
 
 from msgspec import UNSET
@@ -43,42 +51,84 @@ _MOST_SCALES = 200.0
 """Lengths of that time, at most, by which the clock goes on at once: more make no difference."""
 _LEAST = 0.05
 """Attainment below which a tenant counts as one that has this."""
+_NOTHING_NS = 1e-3
+"""Work below which a virtual device is idle: the error of sums."""
 _COUNTED = (Outcome.ANSWERED, Outcome.LATE, Outcome.REJECTED, Outcome.DROPPED)
 
 
 class _Clock:
-    """A virtual device; `due_ns` tells when each live query that is within it is due, by number."""
+    """A virtual device of `quota` lanes; `due_ns` tells when each live query that is in quota is due, by number."""
 
-    __slots__ = ("_end_ns", "due_ns")
+    __slots__ = ("_at_ns", "_left_ns", "_waiting", "due_ns", "quota")
 
     def __init__(self) -> None:
         self.due_ns: dict[int, int] = {}
-        self._end_ns = 0.0
+        self.quota = 0.0
+        self._left_ns = 0.0
+        """Work of a lane that the device has not done at `_at_ns`."""
+        self._at_ns = 0
+        self._waiting: dict[int, tuple[int, int]] = {}
+        """Rank and work of those in quota that have not begun, by number."""
 
-    def enter(self, query: Query, work_ns: int, rate: float, now_ns: int, slack: float = 0.0) -> bool:
-        """A query comes that takes `work_ns` of a lane; the device is `rate` times as fast as one. It is due by so much
-        of the rest of its SLO later as `slack` says. Whether it is within."""
-        is_idle = self._end_ns <= now_ns
-        if rate <= 0:
+    def run(self, quota: float, now_ns: int) -> None:
+        """From now on the device has so many lanes."""
+        self._left_ns = max(0.0, self._left_ns - self.quota * (now_ns - self._at_ns))
+        if self._left_ns < _NOTHING_NS:
+            self._left_ns = 0.0
+        self._at_ns, self.quota = now_ns, quota
+
+    def enter(self, query: Query, work_ns: int, now_ns: int, slack: float = 0.0) -> bool:
+        """A query comes that takes `work_ns` of a lane. It is due by so much of the rest of its SLO later as `slack`
+        says. Whether it is in quota."""
+        quota = self.quota
+        self.run(quota, now_ns)
+        if quota <= 0:
             return False
-        end = (now_ns if is_idle else self._end_ns) + work_ns / rate
-        if not is_idle and end > query.deadline_ns:
+        end = now_ns + (self._left_ns + work_ns) / quota
+        if self._left_ns and end > query.deadline_ns:
             return False
-        self._end_ns = end
+        self._left_ns += work_ns
         due = min(end, query.deadline_ns)
         self.due_ns[query.id] = int(due + slack * (query.deadline_ns - due))
+        self._waiting[query.id] = query.rank, work_ns
         return True
+
+    def take_over(self, query: Query, work_ns: int) -> int | None:
+        """Put a query in quota in place of one of a lower rank that waits and is as long: the last one that is due.
+
+        Its number; None where there is none. `due_ns` is another dictionary then.
+        """
+        rank, dues, deadline_ns = query.rank, self.due_ns, query.deadline_ns
+        found = [
+            (other, dues[number], number)
+            for number, (other, work) in self._waiting.items()
+            if other > rank and work >= work_ns and dues.get(number, deadline_ns + 1) <= deadline_ns
+        ]
+        if not found:
+            return None
+        _, due, number = max(found)
+        self.due_ns = {each: at for each, at in dues.items() if each != number} | {query.id: due}
+        _, work = self._waiting.pop(number)
+        self._waiting[query.id] = rank, work
+        return number
+
+    def begin(self, number: int) -> None:
+        """A query begins to run: no other one takes its place."""
+        self._waiting.pop(number, None)
+
+    def leave(self, number: int) -> None:
+        """A query has ended."""
+        self.due_ns.pop(number, None)
+        self._waiting.pop(number, None)
 
 
 class _Pace:
     """How what was asked for is counted: now for `scale`, where that at the beginning counts for 1."""
 
-    __slots__ = ("_begun_ns", "_now_ns", "_whole_ns", "rated", "scale")
+    __slots__ = ("_begun_ns", "_now_ns", "_whole_ns", "scale")
 
     def __init__(self) -> None:
         self.scale = 1.0
-        self.rated = 0.0
-        """Lanes that guaranteed rates take: shares are of what they leave."""
         self._whole_ns = 1.0
         self._begun_ns = self._now_ns = 0
 
@@ -99,25 +149,25 @@ class _Pace:
 
 
 class Account:
-    """One tenant's; see `core.snapshot.AccountView`. `share` is its part of device time, from 0 to 1, and `rate` how
-    many queries a second it may send even where they take more than that."""
+    """One tenant's; see `core.snapshot.AccountView`. `share` is its part of what rates leave of the lanes, from 0 to 1,
+    and `rated` the lanes that the rate takes that it is guaranteed."""
 
     __slots__ = (
-        *("_count", "_owed", "_own", "_pace", "_part", "_rated", "_surplus", "_within"),
-        *("asked_ns", "attainment", "merged", "rate", "share"),
+        *("_count", "_even", "_owed", "_own", "_pace", "_surplus", "_within"),
+        *("asked_ns", "attainment", "merged", "rated", "share"),
     )
 
     def __init__(self, pace: _Pace) -> None:
-        self.share = self.rate = self._rated = 0.0
+        self.share = self.rated = 0.0
         self.attainment = 1.0
         self.asked_ns = 0.0
         self._pace = pace
         self._within = 1.0
-        """Part of its queries of late that were within its share."""
-        self._own, self._part = _Clock(), _Clock()
+        """Part of its queries of late that were in quota."""
+        self._own, self._even = _Clock(), _Clock()
         self._count = 0
         self._owed: set[int] = set()
-        """Live queries that are within the share, or would be had not one beyond it stood for them."""
+        """Live queries that are in quota, or would be had not one out of quota stood for them."""
         self.merged = 1.0
         """What of the work of its queries alone is left when they run as they were merged of late."""
         self._surplus = 0
@@ -129,48 +179,59 @@ class Account:
         return self.asked_ns / self._pace.lane_ns
 
     @property
+    def kept(self) -> float:
+        """See AccountView."""
+        return self.attainment / max(self._within, _LEAST)
+
+    @property
+    def quota(self) -> float:
+        """See AccountView."""
+        return self._own.quota
+
+    @property
     def due_ns(self) -> dict[int, int]:
-        """When those of its live queries are due that are within its share, by number."""
+        """When those of its live queries are due that are in quota, by number."""
         return self._own.due_ns
 
     @property
     def even_due_ns(self) -> dict[int, int]:
         """The same were device time dealt in proportion to what each tenant asks for."""
-        return self._part.due_ns
+        return self._even.due_ns
 
-    def guarantee(self, rate: float) -> None:
-        """So many queries a second from now on."""
-        self._pace.rated -= self._rated
-        self._rated, self.rate = 0.0, rate
+    def deal(self, quota: float, even: float, now_ns: int) -> None:
+        """Lanes of its virtual devices from now on."""
+        self._own.run(quota, now_ns)
+        self._even.run(even, now_ns)
 
-    def takes(self, work_ns: float) -> None:
-        """A query of it takes so much of a lane: a guaranteed rate of such goes before shares."""
-        if self.rate:
-            before, self._rated = self._rated, self.rate * work_ns / 1e9
-            self._pace.rated += self._rated - before
-
-    def entitled(self, lanes: int, work_ns: float) -> float:
-        """See AccountView."""
-        return max(self.share * max(0.0, lanes - self._pace.rated), self.rate * work_ns / 1e9)
-
-    def enter(self, query: Query, work_ns: int, lanes: int, part: float, now_ns: int) -> None:
-        """A query is admitted; `part` is what its tenant's work is of all."""
-        ahead = self.attainment / max(self._within, _LEAST) - 1
-        slack = min(1.0, max(0.0, ahead / _AHEAD))
-        if self._own.enter(query, work_ns, self.entitled(lanes, work_ns), now_ns, slack):
+    def enter(self, query: Query, work_ns: int, even: float, now_ns: int) -> None:
+        """A query is admitted; `even` are the lanes that are its tenant's part by what all ask for."""
+        slack = min(1.0, max(0.0, (self.kept - 1) / _AHEAD))
+        if self._own.enter(query, work_ns, now_ns, slack):
             if self._surplus > 0:
                 self._surplus -= 1
-                del self._own.due_ns[query.id]
+                self._own.leave(query.id)
             else:
                 self._owed.add(query.id)
-        self._part.enter(query, work_ns, part * lanes, now_ns)
+        elif (other := self._own.take_over(query, work_ns)) is not None:
+            self._owed.discard(other)
+            self._owed.add(query.id)
+        self._even.run(even, now_ns)
+        if not self._even.enter(query, work_ns, now_ns):
+            self._even.take_over(query, work_ns)
+
+    def begin(self, queries: Sequence[Query], part: float) -> None:
+        """Queries begin as one, for a part of the work that each takes alone."""
+        for query in queries:
+            self._own.begin(query.id)
+            self._even.begin(query.id)
+        self.merged += min(1.0, len(queries) * _MERGED) * (part - self.merged)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""
         is_owed = query.id in self._owed
         self._owed.discard(query.id)
-        self._own.due_ns.pop(query.id, None)
-        self._part.due_ns.pop(query.id, None)
+        self._own.leave(query.id)
+        self._even.leave(query.id)
         if outcome in _COUNTED:
             is_answered = outcome is Outcome.ANSWERED
             self._surplus = max(-_STANDING, min(_STANDING, self._surplus + is_answered - is_owed))
@@ -183,53 +244,53 @@ class Account:
 class Accounts:
     """Those of all tenants, by name in `known`."""
 
-    __slots__ = ("_asked_ns", "_had_ns", "_pace", "known")
+    __slots__ = ("_asked_ns", "_had_ns", "_lanes", "_pace", "known", "rated_part")
 
     def __init__(self) -> None:
         self.known: dict[str, Account] = {}
         self._asked_ns = self._had_ns = 0.0
         self._pace = _Pace()
+        self._lanes = 0
+        self.rated_part = 0.0
+        """Part of all lanes that guaranteed rates take; above 1 each is kept only by so much less."""
 
-    def deal(self, tenants: Iterable[Tenant]) -> None:
-        """These are the tenants now: what named shares leave over is dealt to the others by weight.
+    def deal(self, tenants: Iterable[Tenant], lanes: int, row_ns: Callable[[Tenant], float], now_ns: int) -> None:
+        """These are the tenants and lanes now, and what `row_ns` says is what a row of the first shape takes of a lane.
 
-        Shares that are above 1 together are scaled down to it. Tenants that stay keep what they had.
+        Guaranteed rates go first, scaled down where they take more than all lanes. Of the lanes that they leave each
+        tenant has a share: what named shares leave over is dealt to the others by weight. Shares that are above 1
+        together are scaled down to it. Tenants that stay keep what they had.
         """
         present = {tenant.name: tenant for tenant in tenants}
-        for account in self.known.values():
-            account.guarantee(0.0)
         self.known = {name: self.known.get(name) or Account(self._pace) for name in present}
+        self._lanes = lanes
         self._add_up()
+        rated = {name: each.rate * row_ns(each) / 1e9 for name, each in present.items() if each.rate is not UNSET}
+        self.rated_part = sum(rated.values()) / max(1, lanes)
         named = sum([each.share for each in present.values()])
         weights = sum([each.weight for each in present.values() if not each.share])
+        unrated, left = lanes * max(0.0, 1 - self.rated_part), max(0.0, 1 - named)
         for name, each in present.items():
-            left = max(0.0, 1 - named)
-            self.known[name].guarantee(0.0 if each.rate is UNSET else each.rate)
-            self.known[name].share = each.share / max(1.0, named) if each.share else left * each.weight / weights
+            account = self.known[name]
+            account.rated = rated.get(name, 0.0) / max(1.0, self.rated_part)
+            account.share = each.share / max(1.0, named) if each.share else left * each.weight / weights
+            account.deal(max(account.rated, account.share * unrated), self._even(account), now_ns)
 
-    def enter(self, query: Query, work_ns: int, lanes: int, now_ns: int) -> None:
+    def enter(self, query: Query, work_ns: int, now_ns: int) -> None:
         """A query is admitted that is predicted to take `work_ns` of one of the lanes, alone."""
-        account, pace = self.known[query.tenant], self._pace
-        work_ns = round(work_ns * account.merged)
-        pace.pass_to(now_ns)
-        if pace.scale > 1e100:
-            for each in self.known.values():
-                each.asked_ns /= pace.scale
-            pace.scale = 1.0
-            self._add_up()
-        account.takes(work_ns)
-        counted = work_ns * pace.scale
-        account.asked_ns += counted
-        self._asked_ns += counted
-        self._had_ns += counted * account.attainment
-        mean = self._had_ns / self._asked_ns
-        faster = min(2.0, max(0.5, (mean / max(account.attainment, _LEAST)) ** _EVENING))
-        account.enter(query, work_ns, lanes, min(1.0, account.asked_ns / self._asked_ns * faster), now_ns)
+        account = self.known[query.tenant]
+        work_ns = self._ask(account, work_ns, now_ns)
+        account.enter(query, work_ns, self._even(account), now_ns)
 
-    def begin(self, tenant: str, queries: int, part: float) -> None:
-        """So many queries of a tenant begin as one, for a part of the work that each takes alone."""
+    def refused(self, query: Query, work_ns: int, now_ns: int) -> None:
+        """A query was not admitted, for want of room in its tenant's queue: it was asked for, and is lost."""
+        self._ask(self.known[query.tenant], work_ns, now_ns)
+        self.leave(query, Outcome.REJECTED)
+
+    def begin(self, tenant: str, queries: Sequence[Query], part: float) -> None:
+        """Queries of a tenant begin as one, for a part of the work that each takes alone."""
         if (account := self.known.get(tenant)) is not None:
-            account.merged += min(1.0, queries * _MERGED) * (part - account.merged)
+            account.begin(queries, part)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""
@@ -238,6 +299,29 @@ class Accounts:
             before = account.attainment
             account.leave(query, outcome)
             self._had_ns += account.asked_ns * (account.attainment - before)
+
+    def _ask(self, account: Account, work_ns: int, now_ns: int) -> int:
+        """A tenant asks for a query of so much work; what of it is left as its queries are merged."""
+        pace, work_ns = self._pace, round(work_ns * account.merged)
+        pace.pass_to(now_ns)
+        if pace.scale > 1e100:
+            for each in self.known.values():
+                each.asked_ns /= pace.scale
+            pace.scale = 1.0
+            self._add_up()
+        counted = work_ns * pace.scale
+        account.asked_ns += counted
+        self._asked_ns += counted
+        self._had_ns += counted * account.attainment
+        return work_ns
+
+    def _even(self, account: Account) -> float:
+        """Lanes of a tenant were device time dealt in proportion to what each tenant asks for."""
+        if not account.asked_ns:
+            return 0.0
+        mean = self._had_ns / self._asked_ns
+        faster = min(2.0, max(0.5, (mean / max(account.attainment, _LEAST)) ** _EVENING))
+        return self._lanes * min(1.0, account.asked_ns / self._asked_ns * faster)
 
     def _add_up(self) -> None:
         every = self.known.values()

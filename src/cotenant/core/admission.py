@@ -19,6 +19,8 @@ class Refusal(NamedTuple):
 
     reason: str
     cause: LossCause | UnsetType = UNSET
+    is_full: bool = False
+    """Whether it is for want of room in the queue."""
 
 
 def most_cores(policy: Policy) -> int:
@@ -63,7 +65,7 @@ def refusal(
         return Refusal(f"tenant {query.tenant!r} is not served", LossCause.GONE)
     tenant = queue.tenant
     if len(queue.queries) >= tenant.max_queue:
-        return Refusal(f"the queue of {tenant.name!r} is full ({tenant.max_queue} waiting)")
+        return Refusal(f"the queue of {tenant.name!r} is full ({tenant.max_queue} waiting)", is_full=True)
     if query.expiry_ns is not None and query.expiry_ns <= now_ns:
         return Refusal("its time-out has passed")
     if drop is _HOPELESS:

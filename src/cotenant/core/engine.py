@@ -116,6 +116,11 @@ class Engine(Books):
         return tuple(queue.tenant for queue in self._queues.known.values())
 
     @property
+    def rated_part(self) -> float:
+        """Part of all lanes that guaranteed rates take; above 1 they are scaled down to what there is."""
+        return self._accounts.rated_part
+
+    @property
     def launches(self) -> tuple[int, ...]:
         """The numbers of the launches under way, and of those that wait for them."""
         return (*self._launches.running, *self._launches.waiting)
@@ -181,13 +186,13 @@ class Engine(Books):
         if refused is not None:
             next_query_state(_NEW, QueryStep.REJECT, query.id)
             actions.append(Respond(query.id, Outcome.REJECTED, refused.reason, refused.cause))
+            if refused.is_full and queue is not None:
+                self._accounts.refused(query, self._alone_ns(query, queue.tenant), now_ns)
             return
         assert queue is not None  # without one there is a reason
         key = self._key(query, queue.tenant, predictor)
         live = self._live[query.id] = Live(query, key, next_query_state(_NEW, _ADMIT, query.id))
-        lanes = self._lanes
-        work_ns = predictor.latency_ns(queue.tenant.work(query.shape, query.items), lanes[0].size)
-        self._accounts.enter(query, work_ns, len(lanes), now_ns)
+        self._accounts.enter(query, self._alone_ns(query, queue.tenant), now_ns)
         self._queues.push(key, query)
         self._expiries.watch(live)
 
@@ -266,7 +271,7 @@ class Engine(Books):
         if event.tenant.name in self._queues.known:
             raise ProtocolViolationError(f"tenant {event.tenant.name!r} is there already; remove it first")
         self._queues.add(event.tenant)
-        self._accounts.deal(self.tenants)
+        self._deal(now_ns)
 
     def _on_tenant_removed(self, event: TenantRemoved, now_ns: int, actions: list[Action]) -> None:
         if event.tenant not in self._queues.known:
@@ -275,7 +280,7 @@ class Engine(Books):
             if live.query.tenant == event.tenant:
                 self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, event.reason, actions, LossCause.GONE)
         self._queues.drop(event.tenant)
-        self._accounts.deal(self.tenants)
+        self._deal(now_ns)
 
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:
         if not self._queues.suspend(event.tenant, event.reason):
@@ -297,6 +302,8 @@ class Engine(Books):
 
     def _on_predictor(self, event: PredictorChanged, now_ns: int, actions: list[Action]) -> None:
         self.predictor = event.predictor
+        if self._accounts.rated_part:
+            self._deal(now_ns)
 
     def _on_policy(self, event: PolicyChanged, now_ns: int, actions: list[Action]) -> None:
         """Queries that wait get the keys and the expiries of the new policy; its lanes begin when their cores are free.
@@ -304,6 +311,7 @@ class Engine(Books):
         Batches that have begun stay as they are: launches under way end, paused batches are for the new policy.
         """
         self._use(event.policy)
+        self._deal(now_ns)
         for query, key in self._queues.reorder(self._key, self.predictor):
             self._live[query.id].key = key
         self._expiries.renew(self._live.values(), self._drop)

@@ -47,7 +47,7 @@ class Decider(Protocol):
 
 def deadline_key(query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
     """The key of a query in place of one of a policy: (priority, deadline, number)."""
-    return (query.rank, query.deadline_ns, query.id)
+    return (tenant.rank, query.deadline_ns, query.id)
 
 
 class Fallback:
@@ -99,11 +99,11 @@ class Fallback:
     def _waiting(self, snapshot: Snapshot) -> list[_Entry]:
         """All candidates, in any order."""
         made: list[_Entry] = []
-        for name, queue in snapshot.queues.items():
+        for queue in snapshot.queues.values():
             tenant = queue.tenant
             for query in queue.queries:
                 work = tenant.work(query.shape, query.items)
-                made.append((*self._order(snapshot, name, query), 1, query.id, work, (query,), None))
+                made.append((*self._order(snapshot, tenant, query), 1, query.id, work, (query,), None))
         for batch in snapshot.paused:
             tenant = batch.tenant
             work = tenant.work(batch.shape, batch.items, batch.next_unit)
@@ -111,12 +111,12 @@ class Fallback:
         return made
 
     def _batch_order(self, snapshot: Snapshot, batch: BatchView) -> tuple[int, int, int]:
-        return min([self._order(snapshot, batch.tenant.name, query) for query in batch.queries])
+        return min([self._order(snapshot, batch.tenant, query) for query in batch.queries])
 
-    def _order(self, snapshot: Snapshot, tenant: str, query: Query) -> tuple[int, int, int]:
-        account = snapshot.accounts.get(tenant) if self._quotas else None
+    def _order(self, snapshot: Snapshot, tenant: Tenant, query: Query) -> tuple[int, int, int]:
+        account = snapshot.accounts.get(tenant.name) if self._quotas else None
         due_ns = None if account is None else account.due_ns.get(query.id)
-        return (1, query.rank, query.deadline_ns) if due_ns is None else (0, due_ns, 0)
+        return (1, tenant.rank, query.deadline_ns) if due_ns is None else (0, due_ns, 0)
 
 
 class Guarded:

@@ -14,9 +14,12 @@ _NEW = BatchState.NEW
 
 
 class TenantQueue:
-    """A sorted queue: insertion by binary search, removal by key. Most arrivals go to the end, most leave in front."""
+    """A sorted queue: insertion and removal by binary search. Most arrivals go to the end, most leave in front.
 
-    __slots__ = ("are_alike", "edition", "keys", "queries", "tenant")
+    The rank of a request comes before the policy's key, which alone competes with other tenants: `order` has both.
+    """
+
+    __slots__ = ("are_alike", "edition", "keys", "order", "queries", "tenant")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
@@ -24,10 +27,12 @@ class TenantQueue:
         self.edition = object()
         self.queries: list[Query] = []
         self.keys: list[tuple[int, ...]] = []
+        self.order: list[tuple[int, ...]] = []
 
     def push(self, key: tuple[int, ...], query: Query) -> None:
-        """Insert a query under a unique key."""
-        keys, queries = self.keys, self.queries
+        """Insert a query under a unique key of the policy."""
+        keys, queries, order = self.keys, self.queries, self.order
+        place = (query.rank, *key)
         self.edition = object()
         if not keys:
             self.are_alike = True
@@ -39,24 +44,28 @@ class TenantQueue:
                 and query.merge_key == one.merge_key
                 and query.rank == one.rank
             )
-        if not keys or key > keys[-1]:
+        if not order or place > order[-1]:
+            order.append(place)
             keys.append(key)
             queries.append(query)
             return
-        at = bisect_left(keys, key)
+        at = bisect_left(order, place)
+        order.insert(at, place)
         keys.insert(at, key)
         queries.insert(at, query)
 
     def sort(self, keys: Sequence[tuple[int, ...]]) -> None:
         """Give the queries, in their present order, other unique keys, and put them in the order of these."""
-        ordered = sorted(zip(keys, self.queries, strict=True), key=lambda entry: entry[0])
+        ordered = sorted(zip(keys, self.queries, strict=True), key=lambda entry: (entry[1].rank, entry[0]))
         self.keys = [key for key, _ in ordered]
         self.queries = [query for _, query in ordered]
+        self.order = [(query.rank, *key) for key, query in ordered]
         self.edition = object()
 
-    def remove(self, key: tuple[int, ...]) -> None:
-        """Take out the query with this key, which must be here."""
-        at = bisect_left(self.keys, key)
+    def remove(self, key: tuple[int, ...], query: Query) -> None:
+        """Take out a query, which must be here under this key."""
+        at = bisect_left(self.order, (query.rank, *key))
+        del self.order[at]
         del self.keys[at]
         del self.queries[at]
         self.edition = object()
@@ -111,22 +120,23 @@ class TenantQueues:
         if query.tenant in self.served:
             self.waiting += 1
 
-    def remove(self, key: tuple[int, ...], tenant: str) -> None:
-        """Take a waiting query out."""
-        self.known[tenant].remove(key)
-        if tenant in self.served:
+    def remove(self, key: tuple[int, ...], query: Query) -> None:
+        """Take a waiting query out, which has this key."""
+        self.known[query.tenant].remove(key, query)
+        if query.tenant in self.served:
             self.waiting -= 1
 
-    def take(self, keys: list[tuple[int, ...]], tenant: str) -> None:
-        """Take the waiting queries with these keys out, of a served tenant."""
+    def take(self, keys: list[tuple[int, ...]], queries: Sequence[Query], tenant: str) -> None:
+        """Take waiting queries out, which have these keys, of a served tenant."""
         queue, count = self.known[tenant], len(keys)
         if queue.keys[:count] == keys:  # as a rule they are the most urgent ones
             del queue.keys[:count]
             del queue.queries[:count]
+            del queue.order[:count]
             queue.edition = object()
         else:
-            for key in keys:
-                queue.remove(key)
+            for key, query in zip(keys, queries, strict=True):
+                queue.remove(key, query)
         self.waiting -= count
 
     def reorder(

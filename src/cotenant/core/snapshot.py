@@ -20,7 +20,10 @@ from cotenant.work import Share, Work
 
 
 class QueueView(Protocol):
-    """The waiting queries of one tenant, most urgent first by the policy's own key."""
+    """The waiting queries of one tenant, most urgent first: by the rank of their requests, then by the policy's key.
+
+    Across tenants the keys alone count, so that no request goes before queries of another tenant by its rank.
+    """
 
     @property
     def tenant(self) -> Tenant:
@@ -28,11 +31,15 @@ class QueueView(Protocol):
 
     @property
     def queries(self) -> Sequence[Query]:
-        """Waiting queries in the order of their keys."""
+        """Waiting queries in their order."""
 
     @property
     def keys(self) -> Sequence[tuple[int, ...]]:
-        """The keys that `Policy.queue_key` gave, in the same order."""
+        """The keys that `Policy.queue_key` gave, by position; they ascend where all requests have the same rank."""
+
+    @property
+    def order(self) -> Sequence[tuple[int, ...]]:
+        """The rank of each request and its key, by position; they ascend."""
 
     @property
     def are_alike(self) -> bool:
@@ -76,14 +83,19 @@ class BatchView(Protocol):
 
 
 class AccountView(Protocol):
-    """What a tenant has had so far, and what it is entitled to."""
+    """What a tenant has had so far, and its quota."""
 
     @property
     def attainment(self) -> float:
         """Share of its queries of late that were answered in time; 1 for one that has had none."""
 
-    def entitled(self, lanes: int, work_ns: float) -> float:
-        """Of so many lanes those that it is entitled to, where its queries take so much of one."""
+    @property
+    def kept(self) -> float:
+        """Answers in time of late, over its queries in quota: what a flood beyond the quota does not lower."""
+
+    @property
+    def quota(self) -> float:
+        """Lanes that it is guaranteed."""
 
     @property
     def asked(self) -> float:
@@ -91,7 +103,7 @@ class AccountView(Protocol):
 
     @property
     def due_ns(self) -> Mapping[int, int]:
-        """When those of its live queries are due that are within its share of device time, by number."""
+        """When those of its live queries are due that are in quota, by number."""
 
     @property
     def even_due_ns(self) -> Mapping[int, int]:
@@ -255,7 +267,9 @@ class Policy(Protocol):
         other (`grouped`), or in partitions of their own."""
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """Order of a query within its tenant's queue, smallest first; unique, as it ends with the query's id."""
+        """Order of a query among those of all tenants, smallest first; unique, as it ends with the query's id.
+
+        Must not depend on the query's rank: the core orders the queries of one tenant by it."""
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Decide. Called after an event while one of the lanes is free, and something waits or could grow; see also

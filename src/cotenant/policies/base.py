@@ -65,5 +65,9 @@ class BasePolicy(CheckedOptions):
         return self.lanes
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
-        """Order of a waiting query, smallest first, unique: (priority, deadline, arrival)."""
-        return (query.rank, query.deadline_ns, query.id)
+        """Order of a waiting query, smallest first, unique: (priority of its tenant, deadline, arrival)."""
+        return (self.rank_of(tenant), query.deadline_ns, query.id)
+
+    def rank_of(self, tenant: Tenant) -> int:
+        """Order of a tenant's queries before all deadlines, smallest first: the priority that it is configured with."""
+        return tenant.rank

@@ -287,9 +287,7 @@ class Clustered(Edf):
             if self.preempt and self.arrival_key(tenant, now, snapshot.predictor) < arrival:
                 waiting.append((tenant.work(0, 1), tenant.slo_ns))
             for key, query in zip(queue.keys, queue.queries, strict=True):
-                if key > last:
-                    break
-                if query.id not in own and query.id not in desk.taken:
+                if key <= last and query.id not in own and query.id not in desk.taken:
                     waiting.append((tenant.work(query.shape, query.items), query.deadline_ns - now))
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         begun += [

@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 from cotenant.execute.protocol import ModelExecutor, WorkerStatus
 from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
 from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
+from cotenant.serve.brain.queries import EngineFigures
 from cotenant.types import LossCause, Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
 Figures = Callable[[], PlanFigures | None]
 Lost = Mapping[str, Mapping[LossCause, int]]
 MergeChecks = Mapping[str, Mapping[str, int]]
-Faults = Callable[[], tuple[Mapping[tuple[str, str], int], bool]]
 
 
 class _Families(Collector):
@@ -32,11 +32,11 @@ class _Families(Collector):
         plan: Figures,
         lost: Lost,
         merge_checks: MergeChecks,
-        faults: Faults,
+        engine: Callable[[], EngineFigures],
     ) -> None:
         self._counters = counters
         self._merge_checks = merge_checks
-        self._faults = faults
+        self._engine = engine
         self._lost = lost
         self._plan = plan
         self._waiting = waiting
@@ -66,7 +66,7 @@ class _Families(Collector):
         for tenant, waiting in sorted(self._waiting().items()):
             queued.add_metric([tenant], waiting)
         yield queued
-        yield from _faults(*self._faults())
+        yield from _of_engine(self._engine())
         yield from _of_workers(self._executor.workers())
         launches = CounterMetricFamily("cotenant_gpu_launches", "Launches by how they ran on a GPU.", labels=["how"])
         for how, count in self._executor.launch_counts().items():
@@ -136,15 +136,20 @@ def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:
     return made
 
 
-def _faults(counts: Mapping[tuple[str, str], int], falls_back: bool) -> Iterator[Metric]:
+def _of_engine(figures: EngineFigures) -> Iterator[Metric]:
     made = CounterMetricFamily(
         "cotenant_policy_faults", "Calls of the policy that failed, or broke its contract.", labels=["policy", "call"]
     )
-    for place, count in sorted(counts.items()):
+    for place, count in sorted(figures.faults.items()):
         made.add_metric(list(place), count)
     fallback = GaugeMetricFamily("cotenant_policy_fallback", "1 while the fallback serves in the policy's place.")
-    fallback.add_metric([], int(falls_back))
-    return iter([made, fallback])
+    fallback.add_metric([], int(figures.falls_back))
+    rated = GaugeMetricFamily(
+        "cotenant_guaranteed_rates_ratio",
+        "Part of all lanes that guaranteed rates (tenant.rate) take; above 1 they are scaled down to what there is.",
+    )
+    rated.add_metric([], figures.rated_part)
+    return iter([made, fallback, rated])
 
 
 def _of_workers(workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
@@ -200,10 +205,10 @@ class MetricsPage:
         plan: Figures = lambda: None,
         lost: Lost = MappingProxyType({}),
         merge_checks: MergeChecks = MappingProxyType({}),
-        faults: Faults = lambda: ({}, False),
+        engine: Callable[[], EngineFigures] = EngineFigures,
     ) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, faults))
+        self._registry.register(_Families(counters, waiting, executor, plan, lost, merge_checks, engine))
 
     def render(self) -> bytes:
         """The page in Prometheus' text format."""

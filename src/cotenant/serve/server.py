@@ -45,7 +45,7 @@ from cotenant.serve.brain.merge_check import MergeCheck
 from cotenant.serve.brain.plan_lanes import PlanLanes
 from cotenant.serve.brain.plan_view import PlanFigures, PlanView
 from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
-from cotenant.serve.brain.queries import Done, answer, faults_of, query_of, statistics_of, told_of_refusals, waiting_of
+from cotenant.serve.brain.queries import Done, answer, figures_of, query_of, statistics_of, told_of_refusals, waiting_of
 from cotenant.serve.brain.reorganise import change
 from cotenant.serve.brain.replies import Replies
 from cotenant.serve.brain.slo_watch import log_served, log_turns
@@ -96,7 +96,7 @@ class Server:
         """What runs a plan and follows the load, for those who look on."""
         looks = lambda: waiting_of(self._driver), self._executor, self._figures
         self._checks = MergeCheck(settings.integrity.sample, lambda: self.driver, self.counters.leave_out)
-        more = self.losses.lost, self._checks.results, lambda: faults_of(self._driver)
+        more = self.losses.lost, self._checks.results, lambda: figures_of(self._driver)
         self._page = MetricsPage(self.counters.by_tenant, *looks, *more)
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None

@@ -19,9 +19,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import ApplicationArrived, ApplicationEnded, Event, QueryArrived, QueryWithdrawn
 from cotenant.core.flow import Finish, Flow, StageGraph, StartStage, Step
 from cotenant.sim.driver import Log
-from cotenant.types import DEFAULT_PRIORITY, Outcome, Query, StageQuery, Tenant, priority_rank
-
-_UNSET = priority_rank(DEFAULT_PRIORITY)
+from cotenant.types import Outcome, Query, StageQuery, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +161,12 @@ class StagedEngine:
         shape = run.application.shape_of(stage, query.shape)
         number = run.numbers[stage] = next(self._numbers)
         self._stages[number] = run, stage
-        rank = query.rank if query.rank != _UNSET else priority_rank(tenant.priority)
         return StageQuery(
             number,
             tenant.name,
             now_ns,
             run.deadlines_ns[stage],
-            rank,
+            query.rank,
             query.items,
             shape,
             shape,

@@ -247,13 +247,14 @@ def queries(scenario: Scenario, seed: int | None = None, request_ns: int = 0) ->
     for number, (sent_ns, position, _) in enumerate(arrivals(scenario.workload, seed)):
         load, owner = loads[position]
         time_ns = sent_ns + request_ns
+        own = owner.priority if owner.name in scenario.applications else 0  # an application's stages go by its own
         slo = owner.slo_ns if load.timeout_ns is None else min(owner.slo_ns, load.timeout_ns)
         yield Query(
             number,
             owner.name,
             time_ns,
             time_ns + slo,
-            priority_rank(load.priority or owner.priority),
+            priority_rank(load.priority or own),
             load.items,
             load.shape,
             load.shape,

@@ -131,7 +131,8 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
         if key not in cost:
             cost[key] = _row_ns(predictor, known[query.tenant], query.shape, sizes, kinds.get(query.tenant, {}))
         demands.append(TimedQuery(query.tenant, query.arrival_ns, query.deadline_ns, query.items * cost[key]))
-    return _bound(known, demands, [outcome for _, outcome in ended], pace, slots)
+    row_ns = {name: _row_ns(predictor, each, 0, sizes, kinds.get(name, {})) for name, each in known.items()}
+    return _bound(known, demands, [outcome for _, outcome in ended], pace, row_ns, slots)
 
 
 def _bound(
@@ -139,15 +140,15 @@ def _bound(
     demands: list[TimedQuery],
     outcomes: list[str],
     pace: Mapping[str, float],
+    row_ns: Mapping[str, float],
     slots: int,
 ) -> RunBound:
     accounts, slot_ns = Accounts(), dict[str, float]()
-    accounts.deal(known.values())
-    for name, account in accounts.known.items():
+    accounts.deal(known.values(), slots, lambda tenant: row_ns[tenant.name], 0)
+    for name in accounts.known:
         mine = [each.slot_ns for each in demands if each.tenant == name]
         slot_ns[name] = sum(mine) / len(mine) if mine else 0.0
-        account.takes(slot_ns[name])
-    share = {name: each.entitled(slots, slot_ns[name]) / slots for name, each in accounts.known.items()}
+    share = {name: each.quota / slots for name, each in accounts.known.items()}
     shares, alone = most_answers_with_shares(demands, slots, share)
     made = []
     for name, tenant in known.items():

@@ -110,11 +110,10 @@ class Floor:
         model = self.tables.number_of(tenant, batch.shape, batch.items)
         first, unit = queries[0], self.tables.places[model][batch.next_unit]
         own = 0 if held is None else (held.mask & self._free_mask).bit_count() // self._lanes[0].size
-        deadline, rank = first.deadline_ns, first.rank
+        deadline = first.deadline_ns
         if len(queries) > 1:
             deadline = self._within_reach(model, unit, [query.deadline_ns for query in queries])
-            rank = min([query.rank for query in queries])
-        row = (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, rank)
+        row = (model, PAUSED, first.arrival_ns, deadline, unit, 0, own, 0, 0, 0, 0, tenant.rank)
         return first.id, row, (tenant, batch.shape, batch.items, batch.id, batch, ())
 
     def _waiting_row(self, tenant: Tenant, queries: tuple[Query, ...]) -> _Row:
@@ -126,7 +125,7 @@ class Floor:
         model = self.tables.number_of(tenant, first.shape, items)
         if len(queries) > 1:
             deadline = self._within_reach(model, 0, [query.deadline_ns for query in queries])
-        row = (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, first.rank)
+        row = (model, WAITS, first.arrival_ns, deadline, 0, 0, 0, 0, 0, 0, 0, tenant.rank)
         return first.id, row, (tenant, first.shape, items, -1, None, queries)
 
     def decision(self, count: int) -> Decision:

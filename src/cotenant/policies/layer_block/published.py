@@ -78,7 +78,7 @@ class BlockPolicy(CheckedOptions):
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, arrival)."""
-        return (query.rank, query.id)
+        return (tenant.rank, query.id)
 
     def floor(self, snapshot: Snapshot, memory: object) -> Floor:
         """The rows of a decision, and the tables that it looks up, which are the policy's memory."""

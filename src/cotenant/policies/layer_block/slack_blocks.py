@@ -68,7 +68,7 @@ class SlackBlocks(BlockPolicy):
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, deadline, arrival)."""
-        return (query.rank, query.deadline_ns, query.id)
+        return (tenant.rank, query.deadline_ns, query.id)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """See Policy."""

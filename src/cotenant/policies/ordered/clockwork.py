@@ -13,7 +13,7 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
 from cotenant.policies.desk import MOST_AT_ONCE, Key
 from cotenant.policies.ordered.listed import ListPolicy
-from cotenant.types import Query, Tenant, priority_rank
+from cotenant.types import Query, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class Clockwork(ListPolicy):
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, latest start, arrival)."""
-        return (query.rank, query.deadline_ns - self._needed_ns(query, tenant, predictor), query.id)
+        return (tenant.rank, query.deadline_ns - self._needed_ns(query, tenant, predictor), query.id)
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """The latest start that it would get now, with one row of the first declared shape."""
         needed = predictor.latency_ns(tenant.work(0, 1), self.lanes[0].size)
-        return (priority_rank(tenant.priority), now_ns + tenant.slo_ns - needed)
+        return (tenant.rank, now_ns + tenant.slo_ns - needed)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, then refuse what will not be in time behind them."""

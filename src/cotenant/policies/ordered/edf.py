@@ -1,4 +1,4 @@
-"""Earliest deadline first within a priority level (Liu and Layland, 1973)."""
+"""Earliest deadline first within a priority level of tenants (Liu and Layland, 1973)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First come, first served: the order of arrival within a priority level."""
+"""First come, first served: the order of arrival within a priority level of tenants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from cotenant.core.predictor import Predictor
 from cotenant.policies.desk import NEVER_NS, Key
 from cotenant.policies.ordered.listed import ListPolicy
-from cotenant.types import Query, Tenant, priority_rank
+from cotenant.types import Query, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Fcfs(ListPolicy):
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, arrival)."""
-        return (query.rank, query.id)
+        return (tenant.rank, query.id)
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """Behind all that are here, unless its priority is higher."""
-        return (priority_rank(tenant.priority), NEVER_NS)
+        return (tenant.rank, NEVER_NS)

@@ -15,7 +15,7 @@ from cotenant.policies.desk import MOST_AT_ONCE, Desk, hopeless
 from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Stakes, Waiting
 from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
-from cotenant.types import LossCause
+from cotenant.types import UNSET_RANK, LossCause, Tenant
 from cotenant.work import Share, Work
 
 if TYPE_CHECKING:
@@ -41,11 +41,17 @@ class Selecting(Protocol):
     def reserves(self) -> bool:
         """Whether what is beyond entitlements leaves room for what is still to come."""
 
+    def rank_of(self, tenant: Tenant) -> int:
+        """See BasePolicy."""
+
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """When queries of a tenant are due that are to be kept before others, by number."""
 
+    def fared(self, account: AccountView) -> float:
+        """How well a tenant has fared, where that counts in the worth of its queries."""
+
     def worth(
-        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
         """See jobs.Worth."""
 
@@ -71,14 +77,14 @@ def give_up(policy: Selecting, desk: Desk, memory: object, *, is_idle: bool) -> 
 
 def _reserve(policy: Selecting, desk: Desk, known: Reserve | None, needed_ns: Callable[[Work], int]) -> Reserve:
     """For what was asked for of late, within shares and beyond; `known` is that of a decision before."""
-    snapshot, lanes, asks = desk.snapshot, len(policy.lanes), list[Expected]()
+    snapshot, asks = desk.snapshot, list[Expected]()
     if known is not None and snapshot.now_ns - known.made_ns < FRESH_NS:
         return known
     for name, account in snapshot.accounts.items():
         if name in snapshot.queues:
             tenant, asked = snapshot.queues[name].tenant, account.asked
             work_ns = needed_ns(tenant.work(0, 1))
-            asks.append(Expected(tenant.slo_ns, work_ns, min(asked, account.entitled(lanes, work_ns)), asked))
+            asks.append(Expected(tenant.slo_ns, work_ns, min(asked, account.quota), asked, tenant.rank))
     return Reserve.of(asks, snapshot.now_ns)
 
 
@@ -95,9 +101,10 @@ def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | N
         why = hopeless(needed_ns, left_ns)
         gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
     names, accounts, queues = inside.tenants, snapshot.accounts, snapshot.queues
-    fared = [accounts[name].attainment if name in accounts else 1.0 for name in names]
+    fared = [policy.fared(accounts[name]) if name in accounts else 1.0 for name in names]
     weights = [queues[name].tenant.weight if name in queues else 1.0 for name in names]
-    stakes = Stakes(policy.worth, fared, weights)
+    ranks = [queues[name].tenant.rank if name in queues else UNSET_RANK for name in names]
+    stakes = Stakes(policy.worth, fared, weights, ranks)
     held = [number for number, _, _ in late[MOST_AT_ONCE:]] + jobs.stand_back(stakes, reserve)
     for victim, for_job in jobs.select(stakes, max(1, MOST_AT_ONCE - len(late))):
         whose, other = names[victim[OWNER]], names[for_job[OWNER]]
@@ -149,7 +156,7 @@ class _Inside:
             tenant, dues, queries = batch.tenant, policy.dues(accounts.get(batch.tenant.name)), batch.queries
             owner = owners.setdefault(tenant.name, len(owners))
             within = [dues[query.id] for query in queries if query.id in dues]
-            rank, deadline = min([query.rank for query in queries]), max([query.deadline_ns for query in queries])
+            rank, deadline = policy.rank_of(tenant), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
             longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if within else 0
             due = min([*within, deadline - longer_ns])

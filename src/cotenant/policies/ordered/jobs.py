@@ -31,34 +31,36 @@ _FADES = 1 - 1 / 64
 
 
 class Worth(Protocol):
-    """What jobs are worth, of one or of columns of many: whether they are within an entitlement, attainment and weight
-    of their tenants, their work, and their answers. Of two the one goes that is less in the first in which they differ.
+    """What jobs are worth, of one or of columns of many: whether they are within an entitlement, attainment, weight and
+    rank of their tenants, their work, and their answers. Of two the one goes that is less in the first in which they
+    differ.
     Which of two jobs of one tenant is worth less does not depend on the tenant's attainment, if that is above zero.
     """
 
     def __call__(
-        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
         """See above."""
 
 
 @dataclass(slots=True)
 class Stakes:
-    """What goes into the worth of jobs in one decision: attainments and weights of tenants, by their numbers."""
+    """What goes into the worth of jobs in one decision: attainments, weights and ranks of tenants, by their numbers."""
 
     worth: Worth
     fared: list[float]
     weights: Sequence[float]
+    ranks: Sequence[int]
 
     def of(self, job: Job) -> Sequence[float]:
         """The worth of a job."""
         _, _, _, _, entitled, answers, owner, work_ns = job
-        return self.worth(entitled, self.fared[owner], self.weights[owner], work_ns, answers)
+        return self.worth(entitled, self.fared[owner], self.weights[owner], self.ranks[owner], work_ns, answers)
 
     def place_of(self, job: Job) -> Sequence[float]:
         """Worth of a job at equal attainments: orders the jobs of one tenant by worth, whatever its attainment is."""
         _, _, _, _, entitled, answers, owner, work_ns = job
-        return self.worth(entitled, 1.0, self.weights[owner], work_ns, answers)
+        return self.worth(entitled, 1.0, self.weights[owner], self.ranks[owner], work_ns, answers)
 
     def lost(self, owner: int) -> None:
         """A job of this tenant goes: the next ones of it are worth more."""

@@ -18,7 +18,7 @@ from cotenant.policies.base import BasePolicy
 from cotenant.policies.desk import NEVER_NS, Desk, Key, Stretch
 from cotenant.policies.ordered.overload import busy_ns, differ_in_weight, outweighed, waiting_jobs
 from cotenant.policies.ordered.wide import unions, widened
-from cotenant.types import Query, Tenant, priority_rank
+from cotenant.types import Query, Tenant
 from cotenant.work import Share, Work
 
 _MOST_DOUBTFUL = 32
@@ -82,7 +82,7 @@ class ListPolicy(BasePolicy):
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """The smallest key that a query of this tenant could have if it arrived now; here it is its deadline."""
-        return (priority_rank(tenant.priority), now_ns + tenant.slo_ns)
+        return (self.rank_of(tenant), now_ns + tenant.slo_ns)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Fill the free lanes, most urgent candidate first."""

@@ -27,7 +27,7 @@ from cotenant.policies.ordered.jobs import (
     Stakes,
     Waiting,
 )
-from cotenant.policies.ordered.reserve import Reserve
+from cotenant.policies.ordered.reserve import MOST_WORK_NS, RANKED, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs
 from cotenant.work import Work
 
@@ -111,7 +111,7 @@ class ManyJobs:
         """See Selection."""
         back = self._behind_alone(stakes)
         if reserve is not None:
-            self._beside(reserve, back)
+            self._beside(stakes, reserve, back)
         held: list[int] = self.rows[NUMBER, back].tolist()
         if held:
             self.rows[RANK, back] += BEHIND
@@ -121,8 +121,9 @@ class ManyJobs:
     def _values(self, stakes: Stakes, attainments: Sequence[float]) -> Sequence[Values]:
         """What jobs are worth, were these the attainments of tenants."""
         rows = self.rows
-        fared, weight = np.array(attainments)[rows[OWNER]], np.array(stakes.weights)[rows[OWNER]]
-        return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
+        owner = rows[OWNER]
+        fared, weight, rank = [np.array(each)[owner] for each in (attainments, stakes.weights, stakes.ranks)]
+        return stakes.worth(rows[ENTITLED] * 1.0, fared, weight, rank, rows[WORK] * 1.0, rows[ANSWERS] * 1.0)
 
     def _behind_alone(self, stakes: Stakes) -> NDArray[np.bool_]:
         rows = self.rows
@@ -153,20 +154,23 @@ class ManyJobs:
                 spared += int(work_ns[other])
         return back
 
-    def _beside(self, reserve: Reserve, back: NDArray[np.bool_]) -> None:
-        rows = self.rows
-        late = self._begin_ns(np.where(back, 0, rows[WORK])) - self._latest(DEADLINE)
-        beyond = ((rows[ENTITLED] == 0) & ~back).nonzero()[0]
-        missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], rows[WORK, beyond])
-        is_doubtful = missing > 0
-        doubtful = beyond[is_doubtful]
-        spared = 0
-        for at, each, work in zip(
-            doubtful.tolist(), missing[is_doubtful].tolist(), rows[WORK, doubtful].tolist(), strict=True
-        ):
-            if each > spared:
-                back[at] = True
-                spared += work
+    def _beside(self, stakes: Stakes, reserve: Reserve, back: NDArray[np.bool_]) -> None:
+        rows, out = self.rows, self.rows[ENTITLED] == 0
+        ranks = np.array(stakes.ranks, np.int64)[rows[OWNER]]
+        for rank in np.unique(ranks[out & ~back]).tolist():
+            late = self._begin_ns(np.where(back | (out & (ranks > rank)), 0, rows[WORK])) - self._latest(DEADLINE)
+            beyond = (out & ~back & (ranks == rank)).nonzero()[0]
+            works = rows[WORK, beyond]
+            costs = (rank << RANKED) | np.minimum(works, MOST_WORK_NS)
+            missing = late[beyond] + ahead_ns(reserve, rows[DEADLINE, beyond], costs)
+            is_doubtful = missing > 0
+            doubtful, spared = beyond[is_doubtful], 0
+            for at, each, work in zip(
+                doubtful.tolist(), missing[is_doubtful].tolist(), works[is_doubtful].tolist(), strict=True
+            ):
+                if each > spared:
+                    back[at] = True
+                    spared += work
 
     def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
         """See Selection. As long as more than FEW are left, they are laid on the lanes as if these were one."""
@@ -260,13 +264,13 @@ class ManyJobs:
         return found
 
 
-def ahead_ns(reserve: Reserve, left_ns: Column, work_ns: Column) -> Values:
+def ahead_ns(reserve: Reserve, left_ns: Column, costs: Column) -> Values:
     """What `Reserve.ahead_ns` says, of many jobs."""
     if not reserve.columns:
         sums = (reserve.within, reserve.within_ns, reserve.beyond, reserve.beyond_ns)
-        reserve.columns.extend(np.array(each) for each in (reserve.slo_ns, reserve.work_ns, reserve.keys, *sums))
-    slos, works, keys, within, within_ns, beyond, beyond_ns = reserve.columns
-    count, rank = slos.searchsorted(left_ns), works.searchsorted(work_ns)
+        reserve.columns.extend(np.array(each) for each in (reserve.slo_ns, reserve.costs, reserve.keys, *sums))
+    slos, of_costs, keys, within, within_ns, beyond, beyond_ns = reserve.columns
+    count, rank = slos.searchsorted(left_ns), of_costs.searchsorted(costs)
     level = np.arange(len(slos).bit_length())[:, None]
     block = (count >> level) - 1
     is_whole = (block & 1) == 0
@@ -286,18 +290,19 @@ class LongQueue:
     compare at the speed of memory.
     """
 
-    __slots__ = ("_keys", "_kinds", "_raw", "edition", "owner", "predictor", "rank", "rows")
+    __slots__ = ("_dues", "_keys", "_kinds", "_raw", "edition", "owner", "predictor", "rank", "rows")
 
     jobs: ClassVar[Sequence[Job]] = ()
 
     def __init__(self, queue: QueueView, dues: Mapping[int, int], known: LongQueue | None = None) -> None:
         """Of a queue whose keys begin with rank and deadline and end with the number; `dues` tells when those are due
-        that are within entitlements. `known` is what is known of it at another edition."""
-        self.edition = queue.edition
-        self._keys = list(queue.keys)
+        that are within entitlements. `known` is what is known of it at another edition: of use where it had the same
+        dictionary of dues, which grows and shrinks with the queue."""
+        self.edition, self._dues = queue.edition, dues
+        self._keys = list(queue.order)
         self._kinds: dict[tuple[int, int], int] = {} if known is None else known._kinds
         """Numbers of shapes and rows."""
-        edits = None if known is None else _edits(known._keys, self._keys)
+        edits = None if known is None or known._dues is not dues else _edits(known._keys, self._keys)
         if known is None or edits is None:
             self._raw = self._made(queue, dues, 0, len(self._keys))
         else:

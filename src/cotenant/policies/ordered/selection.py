@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
 from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Candidates, Job, Stakes
-from cotenant.policies.ordered.reserve import Reserve
+from cotenant.policies.ordered.reserve import Reserve, cost_of
 
 FEW = 128
 """Jobs up to which they are laid on the lanes one by one; of more, which lane gets which hardly matters."""
@@ -57,7 +57,7 @@ class Jobs:
         """See Selection."""
         back = self._behind_alone(stakes)
         if reserve is not None:
-            self._beside(reserve, back)
+            self._beside(stakes, reserve, back)
         if not back:
             return []
         kept, moved = list[Job](), list[Job]()
@@ -104,17 +104,24 @@ class Jobs:
             begin += work_ns
         return back
 
-    def _beside(self, reserve: Reserve, back: set[int]) -> None:
-        """Put `back`, too, what is beyond entitlements and would be late once what is to come has come before it."""
-        begin, lanes, now = sum(self._free_at), len(self._free_at), self._now_ns
-        for at, (_, deadline_ns, _, _, entitled, _, _, work_ns) in enumerate(self.jobs):
+    def _beside(self, stakes: Stakes, reserve: Reserve, back: set[int]) -> None:
+        """Put `back`, too, what is out of quota and would be late once what is to come has come before it.
+
+        Jobs out of quota of lower priorities do not count: they are worth less, and go first where not all can stay.
+        """
+        begin, lanes, now, ranks = sum(self._free_at), len(self._free_at), self._now_ns, stakes.ranks
+        loose = dict[int, int]()
+        for at, (_, deadline_ns, _, _, entitled, _, owner, work_ns) in enumerate(self.jobs):
             if at in back:
                 continue
             if not entitled:
-                missing = begin - (deadline_ns - work_ns) * lanes
-                if missing + reserve.ahead_ns(deadline_ns - now, work_ns) > 0:
+                rank = ranks[owner]
+                lower = sum([work for other, work in loose.items() if other > rank])
+                missing = begin - lower - (deadline_ns - work_ns) * lanes
+                if missing + reserve.ahead_ns(deadline_ns - now, cost_of(rank, work_ns)) > 0:
                     back.add(at)
                     continue
+                loose[rank] = loose.get(rank, 0) + work_ns
             begin += work_ns
 
     def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:

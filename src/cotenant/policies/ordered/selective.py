@@ -15,6 +15,7 @@ from cotenant.policies.desk import Desk
 from cotenant.policies.ordered.giving_up import give_up
 from cotenant.policies.ordered.jobs import Number
 from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.types import Tenant
 from cotenant.work import Share
 
 _NONE: Mapping[int, int] = {}
@@ -68,12 +69,16 @@ class Most(ListPolicy):
             self._fill_lanes(desk, free)
         return Decision(tuple(desk.starts), tuple(desk.drops), memory, again_ns=desk.again_ns)
 
+    def fared(self, account: AccountView) -> float:
+        """Attainment of all queries."""
+        return account.attainment
+
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """None: everybody's queries are due at their deadlines."""
         return _NONE
 
     def worth(
-        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
         """More for less work for an answer."""
         return (-work_ns / answers,)
@@ -87,35 +92,54 @@ class Weighted(Most):
     name: ClassVar[str] = "weighted"
 
     def worth(
-        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
         """Weight for work."""
         return (weight * answers / work_ns,)
 
 
-class Shares(Most):
-    """To each its share, and then as many answers as there can be: what is beyond its tenant's share goes first, the
-    most work before the others; where nothing is, a query of the tenant that has fared best."""
+class Quotas(Most):
+    """A policy of quotas: priorities of tenants count among queries out of quota alone, as part of their worth.
+
+    Where it may drop queries, all are served by deadline. Under other drop rules quotas have no effect, and the
+    priority goes first.
+    """
+
+    __slots__ = ()
+
+    def rank_of(self, tenant: Tenant) -> int:
+        """One for all tenants where quotas have an effect."""
+        return 0 if self.drop is DropRule.HOPELESS else tenant.rank
+
+
+class Shares(Quotas):
+    """To each its share, and then as many answers as there can be: queries out of quota go first, of these the tenants
+    of the lowest priority, then the most work; where none is, a query of the tenant that has fared best."""
 
     __slots__ = ()
 
     name: ClassVar[str] = "shares"
     reserves: ClassVar[bool] = True
 
+    def fared(self, account: AccountView) -> float:
+        """Attainment of what is in quota, which the loss of queries out of quota does not lower."""
+        return account.kept
+
     def dues(self, account: AccountView | None) -> Mapping[int, int]:
         """Those within the tenant's share."""
         return _NONE if account is None else account.due_ns
 
     def worth(
-        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """Those within come last; among them by how badly the tenant has fared, and else as `most`."""
-        return entitled, -fared * entitled, -work_ns / answers
+        """Those in quota come last, among them by how badly the tenant has fared; else by priority, then as `most`."""
+        return entitled, -fared * entitled, (entitled - 1) * rank, -work_ns / answers
 
 
-class Fair(Most):
+class Fair(Quotas):
     """The largest smallest attainment: device time is dealt in proportion to what each tenant asks for, and beyond that
-    a query of the tenant goes that has fared best of late; of one tenant, the one of the most work."""
+    a query of the tenant of the lowest priority goes, of these of the one that has fared best of late; of one tenant,
+    the one of the most work."""
 
     __slots__ = ()
 
@@ -126,7 +150,7 @@ class Fair(Most):
         return _NONE if account is None else account.even_due_ns
 
     def worth(
-        self, entitled: Number, fared: Number, weight: Number, work_ns: Number, answers: Number
+        self, entitled: Number, fared: Number, weight: Number, rank: Number, work_ns: Number, answers: Number
     ) -> Sequence[Number]:
-        """Those within come last; else by how badly the tenant has fared."""
-        return entitled, -fared, -work_ns / answers
+        """Those in quota come last, others by priority; else by how badly the tenant has fared."""
+        return entitled, (entitled - 1) * rank, -fared, -work_ns / answers

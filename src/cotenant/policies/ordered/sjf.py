@@ -9,7 +9,7 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView
 from cotenant.policies.desk import Key
 from cotenant.policies.ordered.listed import ListPolicy
-from cotenant.types import Query, Tenant, priority_rank
+from cotenant.types import Query, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +22,16 @@ class Sjf(ListPolicy):
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> Key:
         """(priority, predicted latency / weight, arrival)."""
-        return (query.rank, self._work(tenant, query.shape, query.items, 0, predictor), query.id)
+        return (tenant.rank, self._work(tenant, query.shape, query.items, 0, predictor), query.id)
 
     def batch_key(self, batch: BatchView, predictor: Predictor) -> Key:
         """(priority, predicted remaining latency / weight, arrival)."""
         work = self._work(batch.tenant, batch.shape, batch.items, batch.next_unit, predictor)
-        return (min([query.rank for query in batch.queries]), work, batch.queries[0].id)
+        return (batch.tenant.rank, work, batch.queries[0].id)
 
     def arrival_key(self, tenant: Tenant, now_ns: int, predictor: Predictor) -> Key:
         """As if it arrived now with one row of the first declared shape."""
-        return (priority_rank(tenant.priority), self._work(tenant, 0, 1, 0, predictor))
+        return (tenant.rank, self._work(tenant, 0, 1, 0, predictor))
 
     def _work(self, tenant: Tenant, shape: int, items: int, start: int, predictor: Predictor) -> int:
         latency = predictor.latency_ns(tenant.work(shape, items, start), self.lanes[0].size)

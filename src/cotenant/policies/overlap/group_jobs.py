@@ -94,21 +94,19 @@ def waiting_at(
         remaining = latency_ns(tenant.work(batch.shape, batch.items, start), cores)
         end = begin_ns + remaining
         # Of the deadlines the earliest that can be met, else the latest.
-        rank, meetable, latest = queries[0].rank, NEVER_NS, 0
+        meetable, latest = NEVER_NS, 0
         for query in queries:
             deadline = query.deadline_ns
             if end <= deadline < meetable:
                 meetable = deadline
             if deadline > latest:
                 latest = deadline
-            if query.rank < rank:
-                rank = query.rank
         if meetable == NEVER_NS:
             if drop_hopeless:
                 drops += [Drop(each.id, hopeless(remaining, each.deadline_ns - begin_ns)) for each in queries]
                 continue
             meetable = latest
-        found.append(Candidate(rank, meetable - end, queries[0].id, tenant.name, batch, start, False, remaining))
+        found.append(Candidate(tenant.rank, meetable - end, queries[0].id, tenant.name, batch, start, False, remaining))
     singles = predictor.singles_ns(cores)
     slack = NEVER_NS
     for name, queue in snapshot.queues.items():
@@ -123,7 +121,7 @@ def waiting_at(
                 needed = latency_ns(queue.tenant.work(head.shape, head.items), cores)
             headroom = head.deadline_ns - begin_ns - needed
             if headroom >= 0 or not drop_hopeless:
-                found.append(_new(Candidate, (head.rank, headroom, head.id, name, queue, at, True, needed)))
+                found.append(_new(Candidate, (queue.tenant.rank, headroom, head.id, name, queue, at, True, needed)))
                 break
             drops.append(Drop(head.id, hopeless(needed, headroom + needed)))
     found.sort()
@@ -139,7 +137,7 @@ def next_of(candidate: Candidate, begin_ns: int, cores: int, predictor: Predicto
         needed = remaining if are_alike else predictor.latency_ns(tenant.work(query.shape, query.items), cores)
         headroom = query.deadline_ns - begin_ns - needed
         if headroom >= 0 or before < 0:
-            return _new(Candidate, (query.rank, headroom, query.id, name, queue, behind, True, needed))
+            return _new(Candidate, (tenant.rank, headroom, query.id, name, queue, behind, True, needed))
     return None
 
 

@@ -299,7 +299,7 @@ class _RoundDecision(TurnDesk):
                 best, best_key = (queue, at), queue.keys[at]
             batch = self.paused_of(name)
             if batch is not None and not slots:  # what has begun goes on: it holds memory
-                key = min([(query.rank, query.deadline_ns, query.id) for query in batch.queries])
+                key = min([(batch.tenant.rank, query.deadline_ns, query.id) for query in batch.queries])
                 if best_key is None or key <= best_key:
                     best, best_key = batch, key
         return best

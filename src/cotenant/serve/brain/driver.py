@@ -58,6 +58,8 @@ class Driver:
         self._timer_version = 0
         self._watching = 0
         """Threads that wait for something to end."""
+        self._are_rates_kept = True
+        """Guaranteed rates take no more than all lanes."""
         self._failed_observers: list[Observer] = []
 
     def submit(self, make: Callable[[int, int], Query], inputs: Tensors, done: Done) -> int:
@@ -186,6 +188,8 @@ class Driver:
                     is_look_ahead_due = True
                 case PolicyFault():
                     self._tell(action, event)
+        if (self._engine.rated_part <= 1) is not self._are_rates_kept:
+            self._tell_rates()
         for observer in self._observers:
             try:
                 follow_up = observer(now, event, actions, timing)
@@ -213,6 +217,18 @@ class Driver:
         is_first = self._engine.faults.get((fault.policy, fault.call)) == 1
         error = self._engine.error if is_first else None
         _log.error(text, fault.policy, fault.call, type(event).__name__, fault.reason, exc_info=error)
+
+    def _tell_rates(self) -> None:
+        """Log in one line that guaranteed rates take more than there is, or no longer do."""
+        self._are_rates_kept = not self._are_rates_kept
+        if self._are_rates_kept:
+            _log.info("the guaranteed rates (tenant.rate) fit again")
+            return
+        _log.warning(
+            "the guaranteed rates (tenant.rate) take %.2f times all lanes together: each is kept only by %.0f %%, and "
+            "tenants without a rate have no quota; lower the rates ('cotenant models' lists what each takes)",
+            *(self._engine.rated_part, 100 / self._engine.rated_part),
+        )
 
     def _blame(self, observer: Observer, event: Event) -> None:
         """One bad observer (a full disk below the trace) must not cost the queries their answers."""

@@ -212,7 +212,7 @@ class Flows:
             outcome = Outcome.FAILED if failed else Outcome.REJECTED
             self._step(run, stage, outcome, error.message)
             return None
-        rank = priority_rank(run.request.priority or run.application.spec.priority or model.tenant.priority)
+        rank = priority_rank(run.request.priority or run.application.spec.priority)
 
         def make(number: int, now_ns: int) -> StageQuery:
             return StageQuery(

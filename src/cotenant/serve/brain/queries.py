@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
+from typing import NamedTuple
 
 from cotenant.core.actions import Respond
 from cotenant.core.events import QueryRefused
@@ -26,6 +28,15 @@ from cotenant.wire.api import (
 Done = Callable[[InferResult], None]
 
 
+class EngineFigures(NamedTuple):
+    """Faults of the policy, and of fallbacks, by name and call; whether the fallback serves now; and the part of all
+    lanes that guaranteed rates take."""
+
+    faults: Mapping[tuple[str, str], int] = MappingProxyType({})
+    falls_back: bool = False
+    rated_part: float = 0.0
+
+
 def arrival_of(request: InferRequest, now_ns: int) -> int:
     """From when the time of a request counts: since its first byte could be read, where the front-end tells that."""
     return min(request.arrival_ns, now_ns) if request.arrival_ns else now_ns
@@ -45,7 +56,7 @@ def query_of(
         tenant=tenant.name,
         arrival_ns=arrival_ns,
         deadline_ns=arrival_ns + slo,
-        rank=priority_rank(request.priority or tenant.priority),
+        rank=priority_rank(request.priority),
         items=form.items,
         shape=form.shape,
         merge_key=form.merge_key,
@@ -80,11 +91,11 @@ def waiting_of(driver: Driver | None) -> Mapping[str, int]:
     return driver.read(lambda engine: {each.name: engine.waiting(each.name) for each in engine.tenants})
 
 
-def faults_of(driver: Driver | None) -> tuple[Mapping[tuple[str, str], int], bool]:
-    """Faults of the policy, and of fallbacks, by name and call; and whether the fallback serves now."""
+def figures_of(driver: Driver | None) -> EngineFigures:
+    """What the metrics page tells of the engine; nothing before the start."""
     if driver is None:
-        return {}, False
-    return driver.read(lambda engine: (dict(engine.faults), engine.falls_back))
+        return EngineFigures()
+    return driver.read(lambda engine: EngineFigures(dict(engine.faults), engine.falls_back, engine.rated_part))
 
 
 def statistics_of(name: str, version: str, known: TenantCounters | None) -> ModelStatistics:
