@@ -36,6 +36,7 @@ from cotenant.execute.compiled.choice import (
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.compiled.sweep import sweep
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.runner import to_numpy
 from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
@@ -352,10 +353,9 @@ def _calls(each: _Opened, threads: int | tuple[int, ...]) -> list[tuple[Call, Ca
 
 def _error(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:
     found = 0.0
-    for name, expected in theirs.items():
-        right = np.asarray(expected.numpy() if hasattr(expected, "numpy") else expected)
-        given = ours[name]
-        got = np.asarray(given.numpy() if hasattr(given, "numpy") else given)
+    given = to_numpy(ours)
+    for name, right in to_numpy(theirs).items():
+        got = given[name]
         if right.dtype.kind == "f" and right.size:
             found = max(found, float(np.max(np.abs(got - right)) / max(1e-30, float(np.max(np.abs(right))))))
         elif not np.array_equal(got, right):

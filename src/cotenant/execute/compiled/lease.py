@@ -18,6 +18,7 @@ from cotenant.execute.compiled.memory import floats
 from cotenant.execute.compiled.nodes import KernelNode
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlan
 from cotenant.execute.errors import TensorError
+from cotenant.execute.runner import array_of
 from cotenant.execute.threads.team import Team
 
 Kernels = Mapping[Problem, Sequence[KernelVersion]]
@@ -136,11 +137,11 @@ class Lease:
         height, width, rim = place.plane
         lanes = self.prepared.lanes
         blocks = self.array(place).reshape(place.images, place.blocks, height + 2 * rim, width + 2 * rim, lanes)
-        return from_blocks(blocks, shape[1], rim).reshape(shape)
+        return np.array(from_blocks(blocks, shape[1], rim)).reshape(shape)  # of one pixel it is a view of the blocks
 
     def take_in(self, name: str, value: Any, shape: tuple[int, ...], start: int) -> None:
         """A tensor that others made before unit `start`, in every form that units from there on read it."""
-        plain = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+        plain = np.asarray(array_of(value))
         self.set_plain(name, plain)
         for form in ("blocked", "pixels", "lined"):
             place = self.prepared.plan.places.get((name, form))
