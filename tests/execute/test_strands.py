@@ -427,9 +427,9 @@ def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(executors: Execut
 
 
 def test_tensors_without_rows_cannot_be_taken_apart() -> None:
-    parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, from_inputs=True)
+    parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, 0)
     found = parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()
     assert (found["x"].shape, found["n"]) == ((2, 2), 3)
-    parts = Parts(4, {"x": np.zeros((3, 2))}, from_inputs=False)
+    parts = Parts(4, {"x": np.zeros((3, 2))}, 1)
     with pytest.raises(RowsError, match=r"tensor 'x' has shape \(3, 2\), expected 4 rows"):
         parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()

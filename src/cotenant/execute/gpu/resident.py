@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cotenant.execute.protocol import LoadSpec
-from cotenant.graph.dfg import Tensor
+from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.work import Share
 
 if TYPE_CHECKING:
@@ -24,12 +24,10 @@ class StreamModel(Protocol):
     name: str
     device: str
     inputs: tuple[Tensor, ...]
+    dfg: Dfg
 
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Make ready to run ranges of units."""
-
-    def reads(self, start: int, end: int) -> Collection[str]:
-        """The tensors that units [start, end) read of those that are live before them."""
 
     def why_eager(self, start: int, end: int) -> str:
         """Why these units cannot be captured; "" where nothing is known against it."""

@@ -30,7 +30,7 @@ def values_of(work: Work, batch: BatchTensors, before: Collection[int], model: S
         parts.trim(form.held)
     found = parts.rows(work, before)
     if work.start:
-        return found.tensors(model.reads(work.start, work.end))
+        return found.tensors(model.dfg.segment_io(work.start, work.end)[0])
     return _gathered(lane, {name: [array] for name, array in found.tensors().items()})
 
 

@@ -30,7 +30,7 @@ from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
 from cotenant.execute.gpu.strand_tensors import form_at, values_of
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.place import Place, StreamPlace
-from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
+from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Tensors, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import ModelSource, opened_by
 from cotenant.execute.torch.model import first_line
@@ -318,8 +318,9 @@ class TorchExecutor(BaseExecutor):
         if flight.launch.last:
             results = {name: streams.download(form.without_padding(value)) for name, value in results.items()}
         else:
-            if parts is not None:  # whoever puts them together wants the rows that there are
-                results = {name: form.without_padding(value) for name, value in results.items()}
+            if parts is not None:  # the rows that there are, of what these units make: the rest is of others
+                made = resident.model.dfg.segment_io(work.start, work.end)[1]
+                results = {name: form.without_padding(results[name]) for name in made}
             if chain is not None:  # the next launch of this lane writes over it
                 results = {name: value.clone() for name, value in results.items()}
             if parts is not None:
@@ -368,13 +369,16 @@ class TorchExecutor(BaseExecutor):
         launch, batch = flight.launch, flight.batch
         if flight.is_cancelled or isinstance(batch, Exception):
             return Timing()
+        done: tuple[BatchTensors, Tensors] | None = None
         if launch.last:
-            outputs = {name: flight.lane.streams.to_numpy(value) for name, value in flight.results.items()}
-            self._batches.finish(launch, batch, outputs)
-        elif batch.parts is not None:
-            batch.parts.end(launch.id)
-        else:
+            done = batch, {name: flight.lane.streams.to_numpy(value) for name, value in flight.results.items()}
+        if batch.parts is not None and flight.resident is not None:
+            names = [tensor.name for tensor in flight.resident.model.dfg.outputs]
+            done = self._batches.join(launch, names, {} if done is None else done[1], {})
+        elif done is None:
             self._batches.pause(launch, batch, flight.results)
+        if done is not None:
+            self._batches.finish(launch, *done)
         output_ns = time.perf_counter_ns() - arrived
         pieces = flight.placed.times() if flight.placed is not None else ()
         if len(flight.events) == 1:
