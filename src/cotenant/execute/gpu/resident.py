@@ -62,6 +62,11 @@ class Resident:
         self._is_lent = is_lent
         self._lock = threading.Lock()
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs."""
+        return tuple(tensor.name for tensor in self.model.dfg.outputs)
+
     def begin(self) -> bool:
         """A launch is on its way; never blocks. False when the model is closed."""
         with self._lock:

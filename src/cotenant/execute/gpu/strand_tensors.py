@@ -44,6 +44,12 @@ def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> B
     return (batch.parts.form or _UNKNOWN).of_rows(work.items)
 
 
+def results_of(work: Work, batch: BatchTensors, model: StreamModel, form: BatchForm, results: Named) -> Named:
+    """What a launch gives, without padding: a part of a batch what its units make, other launches all `results`."""
+    names = results if batch.parts is None else model.dfg.segment_io(work.start, work.end)[1]
+    return {name: form.without_padding(results[name]) for name in names}
+
+
 def _gathered(lane: StreamLane, inputs: Pieces) -> Named:
     """Inputs below each other, in memory of the host that the device can copy from."""
     tensors: dict[str, torch.Tensor] = {}
