@@ -29,9 +29,9 @@ def values_of(work: Work, batch: BatchTensors, before: Collection[int], model: S
     if form.held > form.rows:
         parts.trim(form.held)
     found = parts.rows(work, before)
-    if work.start:
-        return found.tensors(model.dfg.segment_io(work.start, work.end)[0])
-    return _gathered(lane, {name: [array] for name, array in found.tensors().items()})
+    values = found.tensors(model.dfg.segment_io(work.start, work.end)[0] if work.start else None)
+    inputs = {name: [value] for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    return {**values, **_gathered(lane, inputs)}
 
 
 def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> BatchForm:
