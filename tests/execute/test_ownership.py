@@ -6,7 +6,7 @@ Each test runs a model, frees all else, writes over memory of the same sizes, an
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,16 +32,13 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.work import Share, Work
 from here_workers import here_workers
 from onnx_samples import Sketch, info
-from part_plans import Lead, Stage, random_stages
+from part_plans import Answer, Lead, check_answers, random_stages, ways
 from placed_samples import random_placement
 from port_graphs import WIDTH, Arrays, onnx_answer, port_feeds, random_ports, spoil, wrong_outputs
 
 ONE = Share((0,))
 SEEDS = range(12)
 SHAPES = dict.fromkeys("ab", (1, WIDTH))
-EXACT = ("a", "b", "same", "table")
-"""Outputs that nothing computes."""
-Answer = Callable[[Arrays], Arrays]
 
 
 # --- runners --------------------------------------------------------------------------------------------------------
@@ -77,7 +74,7 @@ def test_what_a_run_gives_stays_when_all_else_is_gone(tmp_path: Path, seed: int)
     held = [spoil(right) for _, _, right in kept]
     assert held
     for spans_text, got, right in kept:
-        assert not wrong_outputs(got, right, EXACT), spans_text
+        assert not wrong_outputs(got, right), spans_text
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -94,7 +91,7 @@ def test_what_a_placed_run_gives_stays_when_all_else_is_gone(tmp_path: Path, see
     held = [spoil(right) for _, right in kept]
     assert held
     for got, right in kept:
-        assert not wrong_outputs(got, right, EXACT)
+        assert not wrong_outputs(got, right)
 
 
 def test_an_array_of_a_tensor_holds_the_tensor() -> None:
@@ -150,47 +147,12 @@ def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         made.close()
 
 
-def ask(
-    executor: ModelExecutor,
-    model: Runner,
-    answer: Answer,
-    seed: int,
-    ways: Sequence[Callable[[Random], list[Stage]]],
-    cuts: tuple[int, ...] = (),
-) -> None:
-    """Run batches each way, unload the model, and compare the answers with the model's own."""
-    rng = Random(seed)
-    loaded = executor.load("ports", model, LoadSpec((ONE,), cuts or (0, model.unit_count), (SHAPES,), max_batch=8))
-    executor.add_model("ports", loaded)
-    lead = Lead(executor, "ports", model.unit_count, ONE)
-    kept: list[tuple[list[Stage], Mapping[str, Any], Arrays]] = []
-    for at, way in enumerate(ways):
-        stages = way(rng)
-        feeds = port_feeds(seed + at, 5)
-        [got] = lead.run(stages, [{name: array.copy() for name, array in feeds.items()}])
-        kept.append((stages, got, answer(feeds)))
-    executor.remove_model("ports")
-    loaded.close()
-    held = [spoil(right) for _, _, right in kept]
-    assert held
-    for stages, got, right in kept:
-        assert not wrong_outputs(got, right, EXACT), stages
-
-
-def ways(model: Runner, count: int) -> list[Callable[[Random], list[Stage]]]:
-    """The whole, every unit, and random stages of chunks and tasks of a batch of five rows."""
-    units, runs = model.unit_count, model.row_graph(SHAPES).runs
-    every: list[Stage] = [[(unit, unit + 1, ())] for unit in range(units)]
-    random = partial(random_stages, dfg=model.dfg, runs=runs, rows=5)
-    return [lambda _: [[(0, units, ())]], lambda _: every, *([random] * count)]
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_output_is_answered_however_a_batch_runs(executor: ModelExecutor, tmp_path: Path, seed: int) -> None:
     source = random_ports(seed)
     onnx.save(source, tmp_path / "ports.onnx")
     model = open_model(tmp_path / "ports.onnx", cache_dir=tmp_path / "cache")
-    ask(executor, model, partial(onnx_answer, source), seed, ways(model, 12))
+    check_answers(executor, model, partial(onnx_answer, source), port_feeds, ways(model, 12))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -206,7 +168,7 @@ def test_rows_of_several_queries_get_every_output(executor: ModelExecutor, tmp_p
         feeds = [port_feeds(10 * at + rows, rows) for rows in (2, 1, 3)]
         stages = random_stages(rng, dfg, runs, 6)
         for got, given in zip(lead.run(stages, feeds), feeds, strict=True):
-            assert not wrong_outputs(got, onnx_answer(source, given), EXACT), stages
+            assert not wrong_outputs(got, onnx_answer(source, given)), stages
 
 
 @pytest.fixture(scope="module", params=range(3))
@@ -221,7 +183,7 @@ def archive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_every_output_of_a_torch_model_is_answered(executor: ModelExecutor, archive: tuple[Path, Answer]) -> None:
     path, answer = archive
     model = open_model(path, cache_dir=path.parent / "cache")
-    ask(executor, model, answer, 1, ways(model, 8))
+    check_answers(executor, model, answer, port_feeds, ways(model, 8))
 
 
 @pytest.mark.parametrize("device", ["cores", "captured"])
@@ -235,7 +197,7 @@ def test_every_output_is_answered_on_streams(archive: tuple[Path, Answer], devic
     executor = TorchExecutor(CpuStreams() if device == "cores" else prompt)
     model = open_model(path, cache_dir=path.parent / "cache")
     cuts = tuple(range(model.unit_count + 1))
-    ask(executor, model, answer, 2, ways(model, 10), cuts if device == "captured" else ())
+    check_answers(executor, model, answer, port_feeds, ways(model, 10), cuts if device == "captured" else ())
     assert bool(executor.chains.replayed) == bool(prompt.replays) == (device == "captured")
     executor.close()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
 
 from cotenant.core.actions import Launch
-from cotenant.execute.protocol import Executor, Timing
-from cotenant.graph.dfg import Dfg
+from cotenant.execute.protocol import Executor, LoadSpec, ModelExecutor, Timing
+from cotenant.execute.runner import Runner
+from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.work import Share, Work
+from port_graphs import Arrays, spoil, wrong_outputs
 
 WAIT_S = 30.0
 Tile = tuple[int, int, tuple[int, ...]]
@@ -68,6 +71,57 @@ def _tasks(rng: Random, dfg: Dfg, runs: Sequence[Sequence[int]], rows: int, at: 
 def _reads(dfg: Dfg, start: int, end: int) -> set[str]:
     made = {name for unit in dfg.units[start:end] for name in unit.outputs}
     return {name for unit in dfg.units[start:end] for name in unit.inputs} - made
+
+
+Way = Callable[[Random], list[Stage]]
+Answer = Callable[[Arrays], Arrays]
+ROWS = 5
+"""Of the batches of `check_answers`."""
+
+
+def ways(model: Runner, count: int) -> list[Way]:
+    """The whole, every unit, and random stages of chunks and tasks, of batches of `ROWS` rows."""
+    units = model.unit_count
+    runs = model.row_graph({tensor.name: (1, *_row_of(tensor)) for tensor in model.inputs}).runs
+    every: list[Stage] = [[(unit, unit + 1, ())] for unit in range(units)]
+    random = partial(random_stages, dfg=model.dfg, runs=runs, rows=ROWS)
+    return [lambda _: [[(0, units, ())]], lambda _: every, *([random] * count)]
+
+
+def _row_of(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(dim for dim in (tensor.shape or ())[1:] if isinstance(dim, int))
+
+
+def check_answers(
+    executor: ModelExecutor,
+    model: Runner,
+    answer: Answer,
+    feeds: Callable[[int, int], Arrays],
+    ways: Sequence[Way],
+    cuts: tuple[int, ...] = (),
+) -> None:
+    """Run a batch each way; unload the model, write over what is free, and compare with what `answer` gives.
+
+    `feeds` makes inputs of a seed and a number of rows.
+    """
+    rng = Random(len(ways))
+    shapes = {tensor.name: (1, *_row_of(tensor)) for tensor in model.inputs}
+    units, share = model.unit_count, Share((0,))
+    loaded = executor.load("ports", model, LoadSpec((share,), cuts or (0, units), (shapes,), max_batch=8))
+    executor.add_model("ports", loaded)
+    lead = Lead(executor, "ports", units, share)
+    kept: list[tuple[list[Stage], Mapping[str, Any], Arrays]] = []
+    for at, way in enumerate(ways):
+        stages = way(rng)
+        given = feeds(at, ROWS)
+        [got] = lead.run(stages, [{name: array.copy() for name, array in given.items()}])
+        kept.append((stages, got, answer(given)))
+    executor.remove_model("ports")
+    loaded.close()
+    held = [spoil(right) for _, _, right in kept]
+    assert held
+    for stages, got, right in kept:
+        assert not wrong_outputs(got, right), stages
 
 
 class Lead:
