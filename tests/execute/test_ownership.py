@@ -21,7 +21,7 @@ import pytest
 import cotenant
 from cotenant.core.actions import Launch
 from cotenant.execute.concurrent.placed_model import PlacedModel
-from cotenant.execute.errors import RowsError
+from cotenant.execute.errors import ModelError, RowsError
 from cotenant.execute.onnx.segment_session import as_ort_value
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.parts import Parts
@@ -200,6 +200,19 @@ def test_every_output_is_answered_on_streams(archive: tuple[Path, Answer], devic
     check_answers(executor, model, answer, port_feeds, ways(model, 10), cuts if device == "captured" else ())
     assert bool(executor.chains.replayed) == bool(prompt.replays) == (device == "captured")
     executor.close()
+
+
+def test_an_output_named_as_an_input_is_refused_when_a_torch_model_is_opened(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from torch_samples import saved
+
+    class Same(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any) -> dict[str, Any]:
+            return {"x": torch.tanh(x)}
+
+    saved(Same(), {"x": torch.ones(2, 3)}, tmp_path / "same.pt2")
+    with pytest.raises(ModelError, match="output 'x' has the name of an input"):
+        open_model(tmp_path / "same.pt2")
 
 
 def test_text_that_is_an_input_and_an_output_stays_what_it_was(executor: ModelExecutor, tmp_path: Path) -> None:
