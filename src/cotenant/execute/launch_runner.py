@@ -84,7 +84,7 @@ class LaunchRunner:
                 tensors = {name: for_engine(array) for name, array in inputs.items()}
             elif isinstance(batch, BatchTensors):
                 tensors = batch.kept
-            given = tensors
+            given = frozenset(tensors) if part is not None else frozenset()  # names alone: tensors may go in between
             version = {"version": launch.work.version} if launch.work.version else {}
             gathered = ran = time.perf_counter_ns()
             on_core_ns = time.thread_time_ns()
