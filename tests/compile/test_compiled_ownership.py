@@ -104,7 +104,7 @@ def test_every_output_of_a_compiled_model_is_answered(folder: Path) -> None:
     source = onnx.load(folder / "ports.onnx")
     executor = ThreadExecutor()
     model = opened(folder)
-    check_answers(executor, model, partial(onnx_answer, source), pictures, ways(model, 40))
+    check_answers(executor, model, partial(onnx_answer, source), pictures, ways(model, 16))
     executor.close()
 
 
