@@ -15,46 +15,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
 from cotenant.execute.compiled.choice import (
-    FORMAT,
-    ChosenKernels,
     KernelChoice,
     apply,
-    choice_path,
     open_onnx,
-    save_choice,
     store_of,
 )
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.compiled.lease import Kept
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import open_model, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.work import Share, Work
+from kernel_choices import compiled
 from kernel_graphs import SIZE, network, products
 from kernels import a_compiler
-
-
-def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) -> KernelChoice:
-    """Kernels for all that a model asks for, kept as what was chosen for it."""
-    compiler, store = a_compiler(), store_of(cache)
-    with CompiledModel.open(path, cache_dir=cache) as model:
-        problems = [each for unit in model.planner(shapes, store.target.lanes).problems().values() for each in unit]
-        found = {
-            each: search(each, store, CKernel(compiler), SearchEffort(count, workers=2))
-            for each in dict.fromkeys(problems)
-        }
-        kernels = tuple(ChosenKernels(each, tuple(c.library.key for c in made)) for each, made in found.items())
-        choice = KernelChoice(FORMAT, model.unit_count, kernels)
-    save_choice(choice_path(cache, content_of(path)), choice)
-    return choice
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,16 +22,14 @@ from cotenant.execute.protocol import LoadSpec, ModelExecutor
 from cotenant.execute.runner import Runner, open_model, to_numpy
 from cotenant.execute.source import ModelSource
 from cotenant.execute.threads.executor import ThreadExecutor
-from cotenant.execute.worker import supervisor, worker
-from cotenant.execute.worker.channel import Channel
 from cotenant.execute.worker.executor import ProcessExecutor
-from cotenant.execute.worker.shared_tensors import SharedBuffer
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.serve.brain.clock import RealClock
 from cotenant.serve.brain.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
+from here_workers import HereWorker, here_workers
 from strands import Branches, Growing, Halves, Middle, Pointers
 from strict_engine import StrictEngine as Engine
 
@@ -88,38 +86,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SegmentedModel]:
         yield opened
 
 
-class HereWorker:
-    """A worker on a thread of this process, so that its model can be looked at. Stands in for `WorkerProcess`."""
-
-    pid = 1
-    made: ClassVar[list[HereWorker]] = []
-
-    def __init__(self, *_: object) -> None:
-        self.made.append(self)
-        self.channel, self._theirs = Channel.pair()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        self.worker = worker.Worker(self._theirs, 0)
-        self.worker.serve()
-        self._theirs.close()
-
-    def resident_bytes(self) -> int:
-        return 0
-
-    def kill(self) -> None:
-        self.channel.shut()
-
-    def wait(self) -> str:
-        self._thread.join(WAIT_S)
-        return "was killed by the test"
-
-    def close(self) -> None:
-        assert self.worker.paused == 0
-        self.channel.close()
-
-
 Executors = Callable[[Callable[[Any], Any]], ModelExecutor]
 
 
@@ -127,28 +93,18 @@ Executors = Callable[[Callable[[Any], Any]], ModelExecutor]
 def executors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Executors]:
     """Makes executors that run models as something changes them."""
 
-    buffers: list[SharedBuffer] = []
-
-    def buffer(descriptor: int) -> SharedBuffer:
-        buffers.append(SharedBuffer(descriptor))
-        return buffers[-1]
-
     def make(change: Callable[[Any], Any]) -> ModelExecutor:
         if request.param == "threads":
             executor = ThreadExecutor()
             load = executor.load
             monkeypatch.setattr(executor, "load", lambda name, model, *rest: load(name, change(model), *rest))
             return executor
-        monkeypatch.setattr(supervisor, "WorkerProcess", HereWorker)
-        monkeypatch.setattr(worker, "SharedBuffer", buffer)
         opened = ModelSource.open
         monkeypatch.setattr(ModelSource, "open", lambda source: change(opened(source)))
         return ProcessExecutor()
 
-    yield make
-    HereWorker.made.clear()
-    for each in buffers:  # which end with a worker that is a process
-        each.close()
+    with here_workers(monkeypatch):
+        yield make
 
 
 class Served:
@@ -427,9 +383,9 @@ def test_a_part_that_fails_fails_its_batch_and_nothing_is_left(executors: Execut
 
 
 def test_tensors_without_rows_cannot_be_taken_apart() -> None:
-    parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, from_inputs=True)
+    parts = Parts(4, {"x": np.zeros((4, 2)), "n": np.float32(3)}, 0)
     found = parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()
     assert (found["x"].shape, found["n"]) == ((2, 2), 3)
-    parts = Parts(4, {"x": np.zeros((3, 2))}, from_inputs=False)
+    parts = Parts(4, {"x": np.zeros((3, 2))}, 1)
     with pytest.raises(RowsError, match=r"tensor 'x' has shape \(3, 2\), expected 4 rows"):
         parts.rows(Work("a", 0, 2, 1, 2, rows=(2, 4))).tensors()

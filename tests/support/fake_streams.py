@@ -184,11 +184,22 @@ class FakeModel:
 
     units = 4
 
+    @property
+    def dfg(self) -> Any:
+        """Only batches in parts have a look at it."""
+        return self
+
+    def segment_io(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What units [start, end) read of what was there, and what they make: unit 0 makes `first`, the last one "y"."""
+        made = ("y",) if end == self.units else ("x",) if start else ("x", "first")
+        return ("x", "first") if start else ("x",), made
+
     def __init__(self, name: str, device: FakeStreams | None = None, weight_bytes: int = 100) -> None:
         self.path = Path(f"/models/{name}/1/model.pt2")
         self.name = name
         self.device = "cpu" if device is None else device.name
         self.inputs = (Tensor("x", "tensor(float)", (None, 3)),)
+        self.outputs = (Tensor("y", "tensor(float)", (None, 3)),)
         self.unit_count = self.units
         self.weight_bytes = weight_bytes
         self._home = device
@@ -218,9 +229,6 @@ class FakeModel:
         for unit in range(start, end):
             x = 2 * x + unit
         return {"y": x + first} if end == self.units else {"x": x, "first": first}
-
-    def reads(self, start: int, end: int) -> tuple[str, ...]:
-        return ("x", "first") if start else ("x",)
 
     def check_values(self, tensors: Mapping[str, Any]) -> None:
         """It has no indices."""

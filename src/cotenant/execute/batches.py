@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,10 +36,11 @@ class BatchTensors:
 
     Those who leave at a cut stay in it, as their rows stay in the tensors to the end. Made by `Batches`. Inputs are put
     below each other, and outputs dealt out, nowhere else. `kept` are the tensors that are live where a paused batch
-    stands; `home` is who has them instead, where that is not who has this. `part` are those of one launch of several.
+    stands, before `unit`; `home` is who has them instead, where that is not who has this. `part` are those of one
+    launch of several.
     """
 
-    __slots__ = ("_inputs", "_kept", "form", "home", "items", "part", "parts", "queries", "rows")
+    __slots__ = ("_inputs", "_kept", "form", "home", "items", "part", "parts", "queries", "rows", "unit")
 
     def __init__(self, launch: Launch | Run, inputs: list[Tensors], home: object = None) -> None:
         self.queries = launch.queries
@@ -47,6 +48,7 @@ class BatchTensors:
         self.rows: tuple[int, ...] = (self.items,)
         self._kept: Mapping[str, Any] | PartRows = {}
         self.home = home
+        self.unit = 0
         self.form: Any = None
         """What an executor notes of it for its next launch."""
         self.parts: Parts | None = None
@@ -86,7 +88,7 @@ class BatchTensors:
     def take_apart(self) -> None:
         """Let several launches, of which each may have some rows alone, begin with the inputs. As `gather` else."""
         self.items = sum(map(_row_count, self._inputs))
-        self.parts = Parts(self.items, self.whole(), from_inputs=True)
+        self.parts = Parts(self.items, self.whole(), 0)
 
     def scatter(self, outputs: Tensors) -> Iterator[tuple[int, Tensors]]:
         """Each query with its rows of the outputs; a single one has them all. Raises RowsError when they do not fit."""
@@ -158,7 +160,7 @@ class Batches:
                 raise ModelGoneError(launch.work.tenant)
             if launch.part:  # who has the tensors elsewhere gets all inputs: which part begins there first, he knows
                 if batch.parts is None:
-                    batch.parts = Parts(batch.items, batch.kept, from_inputs=False, form=batch.form)
+                    batch.parts = Parts(batch.items, batch.kept, batch.unit, batch.form)
                 if home is not None:
                     return BatchTensors(launch, [batch.parts.base])
                 made = BatchTensors(launch, [])
@@ -173,17 +175,26 @@ class Batches:
             del self._paused[launch.batch]
         return batch
 
-    def _end_part(self, launch: Launch | Run, tensors: Mapping[str, Any]) -> None:
-        """One of several launches of a batch has ended; with the last one the outputs are there."""
+    def join(
+        self, launch: Launch | Run, names: Collection[str], made: Mapping[str, Any], whole: Mapping[str, Any]
+    ) -> tuple[BatchTensors, Mapping[str, Any]] | None:
+        """One of several launches of a batch has ended. Keep what its units made, of its rows.
+
+        Gives the batch with the outputs of these names, of all rows, when no part up to the model's end is left; else
+        None. They come from the parts and from launches before them. `whole` are outputs that no rows are put together
+        of: constants, and those that were joined elsewhere. Raises RowsError when rows cannot be put together.
+        """
         with self._lock:
             batch = self._paused.get(launch.batch)
-            if batch is None or batch.parts is None:
-                return  # nobody waits for it any more
-            outputs = batch.parts.add(launch.work, tensors, is_last=launch.last)
-            if outputs is not None:
-                del self._paused[launch.batch]
-        if outputs is not None:
-            self._keep(batch, outputs)
+            parts = None if batch is None else batch.parts
+            if batch is None or parts is None:
+                return None  # the batch was released
+            if made:
+                parts.submit(launch.work, made, launch.id)
+            if not parts.end(launch, whole):
+                return None
+            del self._paused[launch.batch]
+        return batch, parts.outputs(names)
 
     def try_begin(self, launch: Launch) -> BatchTensors | Exception:
         """As `begin`, with what it raises given back: for executors whose lanes tell of it when its turn comes."""
@@ -193,25 +204,17 @@ class Batches:
             return error
 
     def pause(self, launch: Launch | Run, batch: BatchTensors, kept: Mapping[str, Any]) -> None:
-        """A launch has ended at a cut: keep what is live there until the next one."""
-        if launch.part:
-            self._end_part(launch, kept)
-            return
+        """A launch has ended at a cut: keep what is live there until the next one. For launches that are no part."""
         batch.kept = kept
+        batch.unit = launch.work.end
         with self._lock:
             self._paused[launch.batch] = batch
 
     def finish(self, launch: Launch | Run, batch: BatchTensors, outputs: Tensors) -> None:
-        """Keep the outputs of the last launch until they are taken; those of queries that have ended nobody would take.
+        """Keep the outputs of a batch until they are taken; without those of queries that have ended.
 
-        Raises RowsError when they do not fit: then nobody gets anything.
+        For a part `join` gives the batch and its outputs. Raises RowsError when they do not fit: none is kept then.
         """
-        if launch.part:
-            self._end_part(launch, outputs)
-        else:
-            self._keep(batch, outputs)
-
-    def _keep(self, batch: BatchTensors, outputs: Tensors) -> None:
         answers = dict(batch.scatter(outputs))
         with self._lock:
             self._outputs.update({query: tensors for query, tensors in answers.items() if query in self._inputs})
@@ -264,7 +267,7 @@ def for_engine(array: Any) -> Any:
 def for_client(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Outputs as they go to the front-ends: text becomes bytes again."""
     return {
-        name: np.array([str(item).encode() for item in array.ravel()], dtype=np.object_).reshape(array.shape)
+        name: np.array([_encoded(item) for item in array.ravel()], dtype=np.object_).reshape(array.shape)
         if array.dtype.kind in "OU"
         else array
         for name, array in tensors.items()
@@ -275,6 +278,10 @@ def reason_of(error: Exception) -> str:
     """A sentence for the client, without the paths of this machine."""
     text = error.reason if isinstance(error, ModelError) else str(error) or type(error).__name__
     return " ".join(text.split())[:_REASON_CHARS]
+
+
+def _encoded(item: Any) -> bytes:
+    return item if isinstance(item, bytes) else str(item).encode()  # an input that is an output is bytes already
 
 
 def _text(item: bytes | str) -> str:

@@ -72,9 +72,11 @@ class LaunchRunner:
             if model is None:
                 raise ModelGoneError(launch.work.tenant)
             start = launch.work.start
-            if isinstance(batch, BatchTensors) and batch.part is not None:
-                read = model.dfg.segment_io(start, launch.work.end)[0] if start else None
-                tensors: Any = batch.part.tensors(read)
+            part = batch.part if isinstance(batch, BatchTensors) else None
+            tensors: Any
+            if part is not None:
+                read, made = model.dfg.segment_io(start, launch.work.end)
+                tensors = part.tensors(read if start else None)
                 if not start:
                     tensors = {name: for_engine(array) for name, array in tensors.items()}
             elif start == 0:
@@ -82,6 +84,7 @@ class LaunchRunner:
                 tensors = {name: for_engine(array) for name, array in inputs.items()}
             elif isinstance(batch, BatchTensors):
                 tensors = batch.kept
+            given = frozenset(tensors) if part is not None else frozenset()  # names alone: tensors may go in between
             version = {"version": launch.work.version} if launch.work.version else {}
             gathered = ran = time.perf_counter_ns()
             on_core_ns = time.thread_time_ns()
@@ -98,7 +101,14 @@ class LaunchRunner:
                 stolen_ns = max(0, ran - gathered - (time.thread_time_ns() - on_core_ns))
             take_pieces = getattr(model, "take_pieces", None)
             pieces = () if take_pieces is None else take_pieces()
-            if launch.last:
+            if part is not None:
+                own = {name: tensors[name] for name in made}
+                alike = {name: tensors[name] for name in tensors if name not in own and name not in given}
+                names = [tensor.name for tensor in model.outputs]
+                joined = self._batches.join(launch, names, own, alike if launch.last else {})
+                if joined is not None:
+                    hand_out(launch, joined[0], for_client(joined[1]))
+            elif launch.last:
                 hand_out(launch, batch, for_client(to_numpy(tensors)))
             elif isinstance(batch, BatchTensors):
                 self._batches.pause(launch, batch, tensors)

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cotenant.execute.errors import RowsError
 from cotenant.execute.runner import to_numpy
 from cotenant.work import Work
+
+if TYPE_CHECKING:
+    from cotenant.core.actions import Launch
+    from cotenant.execute.worker.channel import Run
 
 _Named = Mapping[str, Any]
 _Piece = tuple[int, int, _Named, int | None]
@@ -24,18 +28,23 @@ _Piece = tuple[int, int, _Named, int | None]
 class Parts:
     """What the parts of one batch need of each other. Its owner serialises the calls that write.
 
-    `base` are the tensors with which the first of them begins: the inputs of the model, or what is live at a cut.
+    `base` are the tensors live before unit `begin`, with which the parts begin; before unit 0 the inputs of the model.
+    A part gives what its units make; tensors of `base` that live on are joined with that here.
     Where launches are submitted behind others, what they make is there before they have ended: who reads it says which
     launches the device puts before his own. `form` is what an executor notes of the batch.
     """
 
-    def __init__(self, items: int, base: _Named, from_inputs: bool, form: Any = None) -> None:
+    def __init__(self, items: int, base: _Named, begin: int, form: Any = None) -> None:
         self.form = form
         self.items = items
-        self._inputs = tuple(base) if from_inputs else ()
+        self._begin = self._end = begin
+        self._inputs = () if begin else tuple(base)
         self._made: list[_Piece] = [(0, items, base, None)]
-        self._outputs: list[_Piece] = []
+        self._whole: dict[str, Any] = {}
         self._under_way: set[int] = set()
+        self._area = 0
+        """Rows times units of the parts that have ended."""
+        self._reaches_end = False
 
     def rows(self, work: Work | None = None, before: Collection[int] = ()) -> PartRows:
         """What is known of the rows of this work, by default of all, as it is now; nothing is copied yet."""
@@ -62,23 +71,34 @@ class Parts:
         first, last = work.rows or (0, self.items)
         self._made.append((first, last, tensors, launch))
 
-    def end(self, launch: int) -> None:
-        """A launch that was submitted has ended."""
-        self._under_way.discard(launch)
+    def end(self, launch: Launch | Run, whole: _Named) -> bool:
+        """A launch that was submitted has ended. Gives whether the model has run to its end for all rows.
 
-    def add(self, work: Work, tensors: _Named, *, is_last: bool) -> _Named | None:
-        """A part has run: keep what it made. Gives the outputs of all rows once they are there, else None.
-
-        Raises RowsError when rows cannot be put together.
+        `whole` are tensors that are the same for every part: constants, and what was joined elsewhere.
         """
+        work = launch.work
         first, last = work.rows or (0, self.items)
-        if not is_last:
-            self._made.append((first, last, tensors, None))
-            return None
-        self._outputs.append((first, last, tensors, None))
-        if sum(last - first for first, last, *_ in self._outputs) < self.items:
-            return None
-        return PartRows(tuple(self._outputs), 0, self.items).tensors()
+        self._under_way.discard(launch.id)
+        self._whole.update(whole)
+        self._area += (last - first) * (work.end - work.start)
+        self._end = max(self._end, work.end)
+        self._reaches_end |= launch.last
+        return self._reaches_end and self._area == self.items * (self._end - self._begin)
+
+    def outputs(self, names: Collection[str]) -> _Named:
+        """These outputs of all rows as arrays, whichever part made them, and what is the same for every part.
+
+        Raises RowsError where one is missing, or its rows cannot be put together.
+        """
+        made = [
+            (first, last, to_numpy({name: tensors[name] for name in names if name in tensors}), None)
+            for first, last, tensors, _ in self._made
+        ]
+        found = {**PartRows(made, 0, self.items).tensors(), **self._whole}
+        missing = [name for name in names if name not in found]
+        if missing:
+            raise RowsError(f"output {missing[0]!r} is missing for some of the {self.items} rows of a batch in parts")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

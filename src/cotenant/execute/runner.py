@@ -66,6 +66,9 @@ class Runner(Protocol):
     ) -> dict[str, Any]:
         """Run units [start, end); the tensors are the engine's own, or numpy arrays. A team only where it `joins`.
 
+        Gives the tensors live at `end`; at the last unit the model's outputs, constant ones among them. They stay as
+        they are whatever runs later. `array_of` and `to_numpy` make arrays of them.
+
         `version` is that of the units' compiled kernels; units that have fewer of them, or none, run as they can.
 
         Those that are live at `start` but not read by these units may be left out; what is returned lacks them then.
@@ -143,8 +146,26 @@ def to_numpy(values: Mapping[str, Any]) -> dict[str, Any]:
         from cotenant.execute.torch.model import to_numpy as from_torch
 
         return from_torch(values)
-    return {name: value if isinstance(value, np.ndarray) else _array(value) for name, value in values.items()}
+    return {name: array_of(value) for name, value in values.items()}
 
 
-def _array(value: Any) -> Any:
-    return value.numpy() if hasattr(value, "numpy") else value
+class _Lent:
+    """Memory of a view, which lives as long as the view and the tensor that gave it."""
+
+    __slots__ = ("__array_interface__", "owners")
+
+    def __init__(self, view: Any, tensor: object) -> None:
+        self.__array_interface__ = view.__array_interface__
+        self.owners = view, tensor
+
+
+def array_of(value: Any) -> Any:
+    """A tensor of an engine as a numpy array; whatever has no `numpy` is given back as it is.
+
+    The array holds the tensor, hence its memory. An `OrtValue` over an array needs this: `OrtValue.numpy` gives a view
+    that holds neither the `OrtValue` nor that array.
+    """
+    if isinstance(value, np.ndarray) or not hasattr(value, "numpy"):
+        return value
+    array = value.numpy()
+    return array if array.flags.owndata else np.asarray(_Lent(array, value))

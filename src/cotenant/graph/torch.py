@@ -78,8 +78,13 @@ def dfg_of_program(
 
 
 def named_graph(lowered: Lowered, inputs: Sequence[str], outputs: Sequence[str]) -> TorchGraph:
-    """Find the operators of a lowered graph and name its tensors: inputs and outputs as given, others by their node."""
+    """Find the operators of a lowered graph and name its tensors: inputs and outputs as given, others by their node.
+
+    Raises GraphError where an output is named as an input.
+    """
     graph = TorchGraph(lowered, tuple(inputs), tuple(outputs))
+    if both := sorted(set(inputs) & set(outputs)):
+        raise GraphError(f"output {both[0]!r} has the name of an input, expected names of its own")
     _own_outputs(lowered)
     graph.names.update(zip(lowered.inputs, inputs, strict=True))
     graph.names.update(zip(lowered.outputs, outputs, strict=True))

@@ -198,7 +198,11 @@ class SimulatedExecutor:
             on_grew = self._growing.pop(number, None)
             if not grew:
                 launch, batch, on_end = self._running.pop(number)
-                if error is None and launch.last:
+                if error is None and launch.part:
+                    joined = self._batches.join(launch, tuple(batch.kept), {}, {})
+                    if joined is not None:
+                        self._batches.finish(launch, *joined)
+                elif error is None and launch.last:
                     self._batches.finish(launch, batch, batch.kept)
                 elif error is None:
                     self._batches.pause(launch, batch, batch.kept)

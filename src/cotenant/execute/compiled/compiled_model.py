@@ -30,6 +30,7 @@ from cotenant.execute.contents import HeldFolder
 from cotenant.execute.onnx.segment_session import as_ort_value, normal_threads
 from cotenant.execute.onnx.segment_store import Stored
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.runner import array_of
 from cotenant.execute.threads.names import Threads
 from cotenant.execute.threads.team import Team
 from cotenant.graph.dfg import Dfg, Tensor, build_dfg
@@ -324,9 +325,7 @@ class CompiledModel(SegmentedModel):
         lease.position = end
         if end == self.unit_count:
             lease.run_steps(end, end + 1, team, version)
-            return {
-                t.name: lease.plain[t.name] if t.name in lease.plain else self._constants[t.name] for t in self.outputs
-            }
+            return self._outputs({name: lease.plain[name] for name in self.dfg.live(end) if name in names})
         found: dict[str, Any] = {}
         for name in self.dfg.live(end):
             if name in names:
@@ -372,7 +371,7 @@ def _of_team(team: Team) -> Threads:
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each.numpy() if isinstance(each, Kept) else each for name, each in tensors.items()}
+    return {name: array_of(each) if isinstance(each, Kept) else each for name, each in tensors.items()}
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:

@@ -177,15 +177,15 @@ class Lease:
         height, width, rim = place.plane
         lanes = self.prepared.lanes
         blocks = self.array(place).reshape(place.images, place.blocks, height + 2 * rim, width + 2 * rim, lanes)
-        return from_blocks(blocks, shape[1], rim).reshape(shape)
+        return np.array(from_blocks(blocks, shape[1], rim)).reshape(shape)  # of one pixel it is a view of the blocks
 
     def take_in(self, name: str, value: Any, start: int) -> None:
         """A tensor that others made before unit `start`, in every form that units from there on read it.
 
         Raises ShapeRefusedError as `set_plain` does.
         """
-        plain = value.numpy() if hasattr(value, "numpy") else np.asarray(value)
-        self.set_plain(name, plain if isinstance(value, Kept) else value)  # an OrtValue owns what `plain` looks at
+        plain = np.asarray(array_of(value))
+        self.set_plain(name, plain if isinstance(value, Kept) else value)
         for form in ("blocked", "pixels", "lined"):
             place = self.prepared.plan.places.get((name, form))
             if place is None or place.first >= start or place.last < start:

@@ -81,10 +81,13 @@ class SegmentChain:
     def fill(self, start: int, values: Named) -> None:
         """Submit the copies of what is live at a cut, which may have fewer rows than the chain: the others become 0.
 
-        What lies there is of other work. As an index of a table it would end the device's context.
+        What lies there is of other work. As an index of a table it would end the device's context. Tensors that the
+        next units do not read may be left out.
         """
         for name, tensor in self._tensors[self._at[start]].items():
-            value = values[name]
+            value = values.get(name)
+            if value is None:
+                continue
             if value.shape != tensor.shape:
                 tensor[len(value) :].zero_()
                 tensor = tensor[: len(value)]

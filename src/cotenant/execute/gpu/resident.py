@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cotenant.execute.protocol import LoadSpec
-from cotenant.graph.dfg import Tensor
+from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.work import Share
 
 if TYPE_CHECKING:
@@ -24,12 +24,10 @@ class StreamModel(Protocol):
     name: str
     device: str
     inputs: tuple[Tensor, ...]
+    dfg: Dfg
 
     def prepare(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Make ready to run ranges of units."""
-
-    def reads(self, start: int, end: int) -> Collection[str]:
-        """The tensors that units [start, end) read of those that are live before them."""
 
     def check_values(self, tensors: Mapping[str, Any]) -> None:
         """Raise TensorError for inputs, on the host, with an index that a kernel would take for a fault."""
@@ -66,6 +64,11 @@ class Resident:
         self._closing = self._closed = False
         self._is_lent = is_lent
         self._lock = threading.Lock()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the model's outputs."""
+        return tuple(tensor.name for tensor in self.model.dfg.outputs)
 
     def begin(self) -> bool:
         """A launch is on its way; never blocks. False when the model is closed."""

@@ -29,9 +29,9 @@ def values_of(work: Work, batch: BatchTensors, before: Collection[int], model: S
     if form.held > form.rows:
         parts.trim(form.held)
     found = parts.rows(work, before)
-    if work.start:
-        return found.tensors(model.reads(work.start, work.end))
-    return _gathered(lane, {name: [array] for name, array in found.tensors().items()}, model)
+    values = found.tensors(model.dfg.segment_io(work.start, work.end)[0] if work.start else None)
+    inputs = {name: [value] for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    return {**values, **_gathered(lane, inputs, model)}
 
 
 def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> BatchForm:
@@ -42,6 +42,12 @@ def form_at(work: Work, values: Named, batch: BatchTensors, max_batch: int) -> B
         form: BatchForm = batch.form
         return form
     return (batch.parts.form or _UNKNOWN).of_rows(work.items)
+
+
+def results_of(work: Work, batch: BatchTensors, model: StreamModel, form: BatchForm, results: Named) -> Named:
+    """What a launch gives, without padding: a part of a batch what its units make, other launches all `results`."""
+    names = results if batch.parts is None else model.dfg.segment_io(work.start, work.end)[1]
+    return {name: form.without_padding(results[name]) for name in names}
 
 
 def _gathered(lane: StreamLane, inputs: Pieces, model: StreamModel) -> Named:

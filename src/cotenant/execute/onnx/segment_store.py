@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, TypeProto
+from onnx import TensorProto, TypeProto, numpy_helper
 
 from cotenant.execute.contents import HeldFolder, copy, digest_of, file_digest, opened, processor
 from cotenant.execute.errors import ModelError
 from cotenant.execute.onnx.fitness import has_branches, is_fit
 from cotenant.execute.onnx.segment_session import load_session, session_options
+from cotenant.graph.datatypes import NUMPY_TYPES
 from cotenant.graph.dfg import Tensor
 from cotenant.graph.errors import GraphError
 from cotenant.graph.onnx import bind_inputs, parse_type, read_model
@@ -52,6 +54,16 @@ class Stored:
     outputs: tuple[Tensor, ...]
     uncut_reason: str
     is_optimised: bool
+
+    def constant_outputs(self) -> dict[str, Any]:
+        """Outputs that are constants of the graph, as arrays that own their memory and are not writable."""
+        wanted = {tensor.name for tensor in self.outputs if tensor.dtype in NUMPY_TYPES}
+        found: dict[str, Any] = {}
+        for init in self.skeleton.graph.initializer:
+            if init.name in wanted:
+                found[init.name] = np.array(numpy_helper.to_array(init, str(self.folder)))
+                found[init.name].flags.writeable = False
+        return found
 
 
 def open_store(path: Path, cache_dir: Path, content: str = "", *, plain: bool = False) -> tuple[HeldFolder, Stored]:

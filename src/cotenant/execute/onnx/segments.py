@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TypeProto, numpy_helper
+from onnx import TypeProto
 
 from cotenant.errors import InvalidValueError
 from cotenant.execute.contents import HeldFolder
@@ -38,6 +38,7 @@ from cotenant.execute.onnx.segment_session import (
 )
 from cotenant.execute.onnx.segment_store import GRAPH, WEIGHTS, Stored, open_store, types_at
 from cotenant.execute.onnx.unit_times import unit_times
+from cotenant.execute.runner import array_of
 from cotenant.execute.threads.names import Threads
 from cotenant.graph.cuts import suggest_cuts
 from cotenant.graph.datatypes import NUMPY_TYPES
@@ -100,7 +101,7 @@ class SegmentedModel:
         self._folder = stored.folder
         self._cutter = OnnxCutter(stored, self.dfg)
         self._weights = Weights(stored.folder / WEIGHTS, self._cutter.shared_weights)
-        self._constants = _constant_outputs(stored)
+        self._constants = stored.constant_outputs()
         self._segments: dict[tuple[Threads, int, int], LoadedSegment] = {}
         self._plans: dict[tuple[Threads, int, int], tuple[LoadedSegment, ...]] = {}
         self._lock = threading.Lock()
@@ -191,6 +192,7 @@ class SegmentedModel:
         `tensors` holds the model's inputs when `start == 0`, else those live at `start`; those that these units do not
         read may be left out, as where others make them meanwhile, and are left out of what is returned. Tensors stay
         OrtValues between segments, a run of the whole may give arrays; `runner.to_numpy` turns results into arrays.
+        Constant outputs are arrays of the model, which are not writable.
         Prepared ranges are used longest first, what they leave out is loaded now.
 
         Raises TensorError when a tensor is missing or does not fit, InvalidValueError for a range outside the model,
@@ -300,17 +302,19 @@ class SegmentedModel:
         segment.bindings.append(binding)
 
     def _outputs(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        return {t.name: values[t.name] if t.name in values else self._constants[t.name] for t in self.outputs}
+        known = {**values, **self._constants}
+        return {t.name: known[t.name] for t in self.outputs if t.name in known}
 
     def _run_plain(self, segment: LoadedSegment, tensors: Mapping[str, Value]) -> dict[str, Value]:
         assert segment.session is not None
-        feeds: dict[str, Any] = {n: v.numpy() if isinstance(v, ort.OrtValue) else v for n, v in tensors.items()}
+        feeds = {name: array_of(value) for name, value in tensors.items()}
         if self._plain:
             feeds = {name: np.asarray(value) for name, value in feeds.items()}
         try:
-            return dict(zip(segment.outputs, segment.session.run(list(segment.outputs), feeds), strict=True))
+            made = dict(zip(segment.outputs, segment.session.run(list(segment.outputs), feeds), strict=True))
         except Exception as error:
             raise self._failed(segment, error) from error
+        return self._outputs(made)  # constants of the session would go with it
 
     def _failed(self, segment: LoadedSegment, error: Exception) -> ModelError:
         place = f"units {segment.start} to {segment.end} failed: {error}"
@@ -387,13 +391,3 @@ def _has_ort_value(tensor: Tensor) -> bool:
 
 def _fits(given: tuple[int, ...], declared: Sequence[object]) -> bool:
     return len(given) == len(declared) and all(d in (None, g) for g, d in zip(given, declared, strict=True))
-
-
-def _constant_outputs(stored: Stored) -> dict[str, Value]:
-    """Graph outputs that are constants."""
-    wanted = {tensor.name for tensor in stored.outputs if tensor.dtype in NUMPY_TYPES}
-    return {
-        init.name: as_ort_value(numpy_helper.to_array(init, str(stored.folder)))
-        for init in stored.skeleton.graph.initializer
-        if init.name in wanted
-    }

@@ -27,7 +27,7 @@ from cotenant.execute.gpu.completions import Completions
 from cotenant.execute.gpu.lane_thread import LaneThread
 from cotenant.execute.gpu.prepare import Preparation
 from cotenant.execute.gpu.resident import MIB, Resident, StreamModel
-from cotenant.execute.gpu.strand_tensors import form_at, values_of
+from cotenant.execute.gpu.strand_tensors import form_at, results_of, values_of
 from cotenant.execute.gpu.streams import Event, Named, StreamDevice, StreamLane, causes
 from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
@@ -97,9 +97,8 @@ class TorchExecutor(BaseExecutor):
     """Runs launches on the streams of a device. Tensors of a batch stay there between its segments.
 
     Models are captured when they are loaded, where the device has graphs; a launch of which nothing was captured runs
-    unit by unit. A launch that raises fails alone, with the reason; the lane goes on. Batches may run in parts:
-    what one makes for another stays on the device, and streams wait for each other there. `cores` run what is placed
-    there.
+    unit by unit. A launch that raises fails alone, with the reason; the lane goes on. What one part of a batch makes
+    for another one stays on the device, where streams wait for each other. `cores` run what is placed there.
     """
 
     lanes_change = False
@@ -315,11 +314,11 @@ class TorchExecutor(BaseExecutor):
             results = resident.model.run(work.start, work.end, values, streams.threads)
         if is_timed:
             events.append(record(True))
+        if parts is not None or flight.launch.last:
+            results = results_of(work, batch, resident.model, form, results)
         if flight.launch.last:
-            results = {name: streams.download(form.without_padding(value)) for name, value in results.items()}
+            results = {name: streams.download(value) for name, value in results.items()}
         else:
-            if parts is not None:  # whoever puts them together wants the rows that there are
-                results = {name: form.without_padding(value) for name, value in results.items()}
             if chain is not None:  # the next launch of this lane writes over it
                 results = {name: value.clone() for name, value in results.items()}
             if parts is not None:
@@ -368,11 +367,12 @@ class TorchExecutor(BaseExecutor):
         launch, batch = flight.launch, flight.batch
         if flight.is_cancelled or isinstance(batch, Exception):
             return Timing()
-        if launch.last:
-            outputs = {name: flight.lane.streams.to_numpy(value) for name, value in flight.results.items()}
+        outputs = {n: flight.lane.streams.to_numpy(each) for n, each in flight.results.items()} if launch.last else {}
+        if batch.parts is not None and flight.resident is not None:
+            if (joined := self._batches.join(launch, flight.resident.outputs, outputs, {})) is not None:
+                self._batches.finish(launch, *joined)
+        elif launch.last:
             self._batches.finish(launch, batch, outputs)
-        elif batch.parts is not None:
-            batch.parts.end(launch.id)
         else:
             self._batches.pause(launch, batch, flight.results)
         output_ns = time.perf_counter_ns() - arrived

@@ -53,8 +53,10 @@ class InputCheck:
             raise TensorError(f"model {self._model!r} has no input {extra!r}; leave it out")
 
     def check_values(self, tensors: Mapping[str, Any]) -> None:
-        """Check the values of inputs that are indices; tensors on the host, of one query or of several merged ones."""
+        """Check the values of inputs that are indices, those that are given: tensors on the host."""
         for name, (low, high) in self._limits.items():
+            if name not in tensors:
+                continue
             value = np.asarray(tensors[name])
             if value.size and not low <= (least := value.min()) <= (most := value.max()) <= high:
                 wrong = least if least < low else most

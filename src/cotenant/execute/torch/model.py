@@ -237,10 +237,6 @@ class TorchModel:
         wanted = self.dfg.live(end) if end < self.unit_count else self._graph.outputs
         return {name: values[name] for name in wanted if name in values}
 
-    def reads(self, start: int, end: int) -> tuple[str, ...]:
-        """The tensors that units [start, end) read of those that are live before them."""
-        return self.dfg.segment_io(start, end)[0]
-
     def why_eager(self, start: int, end: int) -> str:
         """Why units [start, end) cannot be captured as a graph of a GPU; "" where nothing is known against it."""
         return self._cutter.why_eager(start, end)

@@ -250,7 +250,11 @@ class WorkerSupervisor:
         link = self._links[launch.share.cores]
         began = time.perf_counter_ns()
         try:
-            if error is None and launch.last:
+            if error is None and launch.part:  # the worker joins parts: one of its answers has all outputs
+                joined = self._batches.join(launch, (), {}, link.outputs(message.outputs))
+                if joined is not None:
+                    self._batches.finish(launch, *joined)
+            elif error is None and launch.last:
                 self._batches.finish(launch, pending.batch, link.outputs(message.outputs))
             elif error is None:
                 self._batches.pause(launch, pending.batch, {})

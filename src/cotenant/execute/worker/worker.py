@@ -119,8 +119,6 @@ class Worker:
         def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
             nonlocal layouts
             layouts = outputs.write({name: (array,) for name, array in tensors.items()})
-            if run.part:  # who asked puts them together; here it is only counted when all are there
-                self._batches.finish(run, batch, {})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
             spent = timing.input_ns, timing.infer_ns, timing.output_ns

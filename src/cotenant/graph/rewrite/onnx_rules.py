@@ -27,6 +27,7 @@ from cotenant.graph.rewrite.rows import (
     kept,
     matrix_product,
     nowhere,
+    spread,
 )
 
 _END = 1 << 31
@@ -120,7 +121,7 @@ def _all(view: NodeView, *maps: AxisMap) -> Axes:
 
 def _pointwise(view: NodeView) -> Rule:
     whole = view.out_rank
-    return Axes((tuple(aligned(view.rank(place), whole) for place in range(view.count)),))
+    return spread(*(aligned(view.rank(place), whole) for place in range(view.count)))
 
 
 def _first_kept(view: NodeView, over: Sequence[int], *, removed: bool = False) -> Rule:
@@ -231,27 +232,31 @@ def _matmul(left: int = 0, right: int = 1) -> Callable[[NodeView], Rule]:
         sides = matrix_product(view.rank(left), view.rank(right), turned)
         maps = [nowhere(view.rank(place)) for place in range(view.count)]
         maps[left], maps[right] = sides
-        return Axes((tuple(maps),))
+        return spread(*maps)
 
     return rule
 
 
 def _gemm(view: NodeView) -> Rule:
     turned = bool(view.attribute("transA", 0)), bool(view.attribute("transB", 0))
-    return _all(view, *matrix_product(2, 2, turned), aligned(view.rank(2), 2))
+    return spread(*matrix_product(2, 2, turned), aligned(view.rank(2), 2))
 
 
 def _einsum(view: NodeView) -> Rule:
     maps = einsum_maps(view.attribute("equation", b"").decode(), [view.rank(place) for place in range(view.count)])
-    return Mixes("has an equation with dots") if maps is None else Axes((maps,))
+    return Mixes("has an equation with dots") if maps is None else spread(*maps)
 
 
-def _batched(*data: int) -> Callable[[NodeView], Rule]:
-    """Rows lie along axis 0 of the inputs at these places, and the others are weights."""
+def _batched(*data: int, broadcasts: Sequence[int] = (), if_more: str = "") -> Callable[[NodeView], Rule]:
+    """Rows lie along axis 0 of the inputs at these places, and the others are weights. `if_more`: why rows are mixed
+    where there are several outputs."""
 
     def rule(view: NodeView) -> Rule:
+        if if_more and any(view.node.output[1:]):
+            return Mixes(if_more)
         maps = (batch_first if place in data else nowhere for place in range(view.count))
-        return Axes((tuple(make(view.rank(place)) for place, make in enumerate(maps)),))
+        found = tuple(make(view.rank(place)) for place, make in enumerate(maps))
+        return Axes((found,), broadcasts=frozenset(broadcasts))
 
     return rule
 
@@ -357,13 +362,17 @@ def _table() -> dict[str, Callable[[NodeView], Rule]]:
         (
             _batched(0),
             "AveragePool ConvInteger ConvTranspose DepthToSpace GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNorm "
-            "GroupNormalization InstanceNormalization LRN LpPool MaxPool QLinearAveragePool QLinearConv "
+            "GroupNormalization InstanceNormalization LRN LpPool QLinearAveragePool QLinearConv "
             "QLinearGlobalAveragePool ReorderInput ReorderOutput Resize SpaceToDepth Upsample",
         ),
-        (_batched(0, 3), "Attention Conv FusedConv"),
-        (_batched(0, 1), "GridSample MaxUnpool SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-        (_batched(0, 1, 7, 8), "EmbedLayerNormalization"),
-        (_batched(0, 1, 2, 4), "MultiHeadAttention"),
+        (_batched(0, 3), "Conv FusedConv"),
+        (_batched(0, if_more="gives indices, which count over all rows"), "MaxPool"),
+        (_mixes("takes indices, which count over all rows"), "MaxUnpool"),
+        (_batched(0, 1), "GridSample"),
+        (_batched(0, 1, broadcasts=(1,)), "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
+        (_batched(0, 1, 7, 8, broadcasts=(7, 8)), "EmbedLayerNormalization"),
+        (_batched(0, 3, broadcasts=(3,)), "Attention"),
+        (_batched(0, 1, 2, 4, broadcasts=(4,)), "MultiHeadAttention"),
         (
             _mixes("draws random numbers"),
             "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike",

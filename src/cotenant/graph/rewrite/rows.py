@@ -42,10 +42,12 @@ _FIXED, _COUNT = -1, -2
 @dataclass(frozen=True, slots=True)
 class Axes:
     """An operator that keeps rows apart. `maps` has, by output, where the axes of each input go; the last one stands
-    for further outputs too. One that `fills` may give a row, alike for all, where no input has rows."""
+    for further outputs too. One that `fills` may give a row, alike for all, where no input has rows. `broadcasts` are
+    the places of inputs of which a single row serves all rows: other inputs need a row for every row."""
 
     maps: tuple[tuple[AxisMap, ...], ...]
     fills: bool = False
+    broadcasts: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,8 @@ class RowGraph:
         for place, each in enumerate(step.inputs[: len(maps)]):
             if each and place not in rows and place not in step.sizes and axis in maps[place]:
                 extents = self.extents.get(each)
-                if extents is None or extents[maps[place].index(axis)] != ONE:
+                is_one = extents is not None and extents[maps[place].index(axis)] == ONE
+                if not is_one or place not in step.rule.broadcasts:
                     raise MixedRowsError(f"has {each!r}, which does not go by rows, beside rows")
         self._expect(name, axis, self._extent(step.inputs[first], rows[first]))
         for place, at in rows.items():
@@ -318,6 +321,11 @@ def batch_first(rank: int) -> AxisMap:
 def nowhere(rank: int) -> AxisMap:
     """An input that has nothing to do with rows."""
     return (None,) * rank
+
+
+def spread(*maps: AxisMap) -> Axes:
+    """An operator that broadcasts all of its inputs."""
+    return Axes((maps,), broadcasts=frozenset(range(len(maps))))
 
 
 def matrix_product(left: int, right: int, turned: tuple[bool, bool] = (False, False)) -> tuple[AxisMap, AxisMap]:

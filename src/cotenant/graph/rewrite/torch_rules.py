@@ -24,6 +24,7 @@ from cotenant.graph.rewrite.rows import (
     kept,
     matrix_product,
     nowhere,
+    spread,
 )
 from cotenant.graph.torch import TorchGraph, is_size
 from cotenant.graph.torch_lower import aten_name, is_tensor
@@ -117,7 +118,7 @@ def _axes(value: Any) -> list[int]:
 def _pointwise(view: AtenView) -> _Made:
     whole = view.out_rank
     read = view.tensors
-    return Axes((tuple(aligned(view.rank(each), whole) for each in read),)), read
+    return spread(*(aligned(view.rank(each), whole) for each in read)), read
 
 
 def _first(view: AtenView, over: Sequence[int] = (), *, removed: bool = False) -> _Made:
@@ -177,7 +178,7 @@ def _product(left: str, right: str, added: str = "") -> Callable[[AtenView], _Ma
         if added:
             sides.append(given[added])
             maps.append(aligned(view.rank(given[added]), view.out_rank))
-        return Axes((tuple(maps),)), sides
+        return spread(*maps), sides
 
     return rule
 
@@ -187,7 +188,7 @@ def _einsum(view: AtenView) -> _Made:
     maps = einsum_maps(view.given["equation"], [view.rank(each) for each in read])
     if maps is None:
         return Mixes("has an equation with dots"), ()
-    return Axes((maps,)), read
+    return spread(*maps), read
 
 
 def _joined(view: AtenView) -> _Made:
@@ -283,7 +284,7 @@ def _attention(view: AtenView) -> _Made:
         read.append(mask)
         places = range(view.out_rank - view.rank(mask), view.out_rank)
         maps.append(tuple(at if at < view.out_rank - 2 else None for at in places))
-    return Axes((tuple(maps),)), read
+    return Axes((tuple(maps),), broadcasts=frozenset((3,))), read
 
 
 def _recurrent(view: AtenView) -> _Made:

@@ -1,0 +1,28 @@
+"""Kernels for all that a model asks for, as `cotenant compile` keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.compile.backend import SearchEffort
+from cotenant.compile.ckernel.backend import CKernel
+from cotenant.compile.search import search
+from cotenant.execute.compiled.choice import ChosenKernels, KernelChoice, choice_path, save_choice, store_of
+from cotenant.execute.compiled.compiled_model import CompiledModel
+from cotenant.execute.onnx.segment_store import content_of
+from kernels import a_compiler
+
+
+def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) -> KernelChoice:
+    """Kernels for all that a model asks for, kept as what was chosen for it."""
+    compiler, store = a_compiler(), store_of(cache)
+    with CompiledModel.open(path, cache_dir=cache) as model:
+        problems = [each for unit in model.planner(shapes, store.target.lanes).problems().values() for each in unit]
+        found = {
+            each: search(each, store, CKernel(compiler), SearchEffort(count, workers=2))
+            for each in dict.fromkeys(problems)
+        }
+        kernels = tuple(ChosenKernels(each, tuple(c.library.key for c in made)) for each, made in found.items())
+        choice = KernelChoice("cotenant-compiled/1", model.unit_count, kernels)
+    save_choice(choice_path(cache, content_of(path)), choice)
+    return choice
