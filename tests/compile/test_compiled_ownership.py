@@ -104,7 +104,7 @@ def test_every_output_of_a_compiled_model_is_answered(folder: Path) -> None:
     source = onnx.load(folder / "ports.onnx")
     executor = ThreadExecutor()
     model = opened(folder)
-    check_answers(executor, model, partial(onnx_answer, source), pictures, ways(model, 16))
+    check_answers(executor, model, partial(onnx_answer, source), pictures, ways(model, 24))
     executor.close()
 
 
@@ -117,3 +117,16 @@ def test_left_out_tensors_are_left_out_of_what_a_compiled_run_gives(folder: Path
             tensors = model.run(0, cut, pictures(cut, 2))
             found = model.run(cut, units, {name: tensors[name] for name in read})
             assert set(found) == set(made) | (set(read) & set(outputs)), cut
+
+
+def test_tensors_that_are_not_live_any_more_may_be_given(folder: Path) -> None:
+    """As where parts of a batch are joined: what earlier units made is still among them."""
+    source = onnx.load(folder / "ports.onnx")
+    with opened(folder) as model:
+        units = model.unit_count
+        for cut in range(1, units - 1):
+            given = pictures(cut, 2)
+            before = model.run(0, cut, given)
+            after = model.run(cut, units - 1, before)
+            found = model.run(units - 1, units, {**before, **after})
+            assert not wrong_outputs(to_numpy(found), onnx_answer(source, given)), cut
