@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_every_output_of_a_compiled_model_is_answered(folder: Path) -> None:
     source = onnx.load(folder / "ports.onnx")
     executor = ThreadExecutor()
     model = opened(folder)
-    check_answers(executor, model, partial(onnx_answer, source), pictures, ways(model, 16))
+    check_answers(executor, model, partial(onnx_answer, source), pictures, ways(model, 24))
     executor.close()
 
 
@@ -117,3 +117,17 @@ def test_left_out_tensors_are_left_out_of_what_a_compiled_run_gives(folder: Path
             tensors = model.run(0, cut, pictures(cut, 2))
             found = model.run(cut, units, {name: tensors[name] for name in read})
             assert set(found) == set(made) | (set(read) & set(outputs)), cut
+
+
+def test_tensors_that_are_not_live_any_more_may_be_given(folder: Path) -> None:
+    """As where parts of a batch are joined: what earlier units made is still among them."""
+    source = onnx.load(folder / "ports.onnx")
+    with opened(folder) as model:
+        units = model.unit_count
+        for first, second in combinations(range(2, units), 2):
+            given = pictures(second, 2)
+            before = model.run(0, first - 1, given)
+            arrays = to_numpy(model.run(first - 1, first, before))  # in the same memory, which has no more than that
+            behind = model.run(first, second, arrays)
+            found = model.run(second, units, {**before, **to_numpy(behind)})
+            assert not wrong_outputs(to_numpy(found), onnx_answer(source, given)), (first, second)

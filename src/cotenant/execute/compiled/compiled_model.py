@@ -111,6 +111,8 @@ class CompiledModel(SegmentedModel):
         count = fixed if isinstance(fixed, int) else len(fixed)
         if count in self._by_engine and not can_grow and (start, end) == (0, self.unit_count):
             return super().run(start, end, tensors, fixed)
+        if start:  # of others that are given too, nothing may be left
+            tensors = {name: tensors[name] for name in self.dfg.live(start) if name in tensors}
         lease, token = self._leased(start, tensors)
         if lease is None:
             return super().run(start, end, _arrays(tensors), fixed)
