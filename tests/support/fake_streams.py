@@ -190,7 +190,7 @@ class FakeModel:
         return self
 
     def segment_io(self, start: int, end: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What units [start, end) read of what was there, and what they make: unit 0 makes `first`, the last one "y"."""
+        """What units [start, end) read, and what they make: unit 0 makes `first`, the last one "y"."""
         made = ("y",) if end == self.units else ("x",) if start else ("x", "first")
         return ("x", "first") if start else ("x",), made
 

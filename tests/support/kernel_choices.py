@@ -7,7 +7,7 @@ from pathlib import Path
 from cotenant.compile.backend import SearchEffort
 from cotenant.compile.ckernel.backend import CKernel
 from cotenant.compile.search import search
-from cotenant.execute.compiled.choice import ChosenKernels, KernelChoice, choice_path, save_choice, store_of
+from cotenant.execute.compiled.choice import FORMAT, ChosenKernels, KernelChoice, choice_path, save_choice, store_of
 from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
 from kernels import a_compiler
@@ -23,6 +23,6 @@ def compiled(path: Path, cache: Path, shapes: dict[str, list[int]], count: int) 
             for each in dict.fromkeys(problems)
         }
         kernels = tuple(ChosenKernels(each, tuple(c.library.key for c in made)) for each, made in found.items())
-        choice = KernelChoice("cotenant-compiled/1", model.unit_count, kernels)
+        choice = KernelChoice(FORMAT, model.unit_count, kernels)
     save_choice(choice_path(cache, content_of(path)), choice)
     return choice

@@ -20,6 +20,7 @@ from cotenant.execute.compiled.memory import floats
 from cotenant.execute.compiled.nodes import KernelNode
 from cotenant.execute.compiled.unit_plan import BufferPlace, UnitPlan
 from cotenant.execute.errors import TensorError
+from cotenant.execute.runner import array_of
 from cotenant.execute.threads.team import Team
 
 Kernels = Mapping[Problem, Sequence[KernelVersion]]
