@@ -37,12 +37,12 @@ def run_all(
     tasks: Sequence[Any],
     judge: Callable[[Any], list[dict[str, Any]]],
     said: Callable[[list[dict[str, Any]]], str],
-    processes: int = PROCESSES,
+    processes: int = 0,
 ) -> list[dict[str, Any]]:
     """The rows of all tasks, in their order.
 
     What a task gives is kept in a file that is named by `key` and the task's own text, and taken from there the next
-    time. `said` is what is printed of it when it is done.
+    time. `said` is what is printed of it when it is done. `processes` run at once, PROCESSES where it is 0.
     """
     folder = cache_folder() / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def run_all(
     done = len(tasks) - len(missing)
     if done:
         print(f"{name}: {done} of {len(tasks)} are known from before", file=sys.stderr, flush=True)
-    count = min(processes, len(os.sched_getaffinity(0)), len(missing))
+    count = min(processes or PROCESSES, len(os.sched_getaffinity(0)), len(missing))
     jobs = [(judge, task, file) for task, file in missing]
     if count > 1:
         with multiprocessing.get_context("fork").Pool(count) as pool:
