@@ -373,7 +373,7 @@ def _plan(root: Path) -> str:
 
 
 def _show(rows: list[Row], summary: dict[str, int]) -> None:
-    console = Console(width=110)
+    console = Console(width=140)
     table = Table(box=None)
     for name in (
         "configuration",
