@@ -106,11 +106,9 @@ class Cuda:
         self.shares = self.shares or GreenShares.open(0)
         grid, half = self.shares.grid, self.shares.grid.groups // 2
         spans = spans or ((0, half), (half, 2 * half))
-        ends = [min(end, grid.groups) for _, end in spans]
-        starts = [start for start, _ in spans]
         made = [
-            partition_of(range(start, end), grid, 0) if end else whole(grid, 0)
-            for start, end in zip(starts, ends, strict=True)
+            partition_of(range(start, min(end, grid.groups)), grid, 0) if end else whole(grid, 0)
+            for start, end in spans
         ]
         made = list(dict.fromkeys(made))
         self.split_ns = self.shares.split(made)

@@ -120,23 +120,23 @@ class Product:
         for at, (name, is_bad) in enumerate(
             [(name, True) for name in self.names] + [(name, False) for name in self.names]
         ):
-            spec = self.specs[name]
+            spec, kind = self.specs[name], f"{name} {'bad' if is_bad else 'good'}"
             if is_bad and not spec["limits"]:
                 continue
             inputs = []
             for key, (dtype, shape) in spec["inputs"].items():
                 value = 10**9 + at if is_bad and key in spec["limits"] else 1
-                kind = {"int64": "INT64", "int32": "INT32"}.get(dtype, "FP32")
-                inputs.append({"name": key, "shape": shape, "datatype": kind, "data": [value] * math.prod(shape)})
+                datatype = {"int64": "INT64", "int32": "INT32"}.get(dtype, "FP32")
+                inputs.append({"name": key, "shape": shape, "datatype": datatype, "data": [value] * math.prod(shape)})
             body = json.dumps({"inputs": inputs}).encode()
             ask = urllib.request.Request(f"{url}/v2/models/{name}/infer", body, {"Content-Type": "application/json"})
             try:
                 with urllib.request.urlopen(ask, timeout=20) as answer:
-                    told.append(f"{name} {'bad' if is_bad else 'good'} {answer.status}")
+                    told.append(f"{kind} {answer.status}")
             except urllib.error.HTTPError as error:
-                told.append(f"{name} {'bad' if is_bad else 'good'} {error.code} {error.read()[:150]!r}")
+                told.append(f"{kind} {error.code} {error.read()[:150]!r}")
             except OSError as error:
-                told.append(f"{name} {'bad' if is_bad else 'good'} {error}")
+                told.append(f"{kind} {error}")
         return "; ".join(told)
 
 

@@ -11,7 +11,7 @@ the others left room, stands for a later one in quota, a few at most.
 Quotas depend on the configuration and on the predictor alone, never on what clients send: a rate is priced by one row
 of the first declared shape. Rates that take more than all lanes together are scaled down in proportion.
 
-The recurrence of a virtual device of `quota` lanes, whose `left` is work that it has not done at time `at`:
+The recurrence of a virtual device of `quota` lanes, with `left` as the work that it has not done at time `at`:
 
     left := max(0, left - quota * (now - at)),  at := now           whenever a query comes, or the quota changes
     end   = now + (left + work) / quota                             of a query that comes now

@@ -84,7 +84,7 @@ class CudaStreams:
 
     def give_up_graphs(self, graph: Any, pool: Any, reason: str) -> None:
         """A capture has failed at its end, and its graph is kept. Where the end got so far as to leave the pool, no
-        other capture is concerned: CUDA refused this graph (a kernel whose clusters of blocks do not fit into a share,
+        other capture is concerned: CUDA refused this graph (a cluster of blocks that does not fit into a share,
         say). Else CUDA invalidated the capture, and torch 2.11 leaves its allocator in the state of a capture under
         way, with a pointer to the graph: this ends that, and nothing is captured any more.
         """

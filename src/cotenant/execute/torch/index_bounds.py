@@ -7,7 +7,6 @@ query on the host (`InputCheck.check_values`), and an index that the program com
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ _SHAPES = "view reshape _unsafe_view view_as flatten unflatten permute transpose
 _COPIES = "expand expand_as broadcast_to repeat tile clone contiguous flip roll"
 _PARTS = "slice select narrow index_select gather index split split_with_sizes chunk unbind"
 _ALL = frozenset(_SHAPES.split()) | frozenset(_COPIES.split())
-"""Operators whose result has every element of their first argument, and no other."""
+"""Operators that give every element of their first argument, and no other."""
 _SOME = _ALL | frozenset(_PARTS.split())
-"""Operators whose result has no other elements than their first argument."""
+"""Operators that give no other elements than those of their first argument."""
 _CASTS = frozenset(("to", "_to_copy", "type_as", "long", "int"))
 _PLACES = {"argmax": 0, "argmin": 0, "argsort": 0, "topk": 1, "sort": 1, "max": 1, "min": 1}
 """Operators that give places along an axis, and which of their results has them."""
@@ -92,9 +91,9 @@ class _Use:
 def bound_indices(lowered: Lowered, weights: Mapping[str, torch.Tensor], *, clamps: bool) -> Limits:
     """Find the limits of inputs that are indices, by the input's node name.
 
-    With `clamps` every index that is neither an input nor known to fit is clamped into its table, in place: a query
-    whose own values lead outside it gets what the nearest entries give, and no other query is concerned. Operators
-    with graphs of their own (`cond`, `map`) are not looked into.
+    With `clamps` every index that is neither an input nor known to fit is clamped into its table, in place: values that
+    lead outside it give what the nearest entries give, in the answer of that query alone. Operators with graphs of
+    their own (`cond`, `map`) are not looked into.
     """
     known: dict[fx.Node, _Known] = {}
     limits: dict[str, tuple[int, int]] = {}
@@ -106,9 +105,9 @@ def bound_indices(lowered: Lowered, weights: Mapping[str, torch.Tensor], *, clam
             size, unproven = use.size, False
             for each in known.get(use.index) or (None,):
                 if isinstance(each, _Traced) and isinstance(size, int):
-                    low, high = limits.get(each.node.name, (-math.inf, math.inf))
-                    least = -size if use.wraps else 0
-                    limits[each.node.name] = (max(low, least - each.shift), min(high, size - 1 - each.shift))  # type: ignore[assignment]
+                    least, most = (-size if use.wraps else 0) - each.shift, size - 1 - each.shift
+                    low, high = limits.get(each.node.name, (least, most))
+                    limits[each.node.name] = max(low, least), min(high, most)
                 else:
                     unproven |= not _fits(each, size, use.wraps)
             if unproven and clamps:
@@ -263,23 +262,25 @@ def _is_wider(source: Any, node: fx.Node) -> bool:
 
 def _clamp(graph: fx.Graph, use: _Use) -> None:
     """Put a clamp before an index."""
-    index, size = use.index, use.size
+    length: Any = use.size
     with graph.inserting_before(use.node):
-        high: Any = size - 1 if isinstance(size, int) else None
-        if high is None:
+        if not isinstance(length, int):
             assert use.table is not None
             length = graph.call_function(torch.ops.aten.sym_size.int, (use.table, use.axis))
             length.meta["val"] = use.table.meta["val"].shape[use.axis]
-            high = graph.call_function(operator.sub, (length, 1))
-            high.meta["val"] = length.meta["val"] - 1
-        low: Any = 0
-        if use.wraps:
-            low = -size if isinstance(size, int) else graph.call_function(operator.sub, (0, length))
-            if isinstance(low, fx.Node):
-                low.meta["val"] = -length.meta["val"]
-        held = graph.call_function(torch.ops.aten.clamp.default, (index, low, high))
-        held.meta["val"] = index.meta["val"]
+        bounds = _less(graph, 0, length) if use.wraps else 0, _less(graph, length, 1)
+        held = graph.call_function(torch.ops.aten.clamp.default, (use.index, *bounds))
+        held.meta["val"] = use.index.meta["val"]
     _replace(use, held)
+
+
+def _less(graph: fx.Graph, number: Any, by: Any) -> Any:
+    """A difference of numbers, of which one may be a node."""
+    if isinstance(number, int) and isinstance(by, int):
+        return number - by
+    made = graph.call_function(operator.sub, (number, by))
+    made.meta["val"] = operator.sub(*(each.meta["val"] if isinstance(each, fx.Node) else each for each in made.args))
+    return made
 
 
 def _replace(use: _Use, held: fx.Node) -> None:
