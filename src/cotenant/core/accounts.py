@@ -23,12 +23,12 @@ all that was asked for of late, and faster the worse the tenant has fared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import exp, expm1
 
 from msgspec import UNSET
 
-from cotenant.types import Outcome, Query, Tenant
+from cotenant.types import UNSET_RANK, Outcome, Query, Tenant
 
 _MEMORY = 1 / 64
 """Weight of one query in the attainment, as soon as there were so many: a record of the last few seconds under load."""
@@ -53,13 +53,14 @@ _LEAST = 0.05
 """Attainment below which a tenant counts as one that has this."""
 _NOTHING_NS = 1e-3
 """Work below which a virtual device is idle: the error of sums."""
-_COUNTED = (Outcome.ANSWERED, Outcome.LATE, Outcome.REJECTED, Outcome.DROPPED)
+_ANSWERED = Outcome.ANSWERED
+_COUNTED = (_ANSWERED, Outcome.LATE, Outcome.REJECTED, Outcome.DROPPED)
 
 
 class _Clock:
     """A virtual device of `quota` lanes; `due_ns` tells when each live query that is in quota is due, by number."""
 
-    __slots__ = ("_at_ns", "_left_ns", "_waiting", "due_ns", "quota")
+    __slots__ = ("_at_ns", "_left_ns", "due_ns", "quota")
 
     def __init__(self) -> None:
         self.due_ns: dict[int, int] = {}
@@ -67,69 +68,57 @@ class _Clock:
         self._left_ns = 0.0
         """Work of a lane that the device has not done at `_at_ns`."""
         self._at_ns = 0
-        self._waiting: dict[int, tuple[int, int]] = {}
-        """Rank and work of those in quota that have not begun, by number."""
 
     def run(self, quota: float, now_ns: int) -> None:
         """From now on the device has so many lanes."""
-        self._left_ns = max(0.0, self._left_ns - self.quota * (now_ns - self._at_ns))
-        if self._left_ns < _NOTHING_NS:
-            self._left_ns = 0.0
+        left = self._left_ns - self.quota * (now_ns - self._at_ns)
+        self._left_ns, self._at_ns, self.quota = left if left >= _NOTHING_NS else 0.0, now_ns, quota
+
+    def enter(self, query: Query, work_ns: int, quota: float, now_ns: int, slack: float = 0.0) -> bool:
+        """A query comes that takes `work_ns` of a lane, where the device has `quota` lanes from now on. It is due by so
+        much of the rest of its SLO later as `slack` says. Whether it is in quota."""
+        left = self._left_ns - self.quota * (now_ns - self._at_ns)  # as in run: a call costs as much as all of it
+        if left < _NOTHING_NS:
+            left = 0.0
         self._at_ns, self.quota = now_ns, quota
+        if quota > 0:
+            deadline_ns = query.deadline_ns
+            due = now_ns + (left + work_ns) / quota
+            if due <= deadline_ns or not left:
+                self._left_ns = left + work_ns
+                if due > deadline_ns:
+                    due = deadline_ns
+                self.due_ns[query.id] = int(due + slack * (deadline_ns - due))
+                return True
+        self._left_ns = left
+        return False
 
-    def enter(self, query: Query, work_ns: int, now_ns: int, slack: float = 0.0) -> bool:
-        """A query comes that takes `work_ns` of a lane. It is due by so much of the rest of its SLO later as `slack`
-        says. Whether it is in quota."""
-        quota = self.quota
-        self.run(quota, now_ns)
-        if quota <= 0:
-            return False
-        end = now_ns + (self._left_ns + work_ns) / quota
-        if self._left_ns and end > query.deadline_ns:
-            return False
-        self._left_ns += work_ns
-        due = min(end, query.deadline_ns)
-        self.due_ns[query.id] = int(due + slack * (query.deadline_ns - due))
-        self._waiting[query.id] = query.rank, work_ns
-        return True
-
-    def take_over(self, query: Query, work_ns: int) -> int | None:
+    def take_over(self, query: Query, work_ns: int, waiting: Mapping[int, tuple[int, int]]) -> int | None:
         """Put a query in quota in place of one of a lower rank that waits and is as long: the last one that is due.
 
-        Its number; None where there is none. `due_ns` is another dictionary then.
+        `waiting` has the rank and the work of each that waits, by number. The number of the one that gives way; None
+        where there is none. `due_ns` is another dictionary then.
         """
         rank, dues, deadline_ns = query.rank, self.due_ns, query.deadline_ns
         found = [
             (other, dues[number], number)
-            for number, (other, work) in self._waiting.items()
+            for number, (other, work) in waiting.items()
             if other > rank and work >= work_ns and dues.get(number, deadline_ns + 1) <= deadline_ns
         ]
         if not found:
             return None
         _, due, number = max(found)
         self.due_ns = {each: at for each, at in dues.items() if each != number} | {query.id: due}
-        _, work = self._waiting.pop(number)
-        self._waiting[query.id] = rank, work
         return number
-
-    def begin(self, number: int) -> None:
-        """A query begins to run: no other one takes its place."""
-        self._waiting.pop(number, None)
-
-    def leave(self, number: int) -> None:
-        """A query has ended."""
-        self.due_ns.pop(number, None)
-        self._waiting.pop(number, None)
 
 
 class _Pace:
     """How what was asked for is counted: now for `scale`, where that at the beginning counts for 1."""
 
-    __slots__ = ("_begun_ns", "_now_ns", "_whole_ns", "scale")
+    __slots__ = ("_begun_ns", "_now_ns", "scale")
 
     def __init__(self) -> None:
         self.scale = 1.0
-        self._whole_ns = 1.0
         self._begun_ns = self._now_ns = 0
 
     def pass_to(self, now_ns: int) -> None:
@@ -139,13 +128,12 @@ class _Pace:
         # and may have stood still for days: what was asked then counts for nothing now
         self.scale *= exp(min(_MOST_SCALES, (now_ns - self._now_ns) / _ASKED_NS))
         self._now_ns = now_ns
-        age = (now_ns - self._begun_ns + _YOUNG_NS) / _ASKED_NS
-        self._whole_ns = _ASKED_NS * -expm1(-age)
 
     @property
     def lane_ns(self) -> float:
         """What one lane that was asked for all the time adds up to."""
-        return self.scale * self._whole_ns
+        age = (self._now_ns - self._begun_ns + _YOUNG_NS) / _ASKED_NS
+        return self.scale * (_ASKED_NS * -expm1(-age))
 
 
 class Account:
@@ -153,13 +141,13 @@ class Account:
     and `rated` the lanes that the rate takes that it is guaranteed."""
 
     __slots__ = (
-        *("_count", "_even", "_owed", "_own", "_pace", "_surplus", "_within"),
-        *("asked_ns", "attainment", "merged", "rated", "share"),
+        *("_count", "_even", "_owed", "_own", "_pace", "_surplus", "_waiting", "_within"),
+        *("asked_ns", "attainment", "kept", "merged", "rated", "share"),
     )
 
     def __init__(self, pace: _Pace) -> None:
         self.share = self.rated = 0.0
-        self.attainment = 1.0
+        self.attainment = self.kept = 1.0
         self.asked_ns = 0.0
         self._pace = pace
         self._within = 1.0
@@ -168,6 +156,8 @@ class Account:
         self._count = 0
         self._owed: set[int] = set()
         """Live queries that are in quota, or would be had not one out of quota stood for them."""
+        self._waiting: dict[int, tuple[int, int]] = {}
+        """Rank and work of those that have not begun, by number: their place in quota can be taken."""
         self.merged = 1.0
         """What of the work of its queries alone is left when they run as they were merged of late."""
         self._surplus = 0
@@ -177,11 +167,6 @@ class Account:
     def asked(self) -> float:
         """Lanes that what it asked for of late would keep busy."""
         return self.asked_ns / self._pace.lane_ns
-
-    @property
-    def kept(self) -> float:
-        """See AccountView."""
-        return self.attainment / max(self._within, _LEAST)
 
     @property
     def quota(self) -> float:
@@ -205,40 +190,46 @@ class Account:
 
     def enter(self, query: Query, work_ns: int, even: float, now_ns: int) -> None:
         """A query is admitted; `even` are the lanes that are its tenant's part by what all ask for."""
-        slack = min(1.0, max(0.0, (self.kept - 1) / _AHEAD))
-        if self._own.enter(query, work_ns, now_ns, slack):
+        own, waiting, has_rank = self._own, self._waiting, query.rank < UNSET_RANK
+        ahead = self.kept - 1
+        if own.enter(query, work_ns, own.quota, now_ns, min(1.0, ahead / _AHEAD) if ahead > 0 else 0.0):
             if self._surplus > 0:
                 self._surplus -= 1
-                self._own.leave(query.id)
+                del own.due_ns[query.id]
             else:
                 self._owed.add(query.id)
-        elif (other := self._own.take_over(query, work_ns)) is not None:
+        elif has_rank and (other := own.take_over(query, work_ns, waiting)) is not None:
             self._owed.discard(other)
             self._owed.add(query.id)
-        self._even.run(even, now_ns)
-        if not self._even.enter(query, work_ns, now_ns):
-            self._even.take_over(query, work_ns)
+        if not self._even.enter(query, work_ns, even, now_ns) and has_rank:
+            self._even.take_over(query, work_ns, waiting)
+        waiting[query.id] = query.rank, work_ns
 
     def begin(self, queries: Sequence[Query], part: float) -> None:
         """Queries begin as one, for a part of the work that each takes alone."""
+        waiting = self._waiting
         for query in queries:
-            self._own.begin(query.id)
-            self._even.begin(query.id)
-        self.merged += min(1.0, len(queries) * _MERGED) * (part - self.merged)
+            waiting.pop(query.id, None)
+        if part != self.merged:
+            self.merged += min(1.0, len(queries) * _MERGED) * (part - self.merged)
 
     def leave(self, query: Query, outcome: Outcome) -> None:
         """A query has ended."""
-        is_owed = query.id in self._owed
-        self._owed.discard(query.id)
-        self._own.leave(query.id)
-        self._even.leave(query.id)
+        number = query.id
+        is_owed = number in self._owed
+        self._owed.discard(number)
+        self._own.due_ns.pop(number, None)
+        self._even.due_ns.pop(number, None)
+        is_answered = outcome is _ANSWERED
+        if not is_answered:  # else it has begun
+            self._waiting.pop(number, None)
         if outcome in _COUNTED:
-            is_answered = outcome is Outcome.ANSWERED
             self._surplus = max(-_STANDING, min(_STANDING, self._surplus + is_answered - is_owed))
             self._count += 1
             step = max(_MEMORY, 1 / (self._count + 1))  # as if one before the first had been in time
             self.attainment += step * (is_answered - self.attainment)
             self._within += step * (is_owed - self._within)
+            self.kept = self.attainment / max(self._within, _LEAST)
 
 
 class Accounts:

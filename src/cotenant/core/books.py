@@ -181,7 +181,8 @@ class Books(Guarded):
             live.batch = batch
             keys.append(live.key)
         self._queues.take(keys, start.queries, start.work.tenant)
-        self._accounts.begin(start.work.tenant, start.queries, self._part_of_alone(batch))
+        part = 1.0 if len(start.queries) == 1 else self._part_of_alone(batch)
+        self._accounts.begin(start.work.tenant, start.queries, part)
         return batch
 
     def _alone_ns(self, query: Query, tenant: Tenant) -> int:
@@ -197,8 +198,6 @@ class Books(Guarded):
     def _part_of_alone(self, batch: Batch) -> float:
         """What a batch is predicted to take of what its queries would one by one; 1 at most."""
         queries, tenant = batch.queries, batch.tenant
-        if len(queries) == 1:
-            return 1.0
         size, latency_ns = self._lanes[0].size, self.predictor.latency_ns
         alone_ns = sum([latency_ns(tenant.work(query.shape, query.items), size) for query in queries])
         return min(1.0, latency_ns(tenant.work(batch.shape, batch.items), size) / max(1, alone_ns))

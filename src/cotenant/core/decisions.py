@@ -53,12 +53,12 @@ def fault_of(
         mask, device = share.mask, devices.get(share.device)
         if device is None or device.first != share.first or mask & ~device.mask:
             return f"launches on {share}, not all free: no share of a device of the machine"
-        numbers = start.predicted_ns + start.wanted + start.pressure_pct + start.longest_ns + work.start + work.end
-        if type(numbers) is not int or type(work) is not Work:
+        if type(start.predicted_ns + start.wanted + start.pressure_pct + start.longest_ns) is not int:
             return f"starts {work} with a number that is no integer: {start!r:.300}"
-        if start.group < group:
-            return f"numbers a group {start.group} behind group {group}"
-        group = start.group
+        if start.group != group:
+            if start.group < group:
+                return f"numbers a group {start.group} behind group {group}"
+            group = start.group
         rest = mask & ~free
         if start.after:
             for other in start.after:
@@ -80,6 +80,8 @@ def fault_of(
             found = _new_whole(start, live, served, gone) if batch is None else _paused_whole(batch, batches, gone)
             if isinstance(found, str):
                 return found
+            if is_one and work is found[0].work(found[2], found[1]) and not found[3]:
+                break  # all of a new batch, by the tenant's own work: as nearly always
             wholes[key] = found, []
         whole, works = wholes[key]
         fault = _work_fault(work, whole)
@@ -141,6 +143,8 @@ def _paused_whole(number: int, batches: Mapping[int, Batch], gone: set[int]) -> 
 def _work_fault(work: Work, whole: _Whole) -> str | None:
     """What is wrong with the work of one start of a batch, by itself."""
     tenant, rows, shape, begin = whole
+    if type(work) is not Work or type(work.start + work.end) is not int:
+        return f"starts {work!r:.300}, expected a Work whose units are integers"
     start, end, cuts = work.start, work.end, tenant.cuts
     if work.rows:
         rows = work.rows[1] - work.rows[0] if len(work.rows) == 2 and work.rows[0] >= 0 else 0

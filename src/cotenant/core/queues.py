@@ -16,41 +16,43 @@ _NEW = BatchState.NEW
 class TenantQueue:
     """A sorted queue: insertion and removal by binary search. Most arrivals go to the end, most leave in front.
 
-    The rank of a request comes before the policy's key, which alone competes with other tenants: `order` has both.
+    The rank of a request comes before the policy's key, which alone competes with other tenants.
     """
 
-    __slots__ = ("are_alike", "edition", "keys", "order", "queries", "tenant")
+    __slots__ = ("are_alike", "edition", "has_ranks", "keys", "queries", "tenant")
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant
         self.are_alike = True
+        self.has_ranks = False
         self.edition = object()
         self.queries: list[Query] = []
         self.keys: list[tuple[int, ...]] = []
-        self.order: list[tuple[int, ...]] = []
 
     def push(self, key: tuple[int, ...], query: Query) -> None:
         """Insert a query under a unique key of the policy."""
-        keys, queries, order = self.keys, self.queries, self.order
-        place = (query.rank, *key)
+        keys, queries = self.keys, self.queries
         self.edition = object()
         if not keys:
-            self.are_alike = True
-        elif self.are_alike:
-            one = queries[0]
-            self.are_alike = (
-                query.items == one.items
-                and query.shape == one.shape
-                and query.merge_key == one.merge_key
-                and query.rank == one.rank
-            )
-        if not order or place > order[-1]:
-            order.append(place)
+            self.are_alike, self.has_ranks = True, False
             keys.append(key)
             queries.append(query)
             return
-        at = bisect_left(order, place)
-        order.insert(at, place)
+        if self.are_alike:
+            one = queries[0]
+            if query.rank != one.rank:
+                self.are_alike, self.has_ranks = False, True
+            else:
+                self.are_alike = (
+                    query.items == one.items and query.shape == one.shape and query.merge_key == one.merge_key
+                )
+        elif query.rank != queries[0].rank:
+            self.has_ranks = True
+        if key > keys[-1] and not self.has_ranks:
+            keys.append(key)
+            queries.append(query)
+            return
+        at = self._place(key, query)
         keys.insert(at, key)
         queries.insert(at, query)
 
@@ -59,16 +61,21 @@ class TenantQueue:
         ordered = sorted(zip(keys, self.queries, strict=True), key=lambda entry: (entry[1].rank, entry[0]))
         self.keys = [key for key, _ in ordered]
         self.queries = [query for _, query in ordered]
-        self.order = [(query.rank, *key) for key, query in ordered]
         self.edition = object()
 
     def remove(self, key: tuple[int, ...], query: Query) -> None:
         """Take out a query, which must be here under this key."""
-        at = bisect_left(self.order, (query.rank, *key))
-        del self.order[at]
+        at = self._place(key, query)
         del self.keys[at]
         del self.queries[at]
         self.edition = object()
+
+    def _place(self, key: tuple[int, ...], query: Query) -> int:
+        """Where a query belongs in the order."""
+        keys, queries = self.keys, self.queries
+        if not self.has_ranks:
+            return bisect_left(keys, key)
+        return bisect_left(range(len(keys)), (query.rank, key), key=lambda at: (queries[at].rank, keys[at]))
 
 
 class TenantQueues:
@@ -132,7 +139,6 @@ class TenantQueues:
         if queue.keys[:count] == keys:  # as a rule they are the most urgent ones
             del queue.keys[:count]
             del queue.queries[:count]
-            del queue.order[:count]
             queue.edition = object()
         else:
             for key, query in zip(keys, queries, strict=True):

@@ -35,11 +35,11 @@ class QueueView(Protocol):
 
     @property
     def keys(self) -> Sequence[tuple[int, ...]]:
-        """The keys that `Policy.queue_key` gave, by position; they ascend where all requests have the same rank."""
+        """The keys that `Policy.queue_key` gave, by position."""
 
     @property
-    def order(self) -> Sequence[tuple[int, ...]]:
-        """The rank of each request and its key, by position; they ascend."""
+    def has_ranks(self) -> bool:
+        """Whether requests may have different ranks. Where not, the keys ascend."""
 
     @property
     def are_alike(self) -> bool:

@@ -64,6 +64,8 @@ class Desk:
         """Paused batches that are no candidates."""
         self._hopeless = 0
         """Queries that were given up since they are hopeless."""
+        self.again_ns = 0
+        """When to decide again: at once where this decision gave up as many as one may, else 0."""
         self._passed: set[int] = set()
         self._back = self._held = _NOBODY
         self._heads: dict[str, int] = {}
@@ -74,7 +76,7 @@ class Desk:
     def best(self) -> BatchView | Place | None:
         """The best paused batch or the best head, by the policy's keys; a paused batch wins a tie. None when there is
         none, or so many have been found hopeless that the next decision has to go on."""
-        if self._hopeless >= MOST_AT_ONCE:
+        if self.again_ns:
             return None
         heads = self._heads
         best_key: Key | None = None
@@ -95,11 +97,6 @@ class Desk:
         self._pass_over_only(self._passed - self._held)
         self._held = _NOBODY
         return self.best()
-
-    @property
-    def again_ns(self) -> int:
-        """When to decide again: at once where this decision gave up as many as one may, else 0."""
-        return self.now_ns + 1 if self._hopeless >= MOST_AT_ONCE else 0
 
     def take(self, start: Start) -> None:
         """Give away what a start launches: waiting queries, or the best paused batch."""
@@ -196,6 +193,8 @@ class Desk:
         if needed > left_ns:
             self.drop(queries, hopeless(needed, left_ns))
             self._hopeless += len(queries)
+            if self._hopeless >= MOST_AT_ONCE:
+                self.again_ns = self.now_ns + 1
         return needed > left_ns
 
     def quickest_ns(self, work: Work, sizes: Sequence[int]) -> int:

@@ -102,8 +102,9 @@ def _select(policy: Selecting, desk: Desk, inside: _Inside, reserve: Reserve | N
         gone.update({query: Drop(query, why) for query in inside.numbers_of(number)})
     names, accounts, queues = inside.tenants, snapshot.accounts, snapshot.queues
     fared = [policy.fared(accounts[name]) if name in accounts else 1.0 for name in names]
-    weights = [queues[name].tenant.weight if name in queues else 1.0 for name in names]
-    ranks = [queues[name].tenant.rank if name in queues else UNSET_RANK for name in names]
+    tenants, others = [queue.tenant for queue in queues.values()], len(names) - len(queues)
+    weights = [each.weight for each in tenants] + [1.0] * others
+    ranks = [each.rank for each in tenants] + [UNSET_RANK] * others
     stakes = Stakes(policy.worth, fared, weights, ranks)
     held = [number for number, _, _ in late[MOST_AT_ONCE:]] + jobs.stand_back(stakes, reserve)
     for victim, for_job in jobs.select(stakes, max(1, MOST_AT_ONCE - len(late))):
@@ -136,7 +137,8 @@ class _Inside:
     ) -> None:
         snapshot, now = desk.snapshot, desk.now_ns
         accounts, predictor = snapshot.accounts, snapshot.predictor
-        owners = dict(zip(snapshot.queues, range(len(snapshot.queues)), strict=True))
+        self.tenants = list(snapshot.queues)
+        """Names of tenants by their numbers: those of all queues, in their order, and then of others."""
         begun = [(batch, batch.next_unit) for batch in snapshot.paused]
         self.paused = len(begun)
         """Of the batches those in front."""
@@ -152,36 +154,39 @@ class _Inside:
         self.batches = [batch for batch, _ in begun]
         """Those with queries in them: number -1 is the first of them."""
         rows = list[Job]()
+        owners = {name: owner for owner, name in enumerate(self.tenants)} if begun else {}
         for batch, unit in begun:
             tenant, dues, queries = batch.tenant, policy.dues(accounts.get(batch.tenant.name)), batch.queries
             owner = owners.setdefault(tenant.name, len(owners))
+            if owner == len(self.tenants):
+                self.tenants.append(tenant.name)
             within = [dues[query.id] for query in queries if query.id in dues]
             rank, deadline = policy.rank_of(tenant), max([query.deadline_ns for query in queries])
             work_ns = needed_ns(tenant.work(batch.shape, batch.items, unit))
             longer_ns = predictor.sure_ns(tenant.name, work_ns, tenant.slo_ns) - work_ns if within else 0
             due = min([*within, deadline - longer_ns])
             rows.append((rank, deadline, -1 - len(rows), due, int(bool(within)), len(queries), owner, work_ns))
-        self.tenants = list(owners)
-        """Names of tenants by their numbers."""
         free_at = tuple(ends.values())
 
         self.seen: dict[str, Waiting | LongQueue] = {}
         """What waits, by tenant: for the next decision, too."""
         count = len(rows) + sum([len(queue.queries) for queue in snapshot.queues.values()])
-        short = _SHORT if count > FEW else FEW
+        is_few = count <= FEW
+        short = FEW if is_few else _SHORT
         for owner, (name, queue) in enumerate(snapshot.queues.items()):
             if not queue.queries:
                 continue
             known = seen.get(name)
-            if known is None or known.edition is not queue.edition or (count <= FEW and not known.jobs):
-                known = _waiting(queue, policy.dues(accounts.get(name)), known, short)
+            if known is None or known.edition is not queue.edition or (is_few and not known.jobs):
+                dues = policy.dues(accounts.get(name))
+                known = Waiting(queue, dues) if len(queue.queries) <= short else _long(queue, dues, known)
             if known.predictor is not predictor or known.owner != owner:
                 known.tell(queue, owner, predictor, needed_ns)
             self.seen[name] = known
         every = self.seen.values()
         self.jobs: Selection
         """All of them."""
-        if count <= FEW:
+        if is_few:
             self.jobs = Jobs(sorted(chain(rows, *[each.jobs for each in every])), free_at, now)
         else:
             from cotenant.policies.ordered.many_jobs import ManyJobs  # numpy: few need none
@@ -193,13 +198,8 @@ class _Inside:
         return (job,) if job >= 0 else [query.id for query in self.batches[-1 - job].queries]
 
 
-def _waiting(
-    queue: QueueView, dues: Mapping[int, int], known: Waiting | LongQueue | None, short: int
-) -> Waiting | LongQueue:
-    """Jobs of a queue at its present edition: in a list up to so many, else in columns. `known` has those of an edition
-    before."""
-    if len(queue.queries) <= short:
-        return Waiting(queue, dues)
+def _long(queue: QueueView, dues: Mapping[int, int], known: Waiting | LongQueue | None) -> LongQueue:
+    """Jobs of a long queue at its present edition; `known` has those of an edition before."""
     from cotenant.policies.ordered.many_jobs import LongQueue
 
     return LongQueue(queue, dues, known if isinstance(known, LongQueue) else None)

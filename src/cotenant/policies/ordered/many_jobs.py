@@ -299,7 +299,9 @@ class LongQueue:
         that are within entitlements. `known` is what is known of it at another edition: of use where it had the same
         dictionary of dues, which grows and shrinks with the queue."""
         self.edition, self._dues = queue.edition, dues
-        self._keys = list(queue.order)
+        self._keys = list(queue.keys)
+        if queue.has_ranks:
+            self._keys = [(query.rank, *key) for query, key in zip(queue.queries, queue.keys, strict=True)]
         self._kinds: dict[tuple[int, int], int] = {} if known is None else known._kinds
         """Numbers of shapes and rows."""
         edits = None if known is None or known._dues is not dues else _edits(known._keys, self._keys)

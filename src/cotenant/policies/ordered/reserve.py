@@ -97,10 +97,11 @@ class Reserve:
     def ahead_ns(self, left_ns: int, cost: int) -> float:
         """Work that comes before the deadline of a job, so much from now on, and goes first."""
         place = bisect_left(self.slo_ns, left_ns) * self.width + bisect_left(self.costs, cost)
-        found = self.known.get(place)
-        if found is None:
-            found = self.known[place] = self._lanes(*divmod(place, self.width))
-        return left_ns * found[0] - found[1]
+        try:
+            lanes, lane_ns = self.known[place]
+        except KeyError:
+            lanes, lane_ns = self.known[place] = self._lanes(*divmod(place, self.width))
+        return left_ns * lanes - lane_ns
 
     def _lanes(self, count: int, rank: int) -> tuple[float, float]:
         """Lanes, and the same times the SLO, of the first `count` by SLO: all of those whose place by cost is below

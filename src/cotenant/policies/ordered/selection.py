@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 
-from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, NUMBER, OWNER, RANK, WORK, Candidates, Job, Stakes
-from cotenant.policies.ordered.reserve import Reserve, cost_of
+from cotenant.policies.ordered.jobs import BEHIND, DEADLINE, DUE, NUMBER, OWNER, RANK, WORK, Candidates, Job, Stakes
+from cotenant.policies.ordered.reserve import MOST_WORK_NS, RANKED, Reserve
 
 FEW = 128
 """Jobs up to which they are laid on the lanes one by one; of more, which lane gets which hardly matters."""
@@ -35,8 +35,10 @@ class Jobs:
     def is_timely(self, *, due: bool) -> bool:
         """See Selection: each begins no later on the lanes, of which the one that is free first gets the next job."""
         begin, lanes = sum(self._free_at), len(self._free_at)
-        for _, deadline_ns, _, due_ns, _, _, _, work_ns in self.jobs:
-            if begin > ((due_ns if due else deadline_ns) - work_ns) * lanes:
+        limit, work = DUE if due else DEADLINE, WORK
+        for job in self.jobs:
+            work_ns = job[work]
+            if begin > (job[limit] - work_ns) * lanes:
                 return False
             begin += work_ns
         return True
@@ -110,18 +112,20 @@ class Jobs:
         Jobs out of quota of lower priorities do not count: they are worth less, and go first where not all can stay.
         """
         begin, lanes, now, ranks = sum(self._free_at), len(self._free_at), self._now_ns, stakes.ranks
-        loose = dict[int, int]()
+        loose, are_ranked, ahead_ns = dict[int, int](), len(set(ranks)) > 1, reserve.ahead_ns
         for at, (_, deadline_ns, _, _, entitled, _, owner, work_ns) in enumerate(self.jobs):
             if at in back:
                 continue
             if not entitled:
-                rank = ranks[owner]
-                lower = sum([work for other, work in loose.items() if other > rank])
-                missing = begin - lower - (deadline_ns - work_ns) * lanes
-                if missing + reserve.ahead_ns(deadline_ns - now, cost_of(rank, work_ns)) > 0:
+                missing = begin - (deadline_ns - work_ns) * lanes
+                if are_ranked:
+                    missing -= sum([work for other, work in loose.items() if other > ranks[owner]])
+                cost = ranks[owner] << RANKED | (work_ns if work_ns < MOST_WORK_NS else MOST_WORK_NS)  # as cost_of
+                if missing > 0 or missing + ahead_ns(deadline_ns - now, cost) > 0:
                     back.add(at)
                     continue
-                loose[rank] = loose.get(rank, 0) + work_ns
+                if are_ranked:
+                    loose[ranks[owner]] = loose.get(ranks[owner], 0) + work_ns
             begin += work_ns
 
     def select(self, stakes: Stakes, most: int) -> list[tuple[Job, Job]]:
