@@ -138,9 +138,12 @@ class Desk:
             self._pass_over_only(set(self._back))
 
     def _pass_over_only(self, numbers: set[int]) -> None:
-        self._passed = numbers
-        self._heads = {name: self._next(queue, 0) for name, queue in self.snapshot.queues.items()}
-        every, gone = sorted([*self.paused, *self._aside], reverse=True), numbers | self.taken
+        self._passed, gone, heads = numbers, numbers | self.taken, dict[str, int]()
+        for name, queue in self.snapshot.queues.items():
+            if queue.queries and queue.queries[0].id in gone:
+                heads[name] = self._next(queue, 1)
+        self._heads = heads
+        every = sorted([*self.paused, *self._aside], reverse=True)
         self._aside = [entry for entry in every if all(query.id in gone for query in entry[2].queries)]
         self.paused = [entry for entry in every if entry not in self._aside]
 

@@ -170,12 +170,11 @@ class _Inside:
 
         self.seen: dict[str, Waiting | LongQueue] = {}
         """What waits, by tenant: for the next decision, too."""
-        count = len(rows) + sum([len(queue.queries) for queue in snapshot.queues.values()])
+        waiting = [each for each in enumerate(snapshot.queues.items()) if each[1][1].queries]
+        count = len(rows) + sum([len(queue.queries) for _, (_, queue) in waiting])
         is_few = count <= FEW
         short = FEW if is_few else _SHORT
-        for owner, (name, queue) in enumerate(snapshot.queues.items()):
-            if not queue.queries:
-                continue
+        for owner, (name, queue) in waiting:
             known = seen.get(name)
             if known is None or known.edition is not queue.edition or (is_few and not known.jobs):
                 dues = policy.dues(accounts.get(name))
