@@ -72,16 +72,20 @@ def fault_of(
         if rest:
             return f"launches on cores {share.cores}, not all free"
         free &= ~mask
+        held[number] = mask
         key: object = None
         if not is_one:
-            held[number] = mask
             key = batch if batch is not None else tuple([query.id for query in start.queries])
         if key not in wholes:
             found = _new_whole(start, live, served, gone) if batch is None else _paused_whole(batch, batches, gone)
             if isinstance(found, str):
                 return found
-            if is_one and work is found[0].work(found[2], found[1]) and not found[3]:
-                break  # all of a new batch, by the tenant's own work: as nearly always
+            if is_one and not work.rows and work.start == found[3]:  # no other start can be a part of the batch
+                if batch is not None or work is not found[0].work(found[2], found[1]):
+                    fault = _work_fault(work, found)
+                    if fault is not None:
+                        return fault
+                break
             wholes[key] = found, []
         whole, works = wholes[key]
         fault = _work_fault(work, whole)
@@ -143,9 +147,9 @@ def _paused_whole(number: int, batches: Mapping[int, Batch], gone: set[int]) -> 
 def _work_fault(work: Work, whole: _Whole) -> str | None:
     """What is wrong with the work of one start of a batch, by itself."""
     tenant, rows, shape, begin = whole
-    if type(work) is not Work or type(work.start + work.end) is not int:
-        return f"starts {work!r:.300}, expected a Work whose units are integers"
     start, end, cuts = work.start, work.end, tenant.cuts
+    if type(work) is not Work or type(start + end) is not int:
+        return f"starts {work!r:.300}, expected a Work whose units are integers"
     if work.rows:
         rows = work.rows[1] - work.rows[0] if len(work.rows) == 2 and work.rows[0] >= 0 else 0
     if work.tenant != tenant.name or work.items != rows or work.shape != shape or start < begin or not rows:
