@@ -302,18 +302,31 @@ def check_alone(
     together: Sequence[TogetherPlan],
     roots: Sequence[Path],
     *,
+    stale: bool,
     as_json: bool,
 ) -> None:
-    """Say whether all that a plan file without tenants has holds on what was measured; ends the command if not."""
+    """Say whether all that a plan file without tenants has holds on what was measured; ends the command if not.
+
+    Raises StaleProfileError for a model that changed since its units were measured, which `stale` allows.
+    """
     from cotenant.plan.granularity.kept import verdicts, words_of
     from cotenant.plan.placement.judge import placement_faults
-    from cotenant.plan.sources import read_placements
+    from cotenant.plan.sources import read_placements, task_changes
+    from cotenant.repository import refuse_changes
 
-    measured = {name: by_cores for root in roots for name, by_cores in read_placements(root)[0].items()}
-    faults, stale = verdicts(together, measured)
+    names = {each.model for each in placements} | {member.model for each in together for member in each.members}
+    measured: dict[str, dict[int, ModelTasks]] = {}
+    for root in roots:
+        found = read_placements(root, stale=True)[0]
+        of_plan = {name: by_cores for name, by_cores in found.items() if name in names}
+        refuse_changes(
+            task_changes(root, of_plan), root, stale=stale, command=f"cotenant plan {root} --placement MODEL"
+        )
+        measured |= found
+    faults, others = verdicts(together, measured)
     wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))] + faults
     if as_json:
-        print_json({"holds": not wrong, "violations": wrong, "stale": stale, "plan_file": str(path)})
+        print_json({"holds": not wrong, "violations": wrong, "stale": others, "plan_file": str(path)})
     else:
         if wrong:
             print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
@@ -321,7 +334,7 @@ def check_alone(
         else:
             words = (*map(placement_words, placements), *map(words_of, together))
             print(f"{path} holds: {', '.join(words)}.")
-        print(*stale, sep="\n", end="\n" if stale else "")
+        print(*others, sep="\n", end="\n" if others else "")
     if wrong:
         raise typer.Exit(EXIT_INFEASIBLE)
 

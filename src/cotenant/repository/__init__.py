@@ -1,5 +1,12 @@
 """The model repository on disk: where what lies, which models and applications it declares. Opens no model."""
 
+from cotenant.repository.measured_content import (
+    StaleProfileError,
+    changes,
+    content_of,
+    refuse_changes,
+    valid_profile,
+)
 from cotenant.repository.model_versions import (
     ModelVersion,
     UnknownApplicationError,
@@ -15,6 +22,7 @@ from cotenant.repository.model_versions import (
 )
 from cotenant.repository.paths import (
     CONFIG_FILE,
+    MEASURED,
     SERVER_FILE,
     STATE_FOLDER,
     contention_path,
@@ -31,13 +39,17 @@ from cotenant.repository.paths import (
 
 __all__ = [
     "CONFIG_FILE",
+    "MEASURED",
     "SERVER_FILE",
     "STATE_FOLDER",
     "ModelVersion",
+    "StaleProfileError",
     "UnknownApplicationError",
     "UnknownModelError",
     "application_names",
+    "changes",
     "check_owners",
+    "content_of",
     "contention_path",
     "coruns_path",
     "default_version",
@@ -50,8 +62,10 @@ __all__ = [
     "placement_path",
     "profile_path",
     "readable_versions",
+    "refuse_changes",
     "tasks_path",
     "together_path",
     "trace_path",
+    "valid_profile",
     "within",
 ]
