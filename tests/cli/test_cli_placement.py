@@ -54,7 +54,7 @@ def known(root: Path, run: Run) -> Callable[[ModelTasks], ModelTasks]:
     mine = profile.models["net"][2]
 
     def put(tasks: ModelTasks) -> ModelTasks:
-        made = msgspec.structs.replace(tasks, digest=mine.digest, graph=mine.graph)
+        made = msgspec.structs.replace(tasks, digest=mine.digest, graph=mine.graph, content=mine.content)
         save_tasks(tasks_path(root), msgspec.structs.replace(profile, models={"net": {2: made}}))
         return made
 

@@ -26,12 +26,11 @@ from cotenant.plan.sources import ProfileCosts, basis_of, costs_of_repository, r
 from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
+from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.report.plan_text import PALETTE, columns_of, keys_of, plan_picture, plan_svg, short, tenant_table
-from cotenant.repository import profile_path
 from cotenant.work import Work
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
-from profile_files import write_profile
+from profile_files import save_current, write_profile
 from repositories import scaled, write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,7 +57,7 @@ TENANTS = DEVICES + tenant("small", 100, 60) + tenant("middle", 50, 60) + tenant
 def folder(tmp_path: Path) -> Path:
     """A file of tenants, and a profile of the GPU that they are for."""
     (tmp_path / "tenants.toml").write_text(TENANTS, encoding="utf-8")
-    write_profile(tmp_path / "gpu.json", latencies(GPU.sizes, GPU.whole))
+    write_profile(tmp_path / "gpu.json", latencies(GPU.sizes, GPU.whole), "gpu")
     return tmp_path
 
 
@@ -197,7 +196,7 @@ def test_slack_is_what_the_checker_means(loads: list[Load], devices: list[Device
 
 def test_bursts_are_simulated_and_planned_for(run: Run, folder: Path) -> None:
     # two rows of 9.9 ms each fill the SLO of 20 ms: a third that comes meanwhile is late on one device
-    write_profile(folder / "gpu.json", {"small": {100: {1: round(9.9 * MS)}}})
+    write_profile(folder / "gpu.json", {"small": {100: {1: round(9.9 * MS)}}}, "gpu")
     text = '[[device]]\nname = "gpu"\nkind = "gpu"\ncount = 3\nsplits = [[100]]\n' + tenant("small", 80, 20)
     (folder / "tenants.toml").write_text(text)
     answers = []
@@ -229,7 +228,7 @@ def test_a_plan_is_checked_against_a_profile(run: Run, folder: Path) -> None:
     assert "another profile" not in text
     slower = latencies(GPU.sizes, GPU.whole)
     slower["small"] = {size: {rows: 40 * ns for rows, ns in each.items()} for size, each in slower["small"].items()}
-    write_profile(profile, slower)
+    write_profile(profile, slower, "gpu")
     status, text, _ = run("plan", "--check", out, "--profiles", profile)
     assert status == 1
     assert re.search(r"slo: device 0 partition \d tenant 'small': duty cycle .* exceed the SLO", text)
@@ -355,7 +354,7 @@ def profiled(root: Path, slo_ms: float, points: dict[str, list[tuple[int, int, f
             Point(0, items, cores, 9, *(round(ms * MS * q) for q in (0.9, 0.95, 1, 1.2))) for items, cores, ms in rows
         ]
         models[name] = ModelProfile("digest", tuple(made), (1,), (0, 1), 1.0)
-    save_profile(profile_path(root), Profile(this_device(), "2026-01-01", "a test", models))
+    save_current(root, Profile(this_device(), "2026-01-01", "a test", models))
     return root
 
 
@@ -420,7 +419,7 @@ def test_the_example_of_the_quick_start_fits(tmp_path: Path, run: Run) -> None:
         )
         for name, rows in points.items()
     }
-    save_profile(profile_path(root), Profile(this_device(), "2026-01-01", "a test", models))
+    save_current(root, Profile(this_device(), "2026-01-01", "a test", models))
     out = tmp_path / "plan.toml"
     arguments = (EXAMPLES / "tenants.toml", "--profiles", root, "--quick", "-o", out)
     status, text, err = run("plan", *arguments)

@@ -29,14 +29,15 @@ from cotenant.plan.granularity.planner import FoundJointPlan, found
 from cotenant.predict.occupancy.evaluator import JointEvaluator
 from cotenant.profile.device import this_device
 from cotenant.profile.joint_plan import Chunk, Wait
-from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
+from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.profile.task_profile import load_tasks, save_tasks
 from cotenant.profile.unit_placement import UnitPlacement, runs_of
-from cotenant.repository import profile_path, tasks_path, together_path
+from cotenant.repository import tasks_path, together_path
 from cotenant.serve import rehearsal
 from cotenant.serve.rehearsal import Rehearsed
 from cotenant.trace import read
 from onnx_samples import Sketch, info
+from profile_files import save_current
 from repositories import config, write_model
 
 TOGETHER = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
@@ -214,7 +215,7 @@ def test_a_simulation_follows_what_is_kept(
         digest, units = by_cores[2].digest, len(by_cores[2].units)
         points = tuple(Point(0, rows, 1, 9, *[rows * 10**6] * 4) for rows in (1, 2, 4))
         models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0, splits=(tuple(range(units + 1)),))
-    save_profile(profile_path(root), Profile(this_device(), "", "", models))
+    save_current(root, Profile(this_device(), "", "", models))
     write_application(root, "fan", fan("left", "right"), slo_ms=60000)
     workload, trace = tmp_path / "workload.toml", tmp_path / "trace.jsonl"
     workload.write_text('duration_s = 1\n[[tenant]]\nmodel = "fan"\nitems = 4\nrate = 5\n')

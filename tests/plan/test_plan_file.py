@@ -71,7 +71,7 @@ after = ["detect"]
 def test_a_file_of_tenants_is_read() -> None:
     request = parse_request(TENANTS, "tenants.toml")
     cpu = DeviceType("cpu", ((2,), (1, 1)), GIB * 3 // 2, 0.25)
-    gpu = DeviceType("gpu", ((100,), (50, 50)), UNLIMITED_BYTES, 1.0, 300 << 20)
+    gpu = DeviceType("gpu", ((100,), (50, 50)), UNLIMITED_BYTES, 1.0, 300 << 20, "gpu")
     stages = Stage("detect", "ssd"), Stage("cars", "googlenet", ("detect",))
     assert request == Request(
         (Load("mail", "minilm", 30, 40_500_000),),

@@ -23,7 +23,7 @@ def models(
     stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the models of a repository, with what is wrong with those that cannot be served, or whose profile is stale."""
+    """List the models of a repository, with what is wrong with those that cannot be served or have a stale profile."""
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console

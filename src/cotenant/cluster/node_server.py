@@ -185,8 +185,8 @@ class NodeServer:
             link.symlink_to(self._repository / model, target_is_directory=True)
 
     def _write(self, part: NodePlan) -> None:
-        """The plan file of this node: its device alone, with the rates of its part, and the SLOs that are enforced here;
-        those of stages are by the gateway."""
+        """The plan file of this node: its device alone, the rates of its part, and the SLOs that its server enforces;
+        those of stages are the gateway's."""
         slos = slos_of(self._repository)
         loads = tuple(replace(load, slo_ns=slos.get(load.tenant, load.slo_ns)) for load in part.loads)
         file = PlanFile(Request(loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)

@@ -116,7 +116,8 @@ class NodeReport:
     """What an agent says of its node. `address` is None while no server runs; `problem` is why it does not.
 
     `ended` says that the server was there and is no more. `served` is by model; `pid` is that of the server,
-    `agent_pid` that of the agent. `plan` is the digest of the one that the server says it runs, "" where it is not known.
+    `agent_pid` that of the agent. `plan` is the digest of the one that the server says it runs, "" where that is not
+    known.
     """
 
     address: Address | None

@@ -7,8 +7,7 @@ among its units as the engine's timing weighs them, with what that adds taken of
 
 Stretches and the whole, on one core and on all, are run in turns, and the lower quartile of each counts: neighbours on
 the machine slow some runs, never speed one up. One core is measured in CPU time of the thread, which computes all. On
-several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core. The
-profile has both: whether the units add up to the whole, and how far wall time was from CPU time.
+several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core.
 """
 
 from __future__ import annotations
@@ -58,11 +57,9 @@ TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)
 _STRETCHES = 16
 """Into which a model is cut at most; each but a unit of its own weighs at least as much as that makes."""
 _TIMED_RUNS = 40
-_PAIRS = 3
-_PAIR_RUNS = 200
+_PAIRS, _PAIR_RUNS = 3, 200
 _HAND_OVERS = 300
-_STEPS = 6
-_BATCH_STEPS = 3
+_STEPS, _BATCH_STEPS = 6, 3
 _JOINED_MIB, _JOINS = 16, 20
 Inputs = Mapping[str, Any]
 _Taken = tuple[int, int]
@@ -83,15 +80,16 @@ def measure_tasks(
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
 
-    Its units are to be placed, which some engines can on some devices; or, on cores, to run `in_a_row`. One row is measured, and of batches of up to `rows` rows those of `row_buckets`. In a share of a GPU, whose `place`
-    that is, one row is measured there and on the cores beside it.
+    Its units are to be placed, which some engines can on some devices; or, on cores, to run `in_a_row`. One row is
+    measured, and of batches of up to `rows` rows those of `row_buckets`; in a share of a GPU, whose `place` that is,
+    one row, there and on the cores beside it.
 
-    What is found is kept in the repository; an interrupted campaign goes on where it stopped. `fresh` forgets what is
-    known of this model and share alone, and so does what was measured on a busy machine. Raises ConfigError for a model
-    that is not there, cannot be placed, or has one unit, ModelError where it cannot be run.
+    An interrupted campaign goes on where it stopped. With `fresh`, or where it was measured on a busy machine, what is
+    known of this model and share alone is measured anew. Raises ConfigError for a model that is not there, cannot be
+    placed, or has one unit, ModelError where it cannot be run.
     """
     found = default_version(root, model)
-    content = content_of(found)  # before it is opened: what changes meanwhile is found changed
+    content = content_of(found, placed=False)  # before it is opened: what changes meanwhile is found changed
     campaign = Campaign(tasks_path(root), this_device(place.device), fresh=fresh)
     known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint, whole=False)
     models = {} if known is None else dict(known.models)

@@ -132,7 +132,7 @@ def task_changes(root: Path, measured: Mapping[str, Mapping[int, ModelTasks]]) -
     for tenant, by_cores in measured.items():
         each = dict.fromkeys(tasks.content for tasks in by_cores.values())
         contents[tenant] = next(iter(each)) if len(each) == 1 else UNSET
-    return changes(root, contents)
+    return changes(root, contents, placed=False)
 
 
 def costs_of_repository(

@@ -24,11 +24,12 @@ class StaleProfileError(ProfileError):
     """A profile is of other models than the repository holds: names them and the command that measures them anew."""
 
 
-def content_of(found: ModelVersion) -> ModelContent:
+def content_of(found: ModelVersion, *, placed: bool = True) -> ModelContent:
     """The digests of a version; that of its files is "" where one of them cannot be read.
 
     Files are those of the version's directory, hidden ones left out, and the files of its samples. Of `config.toml`
-    count the sections that a latency depends on, not who owns the model and what was promised.
+    count the sections that a latency depends on, not who owns the model and what was promised. Unless `placed`, that is
+    the latency without placements.
     """
     folder = found.path.parent
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
@@ -36,7 +37,8 @@ def content_of(found: ModelVersion) -> ModelContent:
     samples = sorted({section.file for section in found.config.samples.values() if section.file})
     names |= {path: f"../{file}" for file in samples if (path := folder.parent / file).is_file()}
     config = found.config
-    parts = msgspec.json.encode((config.model, config.segments, config.samples), order="sorted")
+    model = config.model if placed else msgspec.structs.replace(config.model, placement="none")
+    parts = msgspec.json.encode((model, config.segments, config.samples), order="sorted")
     return ModelContent(_files_digest(names), hashlib.sha256(parts).hexdigest()[:16])
 
 
@@ -52,11 +54,15 @@ def _files_digest(names: Mapping[Path, str]) -> str:
 
 
 def changes(
-    root: Path, measured: Mapping[str, ModelContent | UnsetType], tenants: Collection[str] | None = None
+    root: Path,
+    measured: Mapping[str, ModelContent | UnsetType],
+    tenants: Collection[str] | None = None,
+    *,
+    placed: bool = True,
 ) -> dict[str, str]:
     """What changed since it was `measured`, as a sentence by tenant; of all tenants, or of `tenants`.
 
-    Tenants whose models are not in the repository, or were not measured, are left out.
+    Tenants whose models are not in the repository, or were not measured, are left out. `placed`: see `content_of`.
     """
     found: dict[str, str] = {}
     for version in readable_versions(root):
@@ -67,7 +73,7 @@ def changes(
         if then is UNSET:
             found[name] = f"{name!r}: the profile does not say of which files and configuration it is"
             continue
-        now = content_of(version)
+        now = content_of(version, placed=placed)
         changed = [
             what
             for what, is_changed in (
