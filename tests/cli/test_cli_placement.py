@@ -37,6 +37,7 @@ BUDGET = ("--budget-s", "0.3")
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of one model, which was measured quickly."""
+    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
@@ -109,7 +110,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     write_model(root, "net", config() + 'placement = "auto"\n', {1: residual_cnn})
     status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")
     assert "it takes 1.20 of the time" in out
-    assert "it is slower, and not kept for serving" in out
+    assert "it is not 3 % quicker, and not kept for serving" in out
     assert not kept.exists()
     unchecked(monkeypatch, tasks)
     status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")

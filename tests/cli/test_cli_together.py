@@ -58,6 +58,7 @@ def chain(seed: int, products: int) -> Callable[[], onnx.ModelProto]:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of two models, measured quickly; what is found has chunks of left, and right behind the first."""
+    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
@@ -140,7 +141,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert {each.model: each.graph for each in kept.members} == digests
     believed(monkeypatch, (101, None))
     status, out, _ = run("plan", root, *TOGETHER)
-    assert "and not followed: none is quicker, and none is kept for serving." in " ".join(out.split())
+    assert "and not followed: none is quicker by 3 %, and none is kept for serving." in " ".join(out.split())
     assert not together_path(root).exists()
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert (status == 0) == ("holds: left=4 and right=1 together on 2 lanes" in out)

@@ -60,7 +60,7 @@ def models(
         for row in rows:
             remark = row["error"] or row.get("remark", "")
             if "stages" in row and not remark:
-                remark = f"application: {' -> '.join(row['stages'])}"
+                remark = f"application: {row['order']}"
             slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
             table.add_row(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
@@ -82,13 +82,13 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     try:
         spec = read_application(repository, name)
     except CotenantError as error:
-        return {**row, "stages": [], "error": str(error)}
+        return {**row, "stages": [], "order": "", "error": str(error)}
     missing = [stage for stage in spec.stages if stage.model not in models]
     wrong = (
         f"stage {missing[0].name!r}: model {missing[0].model!r} is not there, or cannot be served" if missing else ""
     )
     stages = [stage.name for stage in spec.stages]
-    return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "error": wrong}
+    return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "order": spec.stages_text, "error": wrong}
 
 
 def _merging_remark(max_batch: int, merging: Any) -> str:
