@@ -112,6 +112,9 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert "it takes 1.20 of the time" in out
     assert "it is not 3 % quicker, and not kept for serving" in out
     assert not kept.exists()
+    unchecked(monkeypatch, tasks, 0.98)  # within what equal ways differ by
+    assert run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")[0] == 0
+    assert not kept.exists()
     unchecked(monkeypatch, tasks)
     status, out, _ = run("plan", root, "--placement", "net", *BUDGET, "--lanes", "all")
     assert kept.exists()
@@ -161,6 +164,7 @@ def test_throughput_counts_the_busiest_lane(
 def test_doubts_about_the_measurement_are_said(
     root: Path, run: Run, known: Callable[[ModelTasks], ModelTasks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1.1)
     tasks = known(wide_tasks())
     slow = msgspec.structs.replace(tasks.core, whole_ns=2 * tasks.core.whole_ns)
     unchecked(monkeypatch, msgspec.structs.replace(tasks, core=slow, disturbance=1.7))

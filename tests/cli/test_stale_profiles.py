@@ -18,7 +18,8 @@ from cotenant.cluster.head import read_spec
 from cotenant.config import ModelConfig, ModelSection, SampleSection, SegmentsSection, TenantSection
 from cotenant.errors import CotenantError
 from cotenant.profile.profile_file import load_profile, save_profile
-from cotenant.repository import ModelVersion, StaleProfileError, content_of, find_versions, profile_path, valid_profile
+from cotenant.repository import ModelVersion, find_versions, profile_path
+from cotenant.repository.measured_content import StaleProfileError, content_of, valid_profile
 from repositories import scaled, write_model
 
 CONFIG = "[tenant]\nslo_ms = 20000\nweight = 1.0\n[model]\nmax_batch = 2\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
-from cotenant.repository import STATE_FOLDER, content_of, profile_path, readable_versions
+from cotenant.repository import STATE_FOLDER, profile_path, readable_versions
+from cotenant.repository.measured_content import content_of
 
 
 def save_current(root: Path, profile: Profile) -> None:

@@ -31,7 +31,8 @@ def models(
     from cotenant.config import load_server_config
     from cotenant.measure.loader_process import Loader
     from cotenant.profile.profile_file import load_profile
-    from cotenant.repository import SERVER_FILE, application_names, changes, model_names, profile_path
+    from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
+    from cotenant.repository.measured_content import changes
 
     if build:
         from cotenant.zoo import build_repository

@@ -312,7 +312,7 @@ def check_alone(
     from cotenant.plan.granularity.kept import verdicts, words_of
     from cotenant.plan.placement.judge import placement_faults
     from cotenant.plan.sources import read_placements, task_changes
-    from cotenant.repository import refuse_changes
+    from cotenant.repository.measured_content import refuse_changes
 
     names = {each.model for each in placements} | {member.model for each in together for member in each.members}
     measured: dict[str, dict[int, ModelTasks]] = {}

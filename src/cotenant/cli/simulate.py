@@ -87,10 +87,12 @@ def simulate(
     from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class, takes_rounds
+    from cotenant.profile.profile_file import load_profile
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
-    from cotenant.repository import valid_profile
+    from cotenant.repository import profile_path
+    from cotenant.repository.measured_content import changes, refuse_changes
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
     from cotenant.trace import TraceWriter, header, read
@@ -121,7 +123,9 @@ def simulate(
     else:
         laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used), root=repository, stale=stale)
         partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
-    profile = valid_profile(repository, tenants_of(repository, spec), stale=stale)
+    profile = load_profile(profile_path(repository))
+    changed = changes(repository, profile.contents, tenants_of(repository, spec))
+    refuse_changes(changed, repository, stale=stale)
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
     scenario = replace(scenario, rounds=rounds, plans=_plans(repository, profile, partitions))
     named = str(chosen.pop("name", settings.policy.name))

@@ -18,7 +18,8 @@ from cotenant.predict.conformal import SURE_QUANTILE
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.table import interpolate
 from cotenant.profile.profile_file import Profile, load_profile
-from cotenant.repository import changes, profile_path, valid_profile
+from cotenant.repository import profile_path
+from cotenant.repository.measured_content import changes, valid_profile
 from cotenant.work import Share, Work
 
 Fitted = tuple[OverlapPredictor, Profile]

@@ -20,7 +20,8 @@ from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
-from cotenant.repository import content_of, profile_path, readable_versions
+from cotenant.repository import profile_path, readable_versions
+from cotenant.repository.measured_content import content_of
 from cotenant.work import Share
 
 

@@ -50,7 +50,8 @@ from cotenant.profile.task_profile import (
     load_tasks,
     save_tasks,
 )
-from cotenant.repository import content_of, default_version, tasks_path
+from cotenant.repository import default_version, tasks_path
+from cotenant.repository.measured_content import content_of
 from cotenant.work import Share
 
 TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)

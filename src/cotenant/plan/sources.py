@@ -24,16 +24,15 @@ from cotenant.profile.unit_placement import UnitPlacement, load_placement
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
-    changes,
     graphs_path,
     overlap_path,
     placement_path,
     profile_path,
     readable_versions,
-    refuse_changes,
     tasks_path,
 )
 from cotenant.repository.application_spec import readable_applications
+from cotenant.repository.measured_content import changes, refuse_changes
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""

@@ -1,12 +1,5 @@
 """The model repository on disk: where what lies, which models and applications it declares. Opens no model."""
 
-from cotenant.repository.measured_content import (
-    StaleProfileError,
-    changes,
-    content_of,
-    refuse_changes,
-    valid_profile,
-)
 from cotenant.repository.model_versions import (
     ModelVersion,
     UnknownApplicationError,
@@ -43,13 +36,10 @@ __all__ = [
     "SERVER_FILE",
     "STATE_FOLDER",
     "ModelVersion",
-    "StaleProfileError",
     "UnknownApplicationError",
     "UnknownModelError",
     "application_names",
-    "changes",
     "check_owners",
-    "content_of",
     "contention_path",
     "coruns_path",
     "default_version",
@@ -62,10 +52,8 @@ __all__ = [
     "placement_path",
     "profile_path",
     "readable_versions",
-    "refuse_changes",
     "tasks_path",
     "together_path",
     "trace_path",
-    "valid_profile",
     "within",
 ]

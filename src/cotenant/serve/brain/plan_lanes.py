@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from cotenant.plan.file import PlanFile, read_plan
 from cotenant.plan.match import match
 from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
-from cotenant.repository import profile_path, valid_profile
+from cotenant.repository import profile_path
+from cotenant.repository.measured_content import valid_profile
 from cotenant.serve.brain.plan_names import check_names, check_owners, check_slos, renamed, shares_of, stage_tenants
 from cotenant.work import Round, Share
 
