@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from cotenant.plan.assess import Assessment, assess, violations
 from cotenant.plan.check import SLO, check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text, read_plan, read_request, splits_of_cores
-from cotenant.plan.sources import ProfileCosts, basis_of, costs_of_repository, read_profile_costs
+from cotenant.plan.sources import MOST_BELIEVED, ProfileCosts, basis_of, costs_of_repository, read_profile_costs
 from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.profile.device import this_device
@@ -392,6 +393,35 @@ def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> 
         basis_of({"": tables}, (DeviceType("cpu", ((1,),), 1),), ["one"])
     with pytest.raises(PlanError, match="device 'cpu' has no profile, expected --profiles cpu=PROFILE"):
         basis_of({"gpu": tables}, (two,), ["one"])
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", ["cpu", "gpu", ""])
+def test_a_plan_for_one_kind_of_device_does_not_rest_on_another(device: str, profile: str) -> None:
+    kind = DeviceType("node", ((100,), (50, 50)), 1 << 30, kind="gpu" if device == "gpu" else "cpu")
+    tables = ProfileCosts({"one": {50: {1: 7}, 100: {1: 4}}}, {"one": 1}, "digest", kind=profile)
+    if profile in (device, ""):
+        assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), 50, "node") == 7
+        return
+    with pytest.raises(PlanError, match=rf"'node' is a {device.upper()} .* profile is of a {profile.upper()}: .*node="):
+        basis_of({"": tables}, (kind,), ["one"])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_profile_is_of_its_kind_of_device(tmp_path: Path, kind: str) -> None:
+    path = write_profile(tmp_path / "profile.json", {"one": {1: {1: MS}}}, kind)
+    assert read_profile_costs(path).kind == kind
+
+
+@given(measured=st.integers(1, 64), size=st.integers(1, 2048))
+def test_sizes_far_above_the_largest_measured_one_are_not_believed(measured: int, size: int) -> None:
+    tables = ProfileCosts({"one": {measured: {1: 7}}}, {"one": 1}, "digest")
+    kind = DeviceType("node", ((size,),), 1 << 30)
+    if measured <= size <= MOST_BELIEVED * measured:
+        assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), size, "node") == 7
+        return
+    with pytest.raises(PlanError, match=f"device 'node' has size {size}, but model 'one' was measured at {measured} "):
+        basis_of({"": tables}, (kind,), ["one"])
 
 
 QUICK_START = {

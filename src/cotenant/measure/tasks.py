@@ -57,9 +57,8 @@ from cotenant.work import Share
 TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)
 _STRETCHES = 16
 """Into which a model is cut at most; each but a unit of its own weighs at least as much as that makes."""
-_TIMED_RUNS = 40
 _PAIRS, _PAIR_RUNS = 3, 200
-_HAND_OVERS = 300
+_TIMED_RUNS, _HAND_OVERS = 40, 300
 _STEPS, _BATCH_STEPS = 6, 3
 _JOINED_MIB, _JOINS = 16, 20
 Inputs = Mapping[str, Any]
