@@ -27,14 +27,15 @@ def rates_fault(root: Path) -> str | None:
     try:
         settings, profile = load_server_config(root / SERVER_FILE), load_profile(path)
         lanes = lanes_of(settings.device, device_cores(settings.device))
-        changed = changes(root, profile.contents)
         for model in model_names(root):
             found = default_version(root, model)
             rate, measured = found.config.tenant.rate, profile.models.get(found.tenant)
-            if rate and measured is not None and found.tenant not in changed:
+            if rate and measured is not None:
                 predictor = TablePredictor({found.tenant: measured.table(settings.predict.quantile)})
                 row = Work(found.tenant, 0, 1, 0, predictor.unit_count(found.tenant))
                 takes[found.tenant] = rate * predictor.latency_ns(row, lanes[0].size) / 1e9
+        for tenant in changes(root, profile.contents, list(takes)) if takes else ():
+            del takes[tenant]
     except CotenantError:
         return None  # said elsewhere, by what needs it
     if sum(takes.values()) <= len(lanes):

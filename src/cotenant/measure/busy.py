@@ -42,7 +42,7 @@ class OthersTime:
         return self.share > MOST_OTHERS
 
     def _now(self) -> tuple[float, float, float]:
-        """Seconds: of the wall clock, that the cores were busy, and of this process with its children."""
+        """Seconds: of the wall clock, that the cores were busy, and that this process computed."""
         took = os.times()
         try:
             text = _STAT.read_text(encoding="ascii")
