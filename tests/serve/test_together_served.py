@@ -284,6 +284,28 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
     assert msgspec.json.decode(told, type=Asked) == asked[1]
 
 
+@pytest.mark.parametrize("late", [0, 1, 2, 5])
+def test_a_search_that_is_late_is_tried_again_with_more_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch, late: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[tuple[object, float]] = []
+
+    def find(self: together.TogetherPlans, each: Any) -> None:
+        tried.append((each, self._limit_s))
+        if each == "late" and sum(other == "late" for other, _ in tried) <= late:
+            raise TimeoutError("the search did not end")
+
+    monkeypatch.setattr(together.TogetherPlans, "_search", find)
+    plans = together.TogetherPlans(root, lambda: None)
+    plans._run({"a": "late", "b": "quick"})  # type: ignore[dict-item]
+    times = [limit_s for each, limit_s in tried if each == "late"]
+    assert times == [60.0, 120.0, 240.0][: min(late + 1, 3)]
+    assert [each for each, _ in tried[:2]] == ["late", "quick"]
+    assert set(plans._found) == {"a", "b"}
+    assert caplog.text.count("tried again with twice the time") == min(late, 2)
+    assert ("given up" in caplog.text) == (late > 2)
+
+
 def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
     """One long model beside a short one, where cutting the long one's rows gains nearly half."""
     member = together.AskedMember

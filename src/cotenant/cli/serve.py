@@ -27,6 +27,7 @@ from cotenant.cli.options import (
     PolicyName,
     Preempt,
     Repository,
+    Stale,
     chosen_of,
     policy_text,
     print_json,
@@ -60,6 +61,7 @@ def serve(
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True,
+    stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops.
@@ -107,11 +109,11 @@ def serve(
         ),
     )
     section = settings.server
-    laid = _laid_out(settings, repository)
+    laid = _laid_out(settings, repository, stale=stale)
     policy_lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
     settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, policy_lanes))
     server = Server(repository, settings, plan=laid.lanes if laid else None)
-    replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan) if laid else None
+    replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan, stale=stale) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
     http = HttpServer(server, section.host, section.http_port, limits)
     grpc = GrpcServer(server, section.host, section.grpc_port, limits)
@@ -174,7 +176,7 @@ def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], 
         each.stop(max(_LEAST_GRACE_S, until_s - time.monotonic()))
 
 
-def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
+def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> ServedPlan | None:
     """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
     from cotenant.execute.layout import cores_alone
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
@@ -182,7 +184,7 @@ def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
     if settings.plan.file is None:
         return None
     place = Cores(cores_alone(settings.device, "plans are served"))
-    return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository)
+    return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository, stale=stale)
 
 
 def _flush() -> None:

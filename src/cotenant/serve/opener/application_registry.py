@@ -149,5 +149,5 @@ class ApplicationRegistry:
         self.served[name] = made
         self.failed.pop(name, None)
         if before is None:
-            stages = " -> ".join(stage.name for stage in spec.stages)
-            _log.info("application %r is served: slo %g ms, stages %s", name, spec.slo_ns / NS_PER_MS, stages)
+            slo_ms = spec.slo_ns / NS_PER_MS
+            _log.info("application %r is served: slo %g ms, stages %s", name, slo_ms, spec.stages_text)
