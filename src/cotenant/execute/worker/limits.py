@@ -47,6 +47,11 @@ class LossKind(StrEnum):
     MEMORY = "memory"
     UNLOADABLE = "unloadable"
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the next worker finds the same, where this one was lost before it had loaded its model."""
+        return self in (LossKind.MEMORY, LossKind.UNLOADABLE)
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -55,6 +60,11 @@ class Loss:
     kind: LossKind
     reason: str
     mend: str = ""
+
+    def sentence(self, tenant: str) -> str:
+        """What became of the worker; of a model that cannot be loaded the worker tells the reason alone."""
+        is_bare = self.kind is LossKind.UNLOADABLE
+        return f"the worker of {tenant!r} cannot load its model: {self.reason}" if is_bare else self.reason
 
 
 def overdue(launches: Iterable[Pending], passed_ns: int, limits: WorkerLimits) -> str | None:

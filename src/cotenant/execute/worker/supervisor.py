@@ -16,9 +16,10 @@ from pathlib import Path
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.errors import ModelError
+from cotenant.execute.errors import ModelError, WorkerLostError
 from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
+from cotenant.execute.threads.lanes import left_s
 from cotenant.execute.worker.channel import Ended, Grow, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
 from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
@@ -29,6 +30,8 @@ from cotenant.work import Share
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
 _S = 1_000_000_000
+_KILLED_S = 1.0
+"""How long the end of a worker that was killed is waited for when the server stops."""
 
 
 class WorkerSupervisor:
@@ -51,6 +54,7 @@ class WorkerSupervisor:
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
         self._problem = ""
+        self._is_lasting = False
         self._losses: Counter[str] = Counter()
         self._affinity = CompletionAffinity()
         self._start_ns = self._load_ns = 0
@@ -66,7 +70,8 @@ class WorkerSupervisor:
         self._first.wait()
         if self._refusal is not None:
             self.join()
-            raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
+            kind = WorkerLostError if self._refusal.kind is LossKind.DIED else ModelError
+            raise kind(Path(self._model.path), self._refusal.reason, self._refusal.mend)
 
     def start(self, launch: Launch, batch: BatchTensors, on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
@@ -113,10 +118,16 @@ class WorkerSupervisor:
             elif self._process is not None:
                 self._process.kill()
 
-    def join(self) -> None:
-        """Wait until the worker is gone."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+    def join(self, until_s: float | None = None) -> None:
+        """Wait until the worker is gone. It is killed when `until_s` of the monotonic clock comes first."""
+        if threading.current_thread() is self._thread or self._thread.ident is None:
+            return
+        self._thread.join(left_s(until_s))
+        if self._thread.is_alive():
+            with self._lock:
+                if self._process is not None:
+                    self._process.kill()
+            self._thread.join(_KILLED_S)
 
     @property
     def is_alive(self) -> bool:
@@ -129,12 +140,17 @@ class WorkerSupervisor:
         return "" if self._state is WorkerState.UP else self._problem
 
     @property
+    def lasting_problem(self) -> str:
+        """Why the next worker will fail as the last one did, as far as is known, or ""."""
+        return self._problem if self._is_lasting else ""
+
+    @property
     def status(self) -> WorkerStatus:
         """For the metrics page."""
         with self._lock:
-            process = self._process
+            process, times = self._process, (self._start_ns, self._load_ns)
             pid, resident = (process.pid, process.resident_bytes()) if process else (0, 0)
-            return WorkerStatus(self.tenant, pid, resident, self._start_ns, self._load_ns, dict(self._losses))
+            return WorkerStatus(self.tenant, pid, resident, *times, dict(self._losses))
 
     # --- the supervisor's thread --------------------------------------------------------------------------------------
 
@@ -156,6 +172,9 @@ class WorkerSupervisor:
                 self._first.set()
                 return
         self._end_process()
+        if not self._first.is_set():  # it was closed before its first worker was there
+            self._refusal = Loss(LossKind.DIED, f"the worker of {self.tenant!r} was ended: the server is stopping")
+            self._first.set()
 
     def _live(self) -> Loss | None:
         """The life of one worker: how it was lost, or None when it ended because it was told to."""
@@ -197,12 +216,13 @@ class WorkerSupervisor:
                     process.channel.post(self._sessions.begin())
                 case Ready() | Prepared(""):
                     self._load_ns = at - began - self._start_ns
-                    if isinstance(message, Prepared) and (loss := self._look(process)) is not None:
+                    if (loss := self._look(process)) is not None:
                         return loss
                     with self._lock:
                         rest = self._sessions.rest()
                         if rest is None:
                             self._state = WorkerState.UP
+                            self._is_lasting = False
                             return None
                     process.channel.post(rest)
                 case Prepared(reason):
@@ -315,19 +335,20 @@ class WorkerSupervisor:
         """Tell the core before the launches end, so that it starts nothing else there; then let them end."""
         if self._process is not None:
             self._process.kill()
-        if loss.kind in (LossKind.MEMORY, LossKind.UNLOADABLE):
+        if loss.kind.is_lasting:
             self._sessions.end(loss.reason)  # the next worker does not try that again
         with self._telling:
             with self._lock:
-                self._problem = loss.reason
+                self._problem = reason = loss.sentence(self.tenant)
                 was_up = self._state is WorkerState.UP
+                self._is_lasting = not was_up and loss.kind.is_lasting
                 if was_up:
                     self._state = WorkerState.FAILING
                 self._losses[loss.kind.value] += 1
             if not self._closing.is_set() and self._first.is_set():
-                _log.error("%s", loss.reason if was_up else f"the worker of {self.tenant!r}: {loss.reason}")
+                _log.error("%s", reason)
                 if was_up:
-                    self._on_event(TenantSuspended(self.tenant, loss.reason))
+                    self._on_event(TenantSuspended(self.tenant, reason))
         with self._lock:
             self._state = WorkerState.DOWN
             ended = list(self._pending.values())
