@@ -120,14 +120,13 @@ class WorkerSupervisor:
 
     def join(self, until_s: float | None = None) -> None:
         """Wait until the worker is gone. It is killed when `until_s` of the monotonic clock comes first."""
-        if threading.current_thread() is self._thread or self._thread.ident is None:
+        thread = self._thread
+        if thread is threading.current_thread() or thread.ident is None:
             return
-        self._thread.join(left_s(until_s))
-        if self._thread.is_alive():
-            with self._lock:
-                if self._process is not None:
-                    self._process.kill()
-            self._thread.join(_KILLED_S)
+        thread.join(left_s(until_s))
+        if thread.is_alive():
+            self._kill()
+            thread.join(_KILLED_S)
 
     @property
     def is_alive(self) -> bool:
@@ -173,7 +172,7 @@ class WorkerSupervisor:
                 return
         self._end_process()
         if not self._first.is_set():  # it was closed before its first worker was there
-            self._refusal = Loss(LossKind.DIED, f"the worker of {self.tenant!r} was ended: the server is stopping")
+            self._refusal = Loss(LossKind.DIED, f"the worker of {self.tenant!r} is not needed any more")
             self._first.set()
 
     def _live(self) -> Loss | None:
@@ -394,6 +393,11 @@ class WorkerSupervisor:
                 return False
             self._process.channel.post(message)
             return True
+
+    def _kill(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
 
     def _shut_if_idle(self) -> None:
         """Tell the worker to end once nothing runs. Under the lock."""

@@ -150,7 +150,8 @@ class NameTable:
             problem = self.problem_of(served)
             yield IndexEntry(name, served.version, "UNAVAILABLE" if problem else "READY", problem)
         for version, reason in entry.unserved.items():
-            yield IndexEntry(name, version, "UNAVAILABLE", reason)
+            if version not in entry.versions:  # else it is served as it was before a reload that failed
+                yield IndexEntry(name, version, "UNAVAILABLE", reason)
         if not entry.is_served:
             yield IndexEntry(name, "", "UNAVAILABLE", entry.reason)
 
