@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
+from cotenant.execute.errors import ModelError, WorkerLostError
 from cotenant.execute.worker.lane_link import Pending
 
 _S = 1_000_000_000
@@ -60,6 +62,11 @@ class Loss:
     kind: LossKind
     reason: str
     mend: str = ""
+
+    def error(self, path: Path) -> ModelError:
+        """What a load is refused with whose first worker was lost so."""
+        kind = WorkerLostError if self.kind is LossKind.DIED else ModelError
+        return kind(path, self.reason, self.mend)
 
     def sentence(self, tenant: str) -> str:
         """What became of the worker; of a model that cannot be loaded the worker tells the reason alone."""

@@ -16,7 +16,6 @@ from pathlib import Path
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.errors import ModelError, WorkerLostError
 from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
 from cotenant.execute.threads.lanes import left_s
@@ -54,15 +53,13 @@ class WorkerSupervisor:
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
         self._problem = ""
-        self._is_lasting = False
+        self.lasting_problem = ""
+        """Why the next worker will fail as the last one did, as far as is known, or ""."""
         self._losses: Counter[str] = Counter()
         self._affinity = CompletionAffinity()
-        self._start_ns = self._load_ns = 0
-        self._idle_ns = self._last_ns = 0
+        self._start_ns = self._load_ns = self._idle_ns = self._last_ns = 0
         name, work = f"cotenant-worker-{self.tenant}", lambda: self._sessions.hold(self._keep)
         self._thread = threading.Thread(target=work, name=name, daemon=True)
-
-    # --- for the executor -----------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Start the worker and wait until it has loaded the model. Raises ModelError when it cannot."""
@@ -70,8 +67,7 @@ class WorkerSupervisor:
         self._first.wait()
         if self._refusal is not None:
             self.join()
-            kind = WorkerLostError if self._refusal.kind is LossKind.DIED else ModelError
-            raise kind(Path(self._model.path), self._refusal.reason, self._refusal.mend)
+            raise self._refusal.error(Path(self._model.path))
 
     def start(self, launch: Launch, batch: BatchTensors, on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
@@ -124,9 +120,10 @@ class WorkerSupervisor:
         if thread is threading.current_thread() or thread.ident is None:
             return
         thread.join(left_s(until_s))
-        if thread.is_alive():
-            self._kill()
-            thread.join(_KILLED_S)
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+        thread.join(_KILLED_S)
 
     @property
     def is_alive(self) -> bool:
@@ -137,11 +134,6 @@ class WorkerSupervisor:
     def problem(self) -> str:
         """Why the tenant cannot be served at the moment, or ""."""
         return "" if self._state is WorkerState.UP else self._problem
-
-    @property
-    def lasting_problem(self) -> str:
-        """Why the next worker will fail as the last one did, as far as is known, or ""."""
-        return self._problem if self._is_lasting else ""
 
     @property
     def status(self) -> WorkerStatus:
@@ -172,7 +164,7 @@ class WorkerSupervisor:
                 return
         self._end_process()
         if not self._first.is_set():  # it was closed before its first worker was there
-            self._refusal = Loss(LossKind.DIED, f"the worker of {self.tenant!r} is not needed any more")
+            self._refusal = self._lost(LossKind.DIED, "is not needed any more")
             self._first.set()
 
     def _live(self) -> Loss | None:
@@ -191,7 +183,7 @@ class WorkerSupervisor:
         try:
             process = WorkerProcess(self.tenant, self._model.lane_nice)
         except OSError as error:
-            return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
+            return self._lost(LossKind.DIED, f"cannot be started ({error.strerror})")
         with self._lock:
             self._process = process
             if self._closing.is_set():  # `close` came before there was a process to kill
@@ -204,8 +196,7 @@ class WorkerSupervisor:
             except TimeoutError:
                 if time.monotonic_ns() - began < self._limits.load_limit_s * _S:
                     continue
-                text = f"had not loaded its model after {self._limits.load_limit_s:g} s"
-                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} {text}")
+                return self._lost(LossKind.HUNG, f"had not loaded its model after {self._limits.load_limit_s:g} s")
             except Exception as error:
                 return self._broken(error)
             at, last = time.monotonic_ns(), at
@@ -221,7 +212,7 @@ class WorkerSupervisor:
                         rest = self._sessions.rest()
                         if rest is None:
                             self._state = WorkerState.UP
-                            self._is_lasting = False
+                            self.lasting_problem = ""
                             return None
                     process.channel.post(rest)
                 case Prepared(reason):
@@ -235,11 +226,9 @@ class WorkerSupervisor:
         """Take completions until the worker is lost, or has ended since it was told to (None)."""
         process = self._process
         assert process is not None
-        self._last_ns = time.monotonic_ns()
-        self._idle_ns = 0
+        self._last_ns, self._idle_ns = time.monotonic_ns(), 0
         while True:
-            message: Message | None = None
-            is_tick = False
+            message, is_tick = None, False
             try:
                 message = process.channel.receive()
             except TimeoutError:
@@ -265,8 +254,7 @@ class WorkerSupervisor:
         pending = self._pending.get(message.launch)
         if pending is None:
             return
-        launch, error = pending.launch, message.error
-        link = self._links[launch.share.cores]
+        launch, error, link = pending.launch, message.error, self._links[pending.launch.share.cores]
         began = time.perf_counter_ns()
         try:
             if error is None and launch.part:  # the worker joins parts: one of its answers has all outputs
@@ -300,7 +288,7 @@ class WorkerSupervisor:
         limit = self._limits.memory_bytes
         if limit is not None and (held := process.resident_bytes()) > limit:
             sizes = f"of {limit / _MIB:g} MiB (it held {held / _MIB:.0f} MiB)"
-            return Loss(LossKind.MEMORY, f"the worker of {self.tenant!r} exceeded its memory limit {sizes}")
+            return self._lost(LossKind.MEMORY, f"exceeded its memory limit {sizes}")
         now = time.monotonic_ns()
         tick_ns = int(self._limits.tick_s * _S)
         if now - self._last_ns < tick_ns:
@@ -310,7 +298,7 @@ class WorkerSupervisor:
         with self._lock:
             hung = overdue(self._pending.values(), passed, self._limits)
             if hung is not None:
-                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} hung: {hung}")
+                return self._lost(LossKind.HUNG, f"hung: {hung}")
             if self._closing.is_set() and not self._pending:
                 self._idle_ns += passed
                 if self._idle_ns > self._limits.hang_floor_s * _S:
@@ -340,7 +328,7 @@ class WorkerSupervisor:
             with self._lock:
                 self._problem = reason = loss.sentence(self.tenant)
                 was_up = self._state is WorkerState.UP
-                self._is_lasting = not was_up and loss.kind.is_lasting
+                self.lasting_problem = reason if loss.kind.is_lasting and not was_up else ""
                 if was_up:
                     self._state = WorkerState.FAILING
                 self._losses[loss.kind.value] += 1
@@ -350,8 +338,7 @@ class WorkerSupervisor:
                     self._on_event(TenantSuspended(self.tenant, reason))
         with self._lock:
             self._state = WorkerState.DOWN
-            ended = list(self._pending.values())
-            self._pending.clear()
+            ended, self._pending = list(self._pending.values()), {}
         self._end_process()
         for pending in ended:
             pending.on_end(pending.launch.id, loss.reason, Timing(pending.input_ns))
@@ -394,11 +381,6 @@ class WorkerSupervisor:
             self._process.channel.post(message)
             return True
 
-    def _kill(self) -> None:
-        with self._lock:
-            if self._process is not None:
-                self._process.kill()
-
     def _shut_if_idle(self) -> None:
         """Tell the worker to end once nothing runs. Under the lock."""
         if not self._pending and self._process is not None:
@@ -409,7 +391,10 @@ class WorkerSupervisor:
     def _died(self) -> Loss:
         assert self._process is not None
         self._process.kill()  # it may have closed its end alone
-        return Loss(LossKind.DIED, f"the worker of {self.tenant!r} {self._process.wait()}")
+        return self._lost(LossKind.DIED, self._process.wait())
 
     def _broken(self, error: Exception) -> Loss:
-        return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be understood ({reason_of(error)})")
+        return self._lost(LossKind.DIED, f"cannot be understood ({reason_of(error)})")
+
+    def _lost(self, kind: LossKind, how: str) -> Loss:
+        return Loss(kind, f"the worker of {self.tenant!r} {how}")
