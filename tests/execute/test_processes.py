@@ -171,12 +171,14 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(host: Host, t
     assert host.executor.workers()[0].restarts["unloadable"] >= 2
     assert host.events == [TenantSuspended("a", "the worker of 'a' was killed by signal 9")]
     assert "no readable ONNX model" in host.executor.problem("a")
+    assert host.executor.lasting_problem("a").startswith("the worker of 'a' cannot load its model: ")
+    assert not [line for line in host.logs if line.count("the worker of 'a'") > 1]
     late = host.start("a", 1, X)
     assert "no readable ONNX model" in str(host.wait(late)[0])
     host.executor.discard(1)
     path.write_bytes(content)
     host.wait_resumed()
-    assert host.executor.problem("a") == ""
+    assert host.executor.problem("a") == host.executor.lasting_problem("a") == ""
     assert host.wait(host.start("a", 2, X)) == [None]
     host.executor.take(2)
 

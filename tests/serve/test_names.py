@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -11,17 +13,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec import structs
 
-from client import Client, LoaderHere
+from client import Client, LoaderHere, started
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.measure.load_spec import LoadReport, VersionSpec
 from cotenant.serve.server import Server
 from cotenant.types import Outcome
-from cotenant.wire.api import ServeError, Status
+from cotenant.wire.api import InferRequest, ServeError, Status
 from repositories import SLO_MS, config, scaled, write_model
 
 NAMES = ("a", "b", "c")
@@ -261,3 +264,61 @@ def test_a_name_is_served_by_what_was_loaded_last_and_every_view_of_it_agrees() 
     changes = [f"{one} to {other}: {end}" for one in kinds for other in kinds for end in ("loaded", "failed")]
     missed = {each for each in (*changes, "killed", "unloaded") if not Names.reached[each]}
     assert not missed, dict(Names.reached)
+
+
+# --- a repository, and a server, that are not there ---------------------------------------------------------------
+
+
+def test_a_load_while_the_repository_is_away_is_refused_with_a_sentence_and_what_ran_goes_on(tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    write_model(root, "a", config(), {1: lambda: scaled(2.0)})
+    server = started(root, loader=CachedLoader(60.0), device=DeviceSection(isolation="thread"))
+    client = Client(server)
+    for away in (root, root / "a"):
+        away.rename(tmp_path / "away")
+        for name in ("a", "unknown"):
+            with pytest.raises(ServeError) as caught:
+                server.load(name)
+            assert caught.value.status is (Status.UNAVAILABLE if away is root else Status.NOT_FOUND)
+            assert str(tmp_path) not in str(caught.value)
+        assert client.ask("a", {"x": X}).outcome is Outcome.ANSWERED
+        (tmp_path / "away").rename(away)
+    server.load("a")
+    server.stop()
+
+
+def test_a_server_that_has_not_started_refuses_every_request_for_models(tmp_path: Path) -> None:
+    write_model(tmp_path, "a", config(), {1: lambda: scaled(2.0)})
+    server = Server(tmp_path, ServerConfig(device=DeviceSection(isolation="thread")))
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: server.load("a"),
+        lambda: server.submit(InferRequest("a", {"x": X}), lambda _: None),
+        lambda: server.metadata("a", ""),
+    )
+    for ask in asks:
+        with pytest.raises(ServeError, match="the server is starting") as caught:
+            ask()
+        assert caught.value.status is Status.UNAVAILABLE
+    assert server.index(ready_only=False) == []
+    server.stop()
+
+
+def test_a_directory_whose_name_is_no_utf_8_is_left_out_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_model(tmp_path, "a", config(), {1: lambda: scaled(2.0)})
+    for odd in (b"\xff\xfe", b"b\xe9", b"\xed\xa0\x80"):
+        (tmp_path / os.fsdecode(odd)).mkdir()
+    server = started(tmp_path, loader=CachedLoader(60.0), device=DeviceSection(isolation="thread"))
+    server.load("a")
+    assert [line.name for line in server.index(ready_only=False)] == ["a"]
+    json.dumps([line.name for line in server.index(ready_only=False)]).encode()
+    for odd in ("\udcff\udcfe", "b\udce9"):
+        with pytest.raises(ServeError) as caught:
+            server.load(odd)
+        assert caught.value.status is Status.NOT_FOUND
+        str(caught.value).encode()
+    told = [record.message for record in caplog.records if "its name is not UTF-8" in record.message]
+    assert len(told) == 3
+    "".join(told).encode()
+    server.stop()
