@@ -162,22 +162,26 @@ def _serve(repository: Path, chosen: dict[str, object], signals: StopSignals, *,
         until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
         if replanner is not None:
             replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
-        stop_serving(server, (http, grpc), until_s)
+        have_ended = stop_serving(server, (http, grpc), until_s)
         close_trace()
         if awake:
             awake.close()
+        if signals.stopped.is_set() and not have_ended:  # a thread still computes, and libraries would abort below it
+            _flush()
+            os._exit(0)
 
 
-def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], until_s: float) -> None:
+def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], until_s: float) -> bool:
     """Drain the server until `until_s` of the monotonic clock. The front-ends' readers have their answers until then,
-    and for _LEAST_GRACE_S at least."""
-    server.stop(until_s)
+    and for _LEAST_GRACE_S at least. Says whether all launches have ended."""
+    have_ended = server.stop(until_s)
     grace_s = max(_LEAST_GRACE_S, until_s - time.monotonic())
     stopping = [threading.Thread(target=each.stop, args=(grace_s,), daemon=True) for each in front_ends]
     for thread in stopping:
         thread.start()
     for thread in stopping:
         thread.join()
+    return have_ended
 
 
 def _tell_hangup() -> None:

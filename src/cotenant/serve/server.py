@@ -146,10 +146,10 @@ class Server:
         self.opener.loader.cancel()
         self._executor.cancel_loads()
 
-    def stop(self, until_s: float | None = None) -> None:
+    def stop(self, until_s: float | None = None) -> bool:
         """Refuse new queries, serve those inside until `until_s`, fail the rest, and stop, within a second or so.
 
-        `until_s` is in seconds of the monotonic clock, by default `drain_s` from now.
+        `until_s` is in seconds of the monotonic clock, by default `drain_s` from now. Says whether all launches ended.
         """
         drain_s = self.settings.server.drain_s
         until_s = time.monotonic() + drain_s if until_s is None else until_s
@@ -171,10 +171,11 @@ class Server:
                 self._end_model(self.names.take(name, "the server stopped"), "the server stopped")
             now_s = time.monotonic()  # where all queries have ended, workers end within moments, or hang
             self._executor.close(min(until_s, now_s + _WORKERS_END_S) if is_idle else until_s)
-            self._driver.wait_idle(_ANSWERS_END_S)
         else:
             self._executor.close(until_s)
+        have_ended = self._driver is None or self._driver.wait_idle(_ANSWERS_END_S)
         self.clock.close()
+        return have_ended
 
     @property
     def driver(self) -> Driver:
