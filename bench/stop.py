@@ -6,8 +6,8 @@ Each moment starts `cotenant serve` with `drain_s` of 1 s on five small models a
 - a launch that computes for ever, in a worker or in a thread of the server; an idle worker that is stopped;
 - models that are being opened at the start; imports.
 
-At a random time after that the process gets SIGTERM or SIGINT. Time runs from the signal to the exit. The trace has to be
-readable afterwards, and no child of the server may live on.
+At a random time after that the process gets SIGTERM or SIGINT. Time runs from the signal to the exit. The trace has to
+be readable afterwards, and no child of the server may live on.
 """
 
 from __future__ import annotations
