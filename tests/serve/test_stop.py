@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from client import SHARED, Client, SharedLoader
-from cotenant.config import ServerConfig
+from client import SHARED, Client, SharedLoader, started
+from cotenant.config import DeviceSection, ServerConfig
 from cotenant.execute.errors import WorkerLostError
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import LoadSpec
@@ -176,6 +176,26 @@ def test_queries_of_workers_that_hang_fail_at_the_deadline(root: Path, caplog: p
     assert server.driver.read(lambda engine: (engine.live, engine.running)) == (0, 0)
     for pid in pids.values():
         gone(pid)
+
+
+def test_a_thread_that_computes_for_ever_is_told_of_and_not_waited_for(root: Path) -> None:
+    server = started(root, device=DeviceSection(isolation="thread"))
+    client = Client(server)
+    begun, gate = threading.Event(), threading.Event()
+    launches: Any = server._executor._launches  # type: ignore[attr-defined]
+    run = launches.run
+
+    def hang(*arguments: Any) -> None:
+        begun.set()
+        assert gate.wait(WAIT_S)
+        run(*arguments)
+
+    launches.run = hang
+    asked = client.submit("a", X)
+    assert begun.wait(WAIT_S)
+    assert not server.stop(now())
+    gate.set()
+    client.wait(asked)
 
 
 @pytest.mark.parametrize("held", ["a", "b", "c"])
