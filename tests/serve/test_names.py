@@ -252,7 +252,7 @@ def test_a_name_is_served_by_what_was_loaded_last_and_every_view_of_it_agrees() 
     run_state_machine_as_test(
         Names,
         settings=settings(
-            max_examples=40,
+            max_examples=30,
             stateful_step_count=30,
             deadline=None,
             derandomize=True,
