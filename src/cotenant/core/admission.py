@@ -21,6 +21,8 @@ class Refusal(NamedTuple):
     cause: LossCause | UnsetType = UNSET
     is_full: bool = False
     """Whether it is for want of room in the queue."""
+    needed_ns: int = 0
+    """Predicted latency at best, where that is above the tenant's SLO and the reason; else 0."""
 
 
 def most_cores(policy: Policy) -> int:
@@ -74,6 +76,6 @@ def refusal(
         if best > left_ns and len(sizes) > 1:
             best = min([predictor.latency_ns(work, size) for size in sizes])
         if best > left_ns:
-            cause = LossCause.SLO if best > tenant.slo_ns else UNSET
-            return Refusal(f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms", cause)
+            reason = f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms"
+            return Refusal(reason, LossCause.SLO, needed_ns=best) if best > tenant.slo_ns else Refusal(reason)
     return None
