@@ -396,7 +396,7 @@ def test_old_sessions_go_when_nothing_runs_on_them(tmp_path: Path) -> None:
         made.follower.reload()
         assert made.follower.wait_version(2, WAIT_S)
         for name in "ab":
-            supervisor = made.server._models[name][""].loaded
+            supervisor = made.server.names.models[name][""].loaded
             assert [threads for threads, _ in supervisor._sessions.model.sessions] == [(0, 1)]  # type: ignore[attr-defined]
             assert made.client.ask(name, x(1)).outcome is Outcome.ANSWERED
     finally:

@@ -174,7 +174,7 @@ def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[A
         server = started(root, device=device, policy=policy)
         try:
             assert getattr(server.policy, "joint_plans", None) == plans
-            cuts = [versions[""].tenant.cuts for versions in server._models.values()]
+            cuts = [versions[""].tenant.cuts for versions in server.names.models.values()]
             assert all(len(each) == 2 for each in cuts) or plans is not None
         finally:
             server.stop()

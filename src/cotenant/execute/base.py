@@ -52,9 +52,16 @@ class BaseExecutor:
     def announce(self, tenant: str) -> None:
         """See ModelExecutor: there is nothing to say."""
 
+    def cancel_loads(self) -> None:
+        """See ModelExecutor: a load in this process goes on to its end."""
+
     def problem(self, tenant: str) -> str:
         """See ModelExecutor: there is none."""
         return ""
+
+    def lasting_problem(self, tenant: str) -> str:
+        """See ModelExecutor: what cannot be served without workers, cannot be for good."""
+        return self.problem(tenant)
 
     def workers(self) -> list[WorkerStatus]:
         """See ModelExecutor: there are none."""

@@ -97,6 +97,11 @@ def _spec(name: str, path: Path, section: ApplicationSection) -> ApplicationSpec
     where = f"{path}: application"
     names = [stage.name for stage in section.stage]
     for number, stage in enumerate(section.stage):
+        if stage.model == name:
+            raise ConfigError(
+                f"{where}.stage[{number}].model: {name!r} is the application itself, expected a model; its stages need "
+                "directories of their own"
+            )
         if "." in stage.name:
             raise ConfigError(
                 f"{where}.stage[{number}].name: {stage.name!r} has a dot, which stands between a stage and its output"

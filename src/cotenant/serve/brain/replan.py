@@ -117,12 +117,12 @@ class Replanner:
         self._server.divide(self._served.shares_ns)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Change nothing any more, and let the thread end; a planner at work is not waited for long."""
+    def stop(self, patience_s: float = _STOP_S) -> None:
+        """Change nothing any more, and let the thread end; a planner at work is waited for `patience_s` at most."""
         self._stopping.set()
         self._wishes.put("stop")
         if self._thread.is_alive():
-            self._thread.join(_STOP_S)
+            self._thread.join(patience_s)
 
     def reload(self) -> None:
         """Read the plan's file again, soon. May be called from the handler of a signal."""

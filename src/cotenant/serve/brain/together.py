@@ -16,6 +16,7 @@ import msgspec
 
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
+from cotenant.execute.threads.lanes import left_s
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.plan.granularity.kept import read_together, usable, verdict, words_of
 from cotenant.plan.granularity.profiled import table_of_latencies
@@ -116,13 +117,14 @@ class TogetherPlans:
             self._thread = threading.Thread(target=self._run, args=(asked,), name="cotenant-together", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """End what is sought."""
+    def close(self, until_s: float | None = None) -> None:
+        """End what is sought; it is not waited for beyond `until_s` of the monotonic clock."""
         self._is_over = True
         if self._process is not None:
             self._process.kill()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join(left_s(until_s))
 
     def _run(self, asked: dict[object, Asked]) -> None:
         left = deque((key, each, 1) for key, each in asked.items())
