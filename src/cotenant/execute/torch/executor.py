@@ -177,8 +177,7 @@ class TorchExecutor(BaseExecutor):
         """See ModelExecutor."""
         return {"captured": self.chains.replayed, "eager": self.chains.eager}
 
-    def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """See Executor."""
+    def _start(self, launch: Launch, on_end: OnEnd) -> None:
         flight = self._flights.get(launch.id)
         is_new = flight is None
         if flight is None:
@@ -214,6 +213,7 @@ class TorchExecutor(BaseExecutor):
         for lane in lanes:
             lane.close()
         self._ends.close()
+        super().close()
         self.device.close()
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:

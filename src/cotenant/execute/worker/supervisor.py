@@ -24,6 +24,7 @@ from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
+from cotenant.shortages import report_error, start_thread
 from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.workers")
@@ -62,7 +63,11 @@ class WorkerSupervisor:
 
     def load(self) -> None:
         """Start the worker and wait until it has loaded the model. Raises ModelError when it cannot."""
-        self._thread.start()
+        try:
+            start_thread(self._thread, f"the model of {self.tenant!r} is not loaded")
+        except RuntimeError:
+            reason, hint = "the system has no thread for its worker", "Raise the limit of threads and processes"
+            raise ModelError(Path(self._model.path), reason, hint) from None
         self._first.wait()
         if self._refusal is not None:
             self.join()
@@ -173,6 +178,7 @@ class WorkerSupervisor:
         try:
             process = WorkerProcess(self.tenant, self._model.lane_nice)
         except OSError as error:
+            report_error(error, f"the worker of {self.tenant!r} is not started")
             return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
         with self._lock:
             self._process = process
@@ -360,6 +366,8 @@ class WorkerSupervisor:
                 link = self._links[cores] = LaneLink(self._process.channel, cores)
             link.put(pending)
         except Exception as error:
+            if isinstance(error, OSError):
+                report_error(error, f"a launch of {self.tenant!r} fails")
             del self._pending[pending.launch.id]
             if pending.launch.work.start > 0:
                 self._process.channel.post(ReleaseBatch(pending.launch.batch))

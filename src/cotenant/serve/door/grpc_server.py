@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from msgspec import structs
 
 from cotenant.errors import CotenantError
+from cotenant.serve.door.call_threads import CallThreads, Slots
 from cotenant.serve.door.grpc_control import CONTROL, health
 from cotenant.serve.door.grpc_stream import Stream, encode_answer
-from cotenant.serve.door.grpc_threads import CallThreads, Slots
 from cotenant.types import Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferRequest, InferResult, ServeError, Status
@@ -33,6 +33,8 @@ _log = logging.getLogger("cotenant.grpc")
 
 _RESERVED_THREADS = 16
 """Threads that infer calls cannot take, so that health checks and control calls are answered under overload."""
+_FIRST_THREADS = 4
+"""Threads that start with the server: calls are answered, one after the other, where the system gives no further."""
 _DAY_S = 86_400.0
 """A deadline beyond a day is no time-out that anyone meant."""
 _MESSAGE_SLACK_BYTES = 1 << 20
@@ -68,7 +70,7 @@ class GrpcServer:
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
 
-        Raises CotenantError when the address cannot be listened on.
+        Raises CotenantError when the address cannot be listened on, or no thread can be started.
         """
         if self._server is not None:
             raise CotenantError("gRPC: the server has been started already")
@@ -104,6 +106,7 @@ class GrpcServer:
                 f"gRPC: cannot listen on {self._host} port {self._port}; stop what uses the port or choose another one "
                 "(0 takes any free one)"
             )
+        threads.start(_FIRST_THREADS)
         self._threads = threads
         server.start()
         self._server = server

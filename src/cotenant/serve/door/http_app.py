@@ -10,11 +10,11 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec import structs
 
+from cotenant.serve.door.call_threads import LoopThreads
 from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, Answer, error_answer
 from cotenant.serve.door.http_pending import PendingReplies, Receive
 from cotenant.serve.door.http_routes import Endpoint, HttpRoute, Router
@@ -82,13 +82,13 @@ class HttpApp:
         self._replied = replied
         self._router = Router()
         self._pending: PendingReplies | None = None
-        self._control_threads = ThreadPoolExecutor(_CONTROL_THREADS, "cotenant-http-control")
-        self._codec_threads = ThreadPoolExecutor(_CODEC_THREADS, "cotenant-http-codec")
+        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
+        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
 
     def close(self) -> None:
         """Let the idle threads end; requests in progress are not waited for."""
-        self._control_threads.shutdown(wait=False, cancel_futures=True)
-        self._codec_threads.shutdown(wait=False, cancel_futures=True)
+        self._control_threads.shutdown()
+        self._codec_threads.shutdown()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
