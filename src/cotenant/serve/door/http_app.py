@@ -98,7 +98,7 @@ class HttpApp:
         extra: Headers = []
         try:
             route = self._router.find(scope["raw_path"])
-            if scope["method"] != route.method:
+            if not route.takes(scope["method"]):
                 message = f"method {shown(scope['method'])} is not allowed here, expected {route.method}"
                 answer = error_answer(405, message)
             elif route.endpoint is Endpoint.INFER:
@@ -122,7 +122,7 @@ class HttpApp:
             pieces = [b"".join(pieces)]
         length = sum([len(piece) for piece in pieces])
         headers = [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *extra]
-        if close and _is_chunked(scope["headers"]):
+        if answer.status >= 400 and _may_leave_body(scope["headers"], is_cut=close):
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         for piece in pieces[:-1]:
@@ -283,5 +283,10 @@ def _single_encoding(value: bytes) -> bytes:
     return name if name in (b"gzip", b"deflate") else b""
 
 
-def _is_chunked(headers: Headers) -> bool:
-    return any(name == b"transfer-encoding" for name, _ in headers)
+def _may_leave_body(headers: Headers, *, is_cut: bool) -> bool:
+    """Whether what follows a refused request may be its body: in chunks that were not read to their end, or, where the
+    client waits to be told to go on, at the client's choice."""
+    return any(
+        (is_cut and name == b"transfer-encoding") or (name == b"expect" and value.lower() == b"100-continue")
+        for name, value in headers
+    )
