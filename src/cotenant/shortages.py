@@ -47,11 +47,11 @@ _logged_s: dict[Resource, float] = {}
 _lock = threading.Lock()
 
 
-def report(resource: Resource, lost: str) -> None:
+def report(resource: Resource, lost: str, times: int = 1) -> None:
     """Count a want of a resource. `lost` says what it costs; it is logged once a minute for each resource."""
     now_s = time.monotonic()
     with _lock:
-        _counted[resource] += 1
+        _counted[resource] += times
         is_due = now_s - _logged_s.get(resource, -_LOG_EVERY_S) >= _LOG_EVERY_S
         if is_due:
             _logged_s[resource] = now_s
