@@ -87,10 +87,14 @@ class Recorder:
     def close(self) -> None:
         """Write the rest."""
         self.flush()
-        if not self._is_broken:
+        if self._is_broken:
+            return
+        try:
             self._writer.close()
-            if self._lock is not None:
-                self._lock.close()
+        except OSError as error:
+            self._stop(error)
+        if self._lock is not None:
+            self._lock.close()
 
     def _stop(self, error: OSError) -> None:
         self._is_broken = True
