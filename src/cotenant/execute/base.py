@@ -37,6 +37,15 @@ class BaseExecutor:
         self._late_thread.start()  # now, and not in the middle of a decision's actions
 
     @property
+    def max_answer_bytes(self) -> int:
+        """See ModelExecutor."""
+        return self._batches.max_answer_bytes
+
+    @max_answer_bytes.setter
+    def max_answer_bytes(self, limit: int) -> None:
+        self._batches.max_answer_bytes = limit
+
+    @property
     def kept(self) -> int:
         """How many queries and batches tensors are kept of."""
         return len(self._batches)

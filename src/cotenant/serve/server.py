@@ -86,7 +86,7 @@ class Server:
         self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._groups: OverlapPredictor | None = None
-        self._executor = open_executor(settings.device, self.policy.shares)
+        self._executor = open_executor(settings.device, self.policy.shares, settings.server.max_answer_bytes)
         self._models: dict[str, dict[str, ServedModel]] = {}
         self._failed: dict[str, str] = {}
         self._counted_as: dict[str, str] = {}  # tenants of models that are, or were, served

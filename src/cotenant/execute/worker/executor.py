@@ -53,7 +53,9 @@ class ProcessExecutor(BaseExecutor):
         source = model if isinstance(model, ModelSource) else source_of(model)
         place = str(source.path), str(source.folder.parent), source.folder.name
         sessions = _plain(spec.sessions)
-        message = Open(tenant, *place, sessions, self._lane_nice, source.arithmetic, source.placed)
+        message = Open(
+            tenant, *place, sessions, self._lane_nice, source.arithmetic, source.placed, self.max_answer_bytes
+        )
         if not isinstance(model, ModelSource):
             model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
