@@ -88,7 +88,10 @@ class Worker:
                     if self._launches.grow(message.launch, share, self._grew):
                         self._grew(message.launch)
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
-                    threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
+                    try:
+                        threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
+                    except RuntimeError as error:
+                        self._channel.send(Prepared(reason_of(error)), waits=True)
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
