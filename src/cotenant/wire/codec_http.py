@@ -47,7 +47,7 @@ _GZIP = 31
 _GZIP_MAGIC = b"\x1f\x8b"
 _WBITS = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}
 _FIRST_SLICE_BYTES, _MOST_SLICE_BYTES = 1 << 10, 1 << 18
-"""What is decompressed at a time: zlib copies what it leaves behind the end of each member."""
+"""Bytes that are decompressed at a time: zlib copies all bytes behind the end of a member."""
 
 
 _NO_DATA = msgspec.Raw()

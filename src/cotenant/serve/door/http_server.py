@@ -30,7 +30,7 @@ _PIPELINED = 16
 _SLICES = 16
 """Heads, bodies and chunks that are parsed of one connection before others have their turn."""
 _CHUNK_BYTES = 20
-"""What the frame of a chunk may take: sixteen digits and two ends of lines. What is beyond counts as header."""
+"""What the frame of a chunk may take: sixteen digits and two ends of lines. Further bytes count as header."""
 _BLANK_LINE = b"\n\r\n"
 _SILENT_MS_AT = 52
 """Where Linux's `tcp_info` has the milliseconds since the last data came (`tcpi_last_data_recv`)."""
@@ -132,7 +132,7 @@ def bounded_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
             self._counted_bytes = 0
             self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
             self._unanswered.append(self.cycle)
-            self.flow.resume_reading()  # uvicorn reads no further than the second: who left would not be noticed
+            self.flow.resume_reading()  # uvicorn reads no further than the second, and would not notice that a client left
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._in_headers:
