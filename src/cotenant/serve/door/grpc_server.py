@@ -78,6 +78,7 @@ class GrpcServer:
         # Every infer call holds a thread until its answer is there, so the number of threads bounds the number of
         # queries that can wait. They are made on demand and, asleep, cost little but address space.
         threads = CallThreads(limits.max_concurrent_rpcs + _RESERVED_THREADS, "cotenant-grpc")
+        threads.start(_FIRST_THREADS)
         server = grpc.server(
             threads,
             options=(
@@ -102,11 +103,11 @@ class GrpcServer:
         except RuntimeError:
             port = 0
         if port == 0:
+            threads.shutdown()
             raise CotenantError(
                 f"gRPC: cannot listen on {self._host} port {self._port}; stop what uses the port or choose another one "
                 "(0 takes any free one)"
             )
-        threads.start(_FIRST_THREADS)
         self._threads = threads
         server.start()
         self._server = server

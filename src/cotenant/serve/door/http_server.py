@@ -132,7 +132,7 @@ def bounded_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
             self._counted_bytes = 0
             self._body_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
             self._unanswered.append(self.cycle)
-            self.flow.resume_reading()  # uvicorn reads no further than the second, and would not notice that a client left
+            self.flow.resume_reading()  # uvicorn reads no further than the second, and would notice no leaving client
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self._in_headers:
@@ -320,12 +320,16 @@ class HttpServer:
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
 
-        Raises CotenantError when the address cannot be listened on.
+        Raises CotenantError when the address cannot be listened on, or no thread can be started.
         """
         if self._server is not None:
             raise CotenantError("HTTP: the server has been started already")
         bound = listen(self._host, self._port, "HTTP")
-        app = http_app(self._backend, self._limits)
+        try:
+            app = http_app(self._backend, self._limits)
+        except CotenantError:
+            bound.close()
+            raise
         config = uvicorn.Config(
             app,
             http=bounded_protocol(self._limits.max_header_bytes),
