@@ -24,6 +24,6 @@ def test_every_example_is_checked() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} - own_test == {path.stem for path in PRINTED}
 
 
-def test_the_readme_shows_the_recorded_output() -> None:
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    assert (EXAMPLES / "output" / "one_query.txt").read_text(encoding="utf-8") in readme
+def test_the_page_on_the_design_shows_the_recorded_output() -> None:
+    page = (EXAMPLES.parent / "docs" / "design.md").read_text(encoding="utf-8")
+    assert (EXAMPLES / "output" / "one_query.txt").read_text(encoding="utf-8") in page

@@ -58,7 +58,7 @@ def test_fewer_cores_than_the_most_are_tried(deadline: int, is_in: bool, asked: 
     assert (text is None) is is_in
     assert stepped.asked == asked
     if text is not None:
-        assert text == ("0.0 ms of work do not fit into 0.0 ms", UNSET, False)
+        assert text == ("0.0 ms of work do not fit into 0.0 ms", UNSET, False, 0)
 
 
 @pytest.mark.parametrize("late_ns", [0, 1, 49_999, 50_000, 10**6, 10**12])

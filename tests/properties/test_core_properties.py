@@ -38,6 +38,7 @@ FLOORS = {
     "expired, running": 3,
     "nobody was left when it ended": 20,
     "another one was as urgent": 100,
+    "a probe": 10,
     "answered at its deadline": 1,
 }
 """What the histories of every machine must reach, so that they mean something."""

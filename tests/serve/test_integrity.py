@@ -106,16 +106,20 @@ def test_queries_that_make_the_model_raise_cost_nobody_else_his_answer(tmp_path:
     write_model(root, "picky", picky(), MOST_ROWS)
     (root / "cotenant.toml").write_text('[device]\nlanes = "all"\n')
     marks = [60 + query if query % 8 == 3 else query % 4 for query in range(64)]
+    reruns = 0.0
     with serving(root) as server:
-        answers = asyncio.run(ask(server.http_url, marks))
-        with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as page:
-            lines = page.read().decode().splitlines()
-    for query, (mark, (status, got)) in enumerate(zip(marks, answers, strict=True)):
-        if mark < 4:
-            assert status == 200, got
-            assert got.tolist() == numbers(query, 1).tolist()
-        else:
-            assert status == 500
-            assert f"idx={mark}" in got, "somebody else's reason"
-    [reruns] = [float(line.split()[1]) for line in lines if line.startswith("cotenant_query_reruns_total{")]
+        for _ in range(100):  # on a busy machine queries may come so far apart that none are merged
+            answers = asyncio.run(ask(server.http_url, marks))
+            for query, (mark, (status, got)) in enumerate(zip(marks, answers, strict=True)):
+                if mark < 4:
+                    assert status == 200, got
+                    assert got.tolist() == numbers(query, 1).tolist()
+                else:
+                    assert status == 500
+                    assert f"idx={mark}" in got, "somebody else's reason"
+            with urllib.request.urlopen(f"{server.http_url}/metrics", timeout=10) as page:
+                lines = page.read().decode().splitlines()
+            [reruns] = [float(line.split()[1]) for line in lines if line.startswith("cotenant_query_reruns_total{")]
+            if reruns:
+                break
     assert reruns > 0, "nothing was merged, so nothing was tried"

@@ -246,16 +246,16 @@ def test_a_follower_is_told_everything_and_may_change_the_belief(sparse: Scenari
     assert logged == watcher.kinds
     assert logged.count("PredictorChanged") == 1
     assert logged[logged.index("LaunchEnded") + 1] == "PredictorChanged"
-    assert beliefs == [40 * MS]  # with 80 ms believed and 60 ms allowed, all others are refused
+    assert beliefs == [40 * MS, 80 * MS, 80 * MS]  # with 80 ms believed and 60 ms allowed, others run as probes alone
     counts = Counter(record.outcome for record in outcomes.records())
-    assert counts == {Outcome.ANSWERED: 1, Outcome.REJECTED: 4}
+    assert counts == {Outcome.ANSWERED: 3, Outcome.REJECTED: 2}
 
 
 def test_a_follower_hears_of_answers_when_they_are_written(sparse: Scenario) -> None:
     watcher = Watcher(sparse)
     assumptions = Assumptions(response_ns=8 * MS, reply_share=0.5)
     run_scenario(sparse, PolicySection(), assumptions, 1, follower=watcher)
-    assert watcher.delays_ns == [4 * MS]
+    assert watcher.delays_ns == [4 * MS] * 3
     silent = Watcher(sparse)
     run_scenario(sparse, PolicySection(), Assumptions(), 1, follower=silent)
     assert silent.delays_ns == []

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from cotenant import trace
-from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Release, Respond, SetTimer
+from cotenant.core.actions import Enqueue, Grow, Launch, LookAhead, Probe, Release, Respond, SetTimer
 from cotenant.core.events import (
     DrainStarted,
     Event,
@@ -127,6 +127,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.now = 0
         self.timer: int | None = None
         self.arrived: dict[int, Query] = {}
+        self.probes: set[int] = set()
         self.queued: dict[int, Query] = {}
         self.waits_since: dict[int, int] = {}
         self.group_of: dict[int, tuple[int, int]] = {}
@@ -384,6 +385,8 @@ class EngineMachine(RuleBasedStateMachine):
                 assert self.running, "nothing to plan behind"
             elif isinstance(action, Grow):
                 self.check_growth(action)
+            elif isinstance(action, Probe):
+                self.check_probe(action, event)
             else:
                 assert isinstance(action, SetTimer)
                 assert self.timer is None or action.at_ns < self.timer
@@ -399,6 +402,25 @@ class EngineMachine(RuleBasedStateMachine):
             is_refused = self.ended.get(event.query.id) is Outcome.REJECTED
             if self.draining or event.query.tenant not in self.tenants:
                 assert is_refused
+
+    def check_probe(self, probe: Probe, event: Event) -> None:
+        """From now on it is another query: with a late deadline, a time-out at its own, and merged with nobody."""
+        assert isinstance(event, QueryArrived)
+        query = event.query
+        assert probe.query == query.id
+        assert self.policy.drop is DropRule.HOPELESS
+        assert probe.predicted_ns > self.tenants[query.tenant].slo_ns
+        launches = [*self.running.values(), *self.enqueued.values()]
+        others = {number for number in self.probes if number not in self.ended and self.arrived[number] is not query}
+        others = {number for number in others if self.arrived[number].tenant == query.tenant}
+        assert not others & {number for launch in launches for number in launch.queries}, "two probes at once"
+        expiry_ns = query.deadline_ns if query.expiry_ns is None else min(query.expiry_ns, query.deadline_ns)
+        deadline_ns = max(query.deadline_ns, self.now + 8 * probe.predicted_ns)
+        made = structs.replace(query, deadline_ns=deadline_ns, expiry_ns=expiry_ns)
+        self.arrived[query.id] = self.queued[query.id] = made
+        self.group_of[query.id] = (-1, query.id)
+        self.probes.add(query.id)
+        self.seen["a probe"] += 1
 
     def check_respond(self, respond: Respond, event: Event, ended: Launch | None) -> None:
         query = self.arrived[respond.query]
@@ -421,12 +443,12 @@ class EngineMachine(RuleBasedStateMachine):
                 assert query.id in ended.queries
                 self.seen["answered"] += 1
                 self.seen["answered after others had left"] += len(ended.queries) < len(self.members[ended.batch])
-                self.seen["answered after its batch had failed"] += query.id in self.group_of
+                self.seen["answered after its batch had failed"] += self.group_of.get(query.id, (-1, 0))[0] >= 0
                 assert (respond.outcome is Outcome.ANSWERED) == (self.now <= query.deadline_ns)
                 self.seen["answered at its deadline"] += self.now == query.deadline_ns
             case Outcome.REJECTED:
                 assert isinstance(event, QueryArrived)
-                assert event.query is query
+                assert event.query.id == query.id
             case Outcome.FAILED:
                 if isinstance(event, TenantRemoved):
                     assert event.tenant == query.tenant

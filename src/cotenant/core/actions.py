@@ -114,4 +114,15 @@ class PolicyFault(Struct, frozen=True, gc=False, omit_defaults=True):
     falls_back: bool = False
 
 
-Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead | PolicyFault
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A query runs although its model is predicted to take `predicted_ns`, more than its SLO: count it.
+
+    See `core.probes`. It asks for nothing else.
+    """
+
+    query: int
+    predicted_ns: int
+
+
+Action = Launch | Enqueue | Grow | Respond | Release | SetTimer | LookAhead | PolicyFault | Probe

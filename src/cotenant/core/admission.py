@@ -21,6 +21,8 @@ class Refusal(NamedTuple):
     cause: LossCause | UnsetType = UNSET
     is_full: bool = False
     """Whether it is for want of room in the queue."""
+    needed_ns: int = 0
+    """Predicted latency at best, where that is above the tenant's SLO and the reason; else 0."""
 
 
 def hopeless(needed_ns: int, left_ns: int) -> str:
@@ -80,9 +82,8 @@ def refusal(
         if best > left_ns and len(sizes) > 1:
             best = min([predictor.latency_ns(work, size) for size in sizes])
         if best > left_ns:
-            cause = LossCause.SLO if best > tenant.slo_ns else UNSET
+            reason = f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms"
             if left_ns <= 0:
-                text = f"its deadline passed {-left_ns / 1e6:.1f} ms before its body had come and was decoded"
-                return Refusal(text, cause)
-            return Refusal(f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms", cause)
+                reason = f"its deadline passed {-left_ns / 1e6:.1f} ms before its body had come and was decoded"
+            return Refusal(reason, LossCause.SLO, needed_ns=best) if best > tenant.slo_ns else Refusal(reason)
     return None

@@ -7,12 +7,13 @@ from bisect import bisect_left, bisect_right
 from msgspec import UNSET, UnsetType, structs
 
 from cotenant.core.accounts import Accounts
-from cotenant.core.actions import Action, Enqueue, Launch, Release, Respond
+from cotenant.core.actions import Action, Enqueue, Launch, Probe, Release, Respond
 from cotenant.core.expiries import Expiries
 from cotenant.core.faults import Guarded
 from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import BatchState, BatchStep, QueryStep, next_batch_state, next_query_state
 from cotenant.core.predictor import Predictor
+from cotenant.core.probes import Probes
 from cotenant.core.queues import Batch, Live, TenantQueues
 from cotenant.core.snapshot import Start
 from cotenant.types import LossCause, Outcome, Query, Tenant
@@ -41,6 +42,7 @@ class Books(Guarded):
         self._lanes: tuple[Share, ...] = ()
         """Those of the policy."""
         self._expiries = expiries
+        self._probes = Probes()
         self._batch_count = 0
         self._group_count = 0
         self._apart_count = 0
@@ -184,6 +186,18 @@ class Books(Guarded):
         part = 1.0 if len(start.queries) == 1 else self._part_of_alone(batch)
         self._accounts.begin(start.work.tenant, start.queries, part)
         return batch
+
+    def _probe(self, query: Query, needed_ns: int, now_ns: int, actions: list[Action]) -> Query | None:
+        """A query that is refused since it is predicted to need more than the SLO, as a probe; None where it is not."""
+        if not needed_ns:
+            return None
+        slo_ns = self._queues.known[query.tenant].tenant.slo_ns
+        probe = self._probes.admit(query, needed_ns, slo_ns, -self._apart_count - 1, now_ns)
+        if probe is None:
+            return None
+        self._apart_count += 1
+        actions.append(Probe(query.id, needed_ns))
+        return probe
 
     def _alone_ns(self, query: Query, tenant: Tenant) -> int:
         """What a query is predicted to take of a lane, alone."""

@@ -183,6 +183,8 @@ class Engine(Books):
         refused = refusal(
             query, queue, drop=drop, predictor=predictor, sizes=self._sizes, draining=self._draining, now_ns=now_ns
         )
+        if refused is not None and (probe := self._probe(query, refused.needed_ns, now_ns, actions)) is not None:
+            query, refused = probe, None
         if refused is not None:
             next_query_state(_NEW, QueryStep.REJECT, query.id)
             actions.append(Respond(query.id, Outcome.REJECTED, refused.reason, refused.cause))
@@ -197,10 +199,12 @@ class Engine(Books):
         self._expiries.watch(live)
 
     def _on_launch_ended(self, event: LaunchEnded, now_ns: int, actions: list[Action]) -> None:
-        launch = self._launches.end(event.launch).launch
+        run, error = self._launches.end(event.launch), event.error
+        launch = run.launch
+        if self._probes.inside:
+            self._probes.ended(launch, now_ns - run.started_ns, now_ns, has_failed=error is not None)
         batch = self._batches[launch.batch]
         batch.open -= 1
-        error = event.error
         is_lost = error is None and not launch.last and launch.work.tenant in self._queues.suspended
         is_broken = is_lost or error is not None
         if is_broken or not batch.open:  # else others of it are still to end
@@ -252,7 +256,8 @@ class Engine(Books):
             if batch is not None and batch.open and self._launches.waiting_of(batch.id) == batch.open:
                 place = "while its launch waited for others"
             reason = f"timed out after {(now_ns - live.query.arrival_ns) / 1e6:.1f} ms {place}"
-            self._end(live.query.id, QueryStep.DROP, Outcome.DROPPED, reason, actions)
+            cause = LossCause.SLO if live.query.id in self._probes.inside else UNSET
+            self._end(live.query.id, QueryStep.DROP, Outcome.DROPPED, reason, actions, cause)
 
     def _on_cancel(self, event: QueryCancelled | QueryWithdrawn, now_ns: int, actions: list[Action]) -> None:
         if event.query in self._live:
@@ -271,6 +276,7 @@ class Engine(Books):
         if event.tenant.name in self._queues.known:
             raise ProtocolViolationError(f"tenant {event.tenant.name!r} is there already; remove it first")
         self._queues.add(event.tenant)
+        self._probes.forget(event.tenant.name)
         self._deal(now_ns)
 
     def _on_tenant_removed(self, event: TenantRemoved, now_ns: int, actions: list[Action]) -> None:
@@ -280,6 +286,7 @@ class Engine(Books):
             if live.query.tenant == event.tenant:
                 self._end(live.query.id, QueryStep.FAIL, Outcome.FAILED, event.reason, actions, LossCause.GONE)
         self._queues.drop(event.tenant)
+        self._probes.forget(event.tenant)
         self._deal(now_ns)
 
     def _on_suspended(self, event: TenantSuspended, now_ns: int, actions: list[Action]) -> None:

@@ -116,8 +116,18 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
     placed = CounterMetricFamily(
         "cotenant_placed_launches", "Launches that ran in several pieces by a placement.", labels=["tenant"]
     )
+    probes = CounterMetricFamily(
+        "cotenant_probe_queries",
+        "Queries that ran although their model is believed to take longer than its SLO.",
+        labels=["tenant"],
+    )
+    factor = GaugeMetricFamily(
+        "cotenant_latency_factor_ratio", "Observed over profiled latency, as it is believed now.", labels=["tenant"]
+    )
     for tenant, counted in counters:
         placed.add_metric([tenant], counted.placed_launches)
+        probes.add_metric([tenant], counted.probes)
+        factor.add_metric([tenant], counted.latency_factor)
         for outcome in Outcome:
             queries.add_metric([tenant, outcome.value], counted.outcomes[outcome])
             apart.add_metric([tenant, outcome.value], counted.apart[outcome])
@@ -132,7 +142,7 @@ def _own(counters: list[tuple[str, TenantCounters]]) -> Iterator[Metric]:
             total += count
             buckets.append((bound, float(total)))
         latency.add_metric([tenant], buckets, counted.latency_ns / 1e9)
-    return iter([queries, apart, reruns, placed, slo, attainment, headroom, latency])
+    return iter([queries, apart, reruns, placed, probes, factor, slo, attainment, headroom, latency])
 
 
 def _lost(counters: list[tuple[str, TenantCounters]], lost: Lost) -> Metric:

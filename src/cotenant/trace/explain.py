@@ -14,6 +14,10 @@ from cotenant.trace.basis import GroupBeliefs
 from cotenant.work import CPU, PieceTime, lane_name
 
 _DECIDED = ("Launch", "Enqueue")
+_NOTES = {
+    "PolicyFault": "policy {policy!r} failed in {call!r} ({reason}), deadlines decided",
+    "Probe": "it runs as a probe, though its model is predicted to take {predicted_ns:,} ns, more than its SLO",
+}
 _COLUMNS = 50
 """Of the picture of a lane."""
 
@@ -156,9 +160,8 @@ class Explanation:
     part_of: int | None = None
     """The application's query that it is a stage of, if it is one."""
     launches: list[LaunchStory] = field(default_factory=list)
-    changes: list[tuple[int, str]] = field(default_factory=list)
-    """When the policy changed while it was there, and to which."""
-    faults: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)
+    """What else happened while it was there, and when."""
     beside_ns: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -195,9 +198,7 @@ class Explanation:
             others = sorted(self.beside_ns.items(), key=lambda entry: (-entry[1], entry[0]))
             shares = ", ".join(f"{name} {_ms(ns)}" for name, ns in others)
             lines.append(f"Meanwhile, the lanes ran {shares}.")
-        for time_ns, policy in self.changes:
-            lines.append(f"+{_ms(time_ns - self.arrival_ns)}: the plan, or the policy, changed to another {policy!r}.")
-        lines += [f"+{_ms(time_ns - self.arrival_ns)}: {text}." for time_ns, text in self.faults]
+        lines += [f"+{_ms(time_ns - self.arrival_ns)}: {text}." for time_ns, text in self.notes]
         for launch in self.launches:
             lines += [self._launch_sentence(launch) + launch.basis(), *launch.lanes()]
         return lines
@@ -277,7 +278,7 @@ def explain(
             if story is not None:
                 _count(story, launch, start, now, record.event["error"], record.event.get("pieces", ()))
         elif record.kind == "PolicyChanged" and story is not None:
-            story.changes.append((now, record.event["policy"]))
+            story.notes.append((now, f"the plan, or the policy, changed to another {record.event['policy']!r}"))
         members = _groups(record)
         for kind, action in record.actions:
             if kind == "Launch":
@@ -295,11 +296,9 @@ def explain(
                 enqueued[launch["id"]] = now
                 kept = {"pointers": _pointers(launch, decided), "members": members[launch.get("group", 0)]}
                 decided[launch["id"]] = launch | kept
-            elif kind == "PolicyFault" and story is not None:
-                text = (
-                    f"policy {action['policy']!r} failed in {action['call']!r} ({action['reason']}), deadlines decided"
-                )
-                story.faults.append((now, text + (", and the fallback does" if action.get("falls_back") else "")))
+            elif kind in _NOTES and story is not None and action.get("query", -1) in (-1, query):
+                text = _NOTES[kind].format_map(action)
+                story.notes.append((now, text + (", and the fallback does" if action.get("falls_back") else "")))
             elif kind == "Grow":
                 grows[action["launch"]] = len(action["share"]["cores"])
             elif kind == "Respond":

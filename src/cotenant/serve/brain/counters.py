@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cotenant.core.actions import Action, Launch, Respond
+from cotenant.core.actions import Action, Launch, Probe, Respond
 from cotenant.core.events import (
     AnswerLate,
     ApplicationEnded,
     Event,
     LaunchEnded,
+    PredictorChanged,
     QueryArrived,
     QueryCancelled,
     QueryRefused,
@@ -22,6 +24,7 @@ from cotenant.core.events import (
 )
 from cotenant.execute.protocol import Timing
 from cotenant.metrics import is_apart
+from cotenant.predict.table import TablePredictor
 from cotenant.serve.brain.slo_watch import SloWatch, Turn
 from cotenant.types import ANSWERS, Outcome, Query, StageQuery
 
@@ -29,6 +32,9 @@ LATENCY_BUCKETS_S = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
 )  # fmt: skip
 _WINDOW = 1000
+_FAR = 3.0
+"""Observed over profiled latency, either way, from which on the log says so: neighbours and front-ends explain less."""
+_log = logging.getLogger("cotenant.server")
 
 
 @dataclass(slots=True)
@@ -72,6 +78,9 @@ class TenantCounters:
     latency_ns: int = 0
     recent: deque[bool] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     headroom_ns: int | None = None
+    probes: int = 0
+    latency_factor: float = 1.0
+    """Observed over profiled latency, as it is believed now."""
     last_ms: int = 0
     watch: SloWatch = field(default_factory=SloWatch)
 
@@ -127,6 +136,8 @@ class Counters:
         """Queries whose front-ends say when their answers are written."""
         self._unwritten: dict[int, tuple[Query, Outcome]] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
+        self._doubted: set[str] = set()
+        """Tenants whose profiles are known to be far off."""
 
     def add(self, tenant: str, slo_ns: int) -> None:
         """Count for a tenant from now on; what was counted under its name before stays."""
@@ -134,8 +145,9 @@ class Counters:
         if counted is None:
             self.by_tenant[tenant] = TenantCounters(slo_ns)
         else:
-            counted.slo_ns = slo_ns
+            counted.slo_ns, counted.latency_factor = slo_ns, 1.0
             self.by_tenant[tenant] = counted
+        self._doubted.discard(tenant)
 
     def remove(self, tenant: str) -> None:
         """A tenant is not served any more."""
@@ -182,8 +194,13 @@ class Counters:
                 self._launched(action, time_ns)
             elif isinstance(action, Respond):
                 self._responded(action.query, action.outcome, time_ns)
+            elif type(action) is Probe:
+                self.by_tenant[self._open[action.query].tenant].probes += 1
         if type(event) is LaunchEnded and event.error is not None:
             owner.reruns += sum([query in self._open for query in launch.queries])
+        elif type(event) is PredictorChanged:
+            if isinstance(event.predictor, TablePredictor):
+                self._believed(event.predictor.scales)
         elif type(event) is ApplicationEnded:
             self._responded(event.query, event.outcome, time_ns)
         elif type(event) is QueryCancelled:
@@ -198,6 +215,21 @@ class Counters:
         elif type(event) is TenantRemoved:
             self.remove(event.tenant)
         return None
+
+    def _believed(self, scales: Mapping[str, float]) -> None:
+        """Keep what is believed of tenants, and say once of each that its profile is far from what is observed."""
+        for tenant, factor in scales.items():
+            counted = self.by_tenant.get(tenant)
+            if counted is None:
+                continue
+            counted.latency_factor = factor
+            if tenant not in self._doubted and not 1 / _FAR <= factor <= _FAR:
+                self._doubted.add(tenant)
+                _log.warning(
+                    "launches of %r take %.2g times what its profile says; the server believes what it observes, plans "
+                    "and simulations do not: measure it again with 'cotenant profile --fresh' on an idle machine",
+                    *(tenant, factor),
+                )
 
     def _launched(self, launch: Launch, time_ns: int) -> None:
         counted = self.by_tenant.get(launch.work.tenant) or self._gone[launch.work.tenant]

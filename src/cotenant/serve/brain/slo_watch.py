@@ -81,7 +81,8 @@ def log_served(model: str, tenant: Tenant, alone_ns: int) -> None:
     slo_ms = tenant.slo_ns / NS_PER_MS
     if alone_ns > tenant.slo_ns:
         _server_log.warning(
-            "model %r takes %.1f ms alone and cannot meet its SLO of %g ms: queries will be refused",
+            "model %r takes %.1f ms alone and cannot meet its SLO of %g ms: its queries will be refused, but for a "
+            "probe now and then that shows whether this still holds",
             *(model, alone_ns / NS_PER_MS, slo_ms),
         )
     _server_log.info("model %r is served: slo %g ms, %d segments", model, slo_ms, len(tenant.cuts) - 1)
