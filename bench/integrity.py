@@ -61,6 +61,7 @@ from cotenant.plan.file import PlanFile, Request, plan_text
 from cotenant.plan.sources import costs_of_repository
 from cotenant.plan.types import DeviceType, Load, Plan
 from cotenant.repository import SERVER_FILE, STATE_FOLDER, trace_path
+from cotenant.serve.brain.plan_names import slos_of
 from cotenant.trace import Record, read
 
 ANSWERS, QUICK_ANSWERS = 9_000, 250
@@ -364,7 +365,8 @@ def _post(url: str) -> None:
 def _plan(root: Path) -> str:
     """A plan of two of the models on a core each, as `cotenant plan` would write it; the others are guests."""
     kind = DeviceType("cpu", ((2,), (1, 1)), 1 << 40)
-    loads = tuple(Load(name, name, 20.0, 60_000_000_000) for name in ("carry", "wide"))
+    slos = slos_of(root)  # others than these are refused
+    loads = tuple(Load(name, name, 20.0, slos[name]) for name in ("carry", "wide"))
     basis = costs_of_repository(root, (kind,))
     plan = Elastic(headroom=0.1).plan(loads, basis.devices, basis.costs)
     if not isinstance(plan, Plan):

@@ -121,6 +121,14 @@ def test_models_lists_what_is_wrong_and_fails(run: Run, tmp_path: Path) -> None:
     for name, (_, _, texts) in BAD.items():
         if name != "twin":  # found beside its twin
             assert all(text in errors[name] for text in texts), name
+    write_good(tmp_path / "models", "chooser", "two")
+    write_model(tmp_path / "models", "owner", config("Owner of two"), {1: lambda: scaled(1.0)})
+    errors = {
+        row["model"]: row["error"] for row in one_object(run("models", tmp_path / "models", "--json")[1])["models"]
+    }
+    assert all(text in errors["twin"] for text in BAD["twin"][2])
+    assert errors["chooser"] == errors["owner"] == ""
+    assert "model 'two': tenant 'Owner of two' owns model 'owner' already" in errors["two"]
     status, out, _ = run("models", tmp_path / "models")
     assert status == 1
     assert "no_slo" in out

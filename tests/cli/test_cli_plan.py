@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 from rich.console import Console
 
@@ -22,16 +23,15 @@ from cotenant.plan.assess import Assessment, assess, violations
 from cotenant.plan.check import SLO, check_plan
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text, read_plan, read_request, splits_of_cores
-from cotenant.plan.sources import ProfileCosts, basis_of, costs_of_repository, read_profile_costs
+from cotenant.plan.sources import MOST_BELIEVED, ProfileCosts, basis_of, costs_of_repository, read_profile_costs
 from cotenant.plan.table_costs import TableCosts
 from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
+from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.report.plan_text import PALETTE, columns_of, keys_of, plan_picture, plan_svg, short, tenant_table
-from cotenant.repository import profile_path
 from cotenant.work import Work
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
-from profile_files import write_profile
+from profile_files import save_current, write_profile
 from repositories import scaled, write_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -58,7 +58,7 @@ TENANTS = DEVICES + tenant("small", 100, 60) + tenant("middle", 50, 60) + tenant
 def folder(tmp_path: Path) -> Path:
     """A file of tenants, and a profile of the GPU that they are for."""
     (tmp_path / "tenants.toml").write_text(TENANTS, encoding="utf-8")
-    write_profile(tmp_path / "gpu.json", latencies(GPU.sizes, GPU.whole))
+    write_profile(tmp_path / "gpu.json", latencies(GPU.sizes, GPU.whole), "gpu")
     return tmp_path
 
 
@@ -197,7 +197,7 @@ def test_slack_is_what_the_checker_means(loads: list[Load], devices: list[Device
 
 def test_bursts_are_simulated_and_planned_for(run: Run, folder: Path) -> None:
     # two rows of 9.9 ms each fill the SLO of 20 ms: a third that comes meanwhile is late on one device
-    write_profile(folder / "gpu.json", {"small": {100: {1: round(9.9 * MS)}}})
+    write_profile(folder / "gpu.json", {"small": {100: {1: round(9.9 * MS)}}}, "gpu")
     text = '[[device]]\nname = "gpu"\nkind = "gpu"\ncount = 3\nsplits = [[100]]\n' + tenant("small", 80, 20)
     (folder / "tenants.toml").write_text(text)
     answers = []
@@ -229,7 +229,7 @@ def test_a_plan_is_checked_against_a_profile(run: Run, folder: Path) -> None:
     assert "another profile" not in text
     slower = latencies(GPU.sizes, GPU.whole)
     slower["small"] = {size: {rows: 40 * ns for rows, ns in each.items()} for size, each in slower["small"].items()}
-    write_profile(profile, slower)
+    write_profile(profile, slower, "gpu")
     status, text, _ = run("plan", "--check", out, "--profiles", profile)
     assert status == 1
     assert re.search(r"slo: device 0 partition \d tenant 'small': duty cycle .* exceed the SLO", text)
@@ -355,7 +355,7 @@ def profiled(root: Path, slo_ms: float, points: dict[str, list[tuple[int, int, f
             Point(0, items, cores, 9, *(round(ms * MS * q) for q in (0.9, 0.95, 1, 1.2))) for items, cores, ms in rows
         ]
         models[name] = ModelProfile("digest", tuple(made), (1,), (0, 1), 1.0)
-    save_profile(profile_path(root), Profile(this_device(), "2026-01-01", "a test", models))
+    save_current(root, Profile(this_device(), "2026-01-01", "a test", models))
     return root
 
 
@@ -395,6 +395,35 @@ def test_sizes_that_were_not_measured_are_believed_as_slow_as_smaller_ones() -> 
         basis_of({"gpu": tables}, (two,), ["one"])
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+@pytest.mark.parametrize("profile", ["cpu", "gpu", ""])
+def test_a_plan_for_one_kind_of_device_does_not_rest_on_another(device: str, profile: str) -> None:
+    kind = DeviceType("node", ((100,), (50, 50)), 1 << 30, kind="gpu" if device == "gpu" else "cpu")
+    tables = ProfileCosts({"one": {50: {1: 7}, 100: {1: 4}}}, {"one": 1}, "digest", kind=profile)
+    if profile in (device, ""):
+        assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), 50, "node") == 7
+        return
+    with pytest.raises(PlanError, match=rf"'node' is a {device.upper()} .* profile is of a {profile.upper()}: .*node="):
+        basis_of({"": tables}, (kind,), ["one"])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_profile_is_of_its_kind_of_device(tmp_path: Path, kind: str) -> None:
+    path = write_profile(tmp_path / "profile.json", {"one": {1: {1: MS}}}, kind)
+    assert read_profile_costs(path).kind == kind
+
+
+@given(measured=st.integers(1, 64), size=st.integers(1, 2048))
+def test_sizes_far_above_the_largest_measured_one_are_not_believed(measured: int, size: int) -> None:
+    tables = ProfileCosts({"one": {measured: {1: 7}}}, {"one": 1}, "digest")
+    kind = DeviceType("node", ((size,),), 1 << 30)
+    if measured <= size <= MOST_BELIEVED * measured:
+        assert basis_of({"": tables}, (kind,), ["one"]).costs.latency_ns(Work("one", 0, 1), size, "node") == 7
+        return
+    with pytest.raises(PlanError, match=f"device 'node' has size {size}, but model 'one' was measured at {measured} "):
+        basis_of({"": tables}, (kind,), ["one"])
+
+
 QUICK_START = {
     # ms of one row on one core, rounded figures of the quick-start models, and the SLOs of their repository
     "ocr_detection": (102, 500),
@@ -420,7 +449,7 @@ def test_the_example_of_the_quick_start_fits(tmp_path: Path, run: Run) -> None:
         )
         for name, rows in points.items()
     }
-    save_profile(profile_path(root), Profile(this_device(), "2026-01-01", "a test", models))
+    save_current(root, Profile(this_device(), "2026-01-01", "a test", models))
     out = tmp_path / "plan.toml"
     arguments = (EXAMPLES / "tenants.toml", "--profiles", root, "--quick", "-o", out)
     status, text, err = run("plan", *arguments)

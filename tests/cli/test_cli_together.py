@@ -29,14 +29,15 @@ from cotenant.plan.granularity.planner import FoundJointPlan, found
 from cotenant.predict.occupancy.evaluator import JointEvaluator
 from cotenant.profile.device import this_device
 from cotenant.profile.joint_plan import Chunk, Wait
-from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
+from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.profile.task_profile import load_tasks, save_tasks
 from cotenant.profile.unit_placement import UnitPlacement, runs_of
-from cotenant.repository import profile_path, tasks_path, together_path
+from cotenant.repository import tasks_path, together_path
 from cotenant.serve import rehearsal
 from cotenant.serve.rehearsal import Rehearsed
 from cotenant.trace import read
 from onnx_samples import Sketch, info
+from profile_files import save_current
 from repositories import config, write_model
 
 TOGETHER = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
@@ -57,6 +58,7 @@ def chain(seed: int, products: int) -> Callable[[], onnx.ModelProto]:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of two models, measured quickly; what is found has chunks of left, and right behind the first."""
+    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
@@ -137,9 +139,9 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert [(each.model, each.batch) for each in kept.members] == [("left", 4), ("right", 1)]
     digests = {name: by_cores[2].digest for name, by_cores in load_tasks(tasks_path(root)).models.items()}
     assert {each.model: each.graph for each in kept.members} == digests
-    believed(monkeypatch, (101, None))
+    believed(monkeypatch, (98, None))
     status, out, _ = run("plan", root, *TOGETHER)
-    assert "and not followed: none is quicker, and none is kept for serving." in " ".join(out.split())
+    assert "and not followed: none is quicker by 3 %, and none is kept for serving." in " ".join(out.split())
     assert not together_path(root).exists()
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert (status == 0) == ("holds: left=4 and right=1 together on 2 lanes" in out)
@@ -214,7 +216,7 @@ def test_a_simulation_follows_what_is_kept(
         digest, units = by_cores[2].digest, len(by_cores[2].units)
         points = tuple(Point(0, rows, 1, 9, *[rows * 10**6] * 4) for rows in (1, 2, 4))
         models[name] = ModelProfile(digest, points, (1000,) * units, (0, units), 1.0, splits=(tuple(range(units + 1)),))
-    save_profile(profile_path(root), Profile(this_device(), "", "", models))
+    save_current(root, Profile(this_device(), "", "", models))
     write_application(root, "fan", fan("left", "right"), slo_ms=60000)
     workload, trace = tmp_path / "workload.toml", tmp_path / "trace.jsonl"
     workload.write_text('duration_s = 1\n[[tenant]]\nmodel = "fan"\nitems = 4\nrate = 5\n')

@@ -487,7 +487,7 @@ after = ["first"]
 def test_an_application_is_planned_for_the_tenants_of_its_models(tmp_path: Path) -> None:
     root = write_models(tmp_path / "models", "twice", "thrice", "words", "half")
     for name in ("chain", "wording", "diamond"):
-        write_application(root, name, APPLICATIONS[name])
+        write_application(root, name, APPLICATIONS[name], 1000.0)
     costs = {model: {1: {rows: 1_000_000 * rows for rows in (1, 2, 4)}} for model in ("twice", "thrice")}
     write_profile(tmp_path / "costs.json", costs)
     (tmp_path / "tenants.toml").write_text(TENANTS)

@@ -85,7 +85,9 @@ class World:
             if node in self.reports:
                 return self.reports[node]
             return (
-                NodeReport(Address(node, 1, 2), plan=self.parts[node].plan) if node in self.parts else NodeReport(None)
+                NodeReport(Address(node, 1, 2), plan=self.parts[node].plan.digest)
+                if node in self.parts
+                else NodeReport(None)
             )
         self.log.append(f"{method} {node}" + (f" {','.join(arguments[0].tenants)}" if arguments else ""))
         if method == "prepare":

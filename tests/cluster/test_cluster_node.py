@@ -19,7 +19,9 @@ import pytest
 from cotenant.cluster.node_server import PLAN_FILE, STOP_MARGIN_S, NodeServer
 from cotenant.cluster.types import Address, ClusterError, NodePlan, Served
 from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Slot
+from cotenant.repository import MEASURED
 from cotenant.serve.brain.plan_lanes import Cores, open_plan
+from cotenant.serve.server_process import StartError
 from cotenant.wire.client import infer_once
 from cotenant.wire.encode import ClientError
 from repositories import SLO_MS, write_good
@@ -67,7 +69,7 @@ def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> No
     with pytest.raises(ClientError, match="is unknown"):
         infer_once(url, "chooser", INDEX)
     report = node.report()
-    assert report.plan == part("Owner of two").plan
+    assert report.plan == part("Owner of two").plan.digest
     assert (report.address, report.problem, report.agent_pid) == (address, "", os.getpid())
     assert report.served == {"two": Served(rows=3, queries=1)}
 
@@ -76,7 +78,7 @@ def test_a_node_has_the_models_of_its_part_and_no_others(node: NodeServer) -> No
     assert infer_once(url, "chooser", INDEX)["y"].tolist() == [[2.0, 3.0]]  # loaded, before the plan has it
     node.apply(both)
     node.apply(both)  # nothing to wait for
-    assert node.report().plan == both.plan
+    assert node.report().plan == both.plan.digest
 
     other = part("chooser")
     node.prepare(other)
@@ -144,12 +146,13 @@ class Stub(NodeServer):
         self.silent_for = 0
         """Probes that are not answered in time, once a signal has come."""
         self.deaf = False
+        self.cores: tuple[int, ...] = (0,)
         self._process = cast(subprocess.Popen[bytes], self)
         self._address = Address("127.0.0.1", 1, 2)
 
     def send_signal(self, number: int) -> None:
         if number == signal.SIGHUP and not self.deaf:
-            self.plan = open_plan(self._home / PLAN_FILE, 0, Cores((0,))).plan
+            self.plan = open_plan(self._home / PLAN_FILE, 0, Cores(self.cores)).plan
             self.taken.append(self.plan)
         self._silent = self.silent_for
 
@@ -168,16 +171,7 @@ class Stub(NodeServer):
             raise TimeoutError("timed out")
         if path == "/v2/models/stats":
             return b'{"model_stats": []}'
-        slots = [[vars_of(slot) for slot in each.slots] for each in self.plan.partitions]
-        partitions = [
-            {"size": each.size, "duty_ms": each.duty_ns / 1e6, "slots": own}
-            for each, own in zip(self.plan.partitions, slots, strict=True)
-        ]
-        return json.dumps({"version": 1, "plan": {"device": self.plan.device, "partitions": partitions}}).encode()
-
-
-def vars_of(slot: Slot) -> dict[str, object]:
-    return {"tenant": slot.tenant, "batch": slot.batch, "rate": slot.rate_per_s}
+        return json.dumps({"version": 1, "digest": self.plan.digest}).encode()
 
 
 @pytest.fixture
@@ -194,27 +188,64 @@ def test_a_server_that_is_slow_to_tell_its_plan_has_taken_it(stub: Stub, silent_
     stub.silent_for = silent_for
     stub.apply(second)
     assert stub.taken == [second.plan]
-    assert stub.report().plan == second.plan
+    assert stub.report().plan == second.plan.digest
     stub.apply(second)
     stub.apply(first)
     assert stub.taken == [second.plan, first.plan]
-    assert stub.report().plan == first.plan
+    assert stub.report().plan == first.plan.digest
 
 
 def test_what_counts_is_what_the_server_runs_and_not_what_it_was_told(stub: Stub) -> None:
     first, second = part("chooser"), part("Owner of two", "chooser")
     stub.apply(second)
     stub.plan = first.plan  # whoever did that
-    assert stub.report().plan == first.plan
+    assert stub.report().plan == first.plan.digest
     stub.apply(second)
-    assert stub.report().plan == second.plan
+    assert stub.report().plan == second.plan.digest
     stub.deaf = True
     with pytest.raises(ClusterError, match="did not take its new plan"):
         stub.apply(first)
     stub.deaf = False
     stub.apply(second)
     stub.apply(first)
-    assert stub.report().plan == first.plan
+    assert stub.report().plan == first.plan.digest
+
+
+def test_a_part_with_groups_is_taken(stub: Stub) -> None:
+    """Every field of a slot comes to the server and back, as a digest."""
+    plain = part("chooser", "Owner of two")
+    slots = Slot("chooser", 2, 5.0, 1, 1), Slot("Owner of two", 1, 7.5, 1, 1), Slot("chooser", 1, 1.0)
+    plan = DevicePlan("core", (PartitionPlan(2, 100_000_000, slots),))
+    kind = DeviceType("core", ((2,), (1, 1)), 1 << 30)
+    grouped = NodePlan(plan, kind, plain.loads, plain.models)
+    stub.cores = (0, 1)
+    stub.apply(grouped)
+    assert stub.taken == [plan]
+    assert stub.report().plan == plan.digest
+
+
+def test_a_node_has_all_that_was_measured(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawned(*_: object, **__: object) -> None:
+        raise StartError("not here")
+
+    measured = [path_of(root) for path_of in MEASURED]
+    for path in measured:
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix:
+            path.write_text(path.name)
+        else:
+            path.mkdir(exist_ok=True)
+    monkeypatch.setattr("cotenant.cluster.node_server.spawn", spawned)
+    node = NodeServer(root, [0], "127.0.0.1")
+    try:
+        with pytest.raises(ClusterError, match="not here"):
+            node.prepare(part("chooser"))
+        for path in measured:
+            assert (node._models / path.relative_to(root)).resolve() == path.resolve()
+    finally:
+        node.stop()
+    names = {path.name for path in measured}
+    assert {"profile.json", "graphs", "groups.jsonl", "overlap.npz", "tasks.json", "together.toml"} <= names
 
 
 def test_an_unload_that_fails_is_asked_for_again(stub: Stub) -> None:

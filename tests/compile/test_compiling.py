@@ -85,6 +85,18 @@ def test_a_repository_is_compiled_and_taken_up_again(root: Path, monkeypatch: py
     assert again["net"].layers == 10
 
 
+@pytest.mark.parametrize(("ratio", "is_kept"), [(0.9, True), (0.97, True), (0.98, False), (1.0, False)])
+def test_a_model_runs_on_kernels_where_they_win_by_three_percent(
+    root: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, is_kept: bool
+) -> None:
+    choice_of(root).unlink(missing_ok=True)
+    monkeypatch.setattr(compile_campaign, "_slower", lambda *_: ())
+    monkeypatch.setattr(compile_campaign, "_ratio", lambda *_, **__: ratio)
+    _, errors = compile_repository(root, ONE, CompileEffort(1))
+    assert errors == {}
+    assert choice_of(root).exists() == is_kept
+
+
 def test_what_is_faster_is_used_and_its_profile_is_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choice_of(root).unlink(missing_ok=True)
     (found,) = find_versions(root, "net")

@@ -118,7 +118,7 @@ def keep_placement(root: Path) -> UnitPlacement:
 
 
 def test_a_server_follows_a_placement_over_the_stream_and_cores(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed, "NO_SLOWER", 1e9)  # what is as small as this never gains
+    monkeypatch.setattr(placed, "KEPT_UP_TO", 1e9)  # what is as small as this never gains
     made, seen = keep_placement(root), Watch()
     server = started(root, seen, LoaderHere(limit_s=120.0), device=SECTION)
     try:
@@ -141,7 +141,7 @@ def test_a_server_follows_a_placement_over_the_stream_and_cores(root: Path, monk
 def test_what_is_slower_is_left_aside(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placed, "NO_SLOWER", 0.0)
+    monkeypatch.setattr(placed, "KEPT_UP_TO", 0.0)
     keep_placement(root)
     with closing(open_executor(SECTION)) as executor, caplog.at_level(logging.WARNING):
         opened = open_version(root, find_versions(root, "wide")[0], executor.place, (SHARE,))
@@ -156,7 +156,7 @@ def test_the_command_places_it_and_checks_the_plan(
     root: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On made-up times: a core is as fast as the GPU, and copies are quick."""
-    monkeypatch.setattr(placed, "NO_SLOWER", 1e9)
+    monkeypatch.setattr(placed, "KEPT_UP_TO", 1e9)
     tasks = measured(root)
     even = DeviceTimes((1_000_000,) * len(tasks.units), 0, 1_000_000 * len(tasks.units))
     quick = CopyTimes(1e10, 1_000)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,9 +138,20 @@ def test_a_worker_that_takes_too_much_memory_is_replaced(host: Host) -> None:
 
 def test_an_idle_worker_that_takes_too_much_memory_is_found_by_the_slow_look(hosts: Hosts) -> None:
     host = hosts(WorkerLimits(hang_floor_s=0.2))
-    host.load("a", lambda: scaled(2.0), memory_bytes=1 << 20)  # less than any worker has
+    host.load("a", lambda: scaled(2.0))
+    supervisor = host.executor._supervisors["a"]
+    supervisor._limits = replace(supervisor._limits, memory_bytes=1 << 20)  # less than any worker has
     host.wait_for(lambda: bool(host.events))
     assert isinstance(host.events[0], TenantSuspended)
+    host.wait_for(lambda: supervisor.lasting_problem != "")
+    assert host.executor.lasting_problem("a").startswith("the worker of 'a' exceeded its memory limit of 1 MiB")
+
+
+def test_a_model_that_alone_exceeds_its_memory_limit_is_refused_by_the_load(hosts: Hosts) -> None:
+    host = hosts()
+    with pytest.raises(ModelError, match=r"the worker of 'a' exceeded its memory limit of 1 MiB \(it held \d+ MiB\)$"):
+        host.load("a", lambda: scaled(2.0), memory_bytes=1 << 20)
+    assert host.events == []
 
 
 def test_workers_that_keep_dying_are_tried_ever_more_rarely() -> None:
@@ -159,12 +171,14 @@ def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(host: Host, t
     assert host.executor.workers()[0].restarts["unloadable"] >= 2
     assert host.events == [TenantSuspended("a", "the worker of 'a' was killed by signal 9")]
     assert "no readable ONNX model" in host.executor.problem("a")
+    assert host.executor.lasting_problem("a").startswith("the worker of 'a' cannot load its model: ")
+    assert not [line for line in host.logs if line.count("the worker of 'a'") > 1]
     late = host.start("a", 1, X)
     assert "no readable ONNX model" in str(host.wait(late)[0])
     host.executor.discard(1)
     path.write_bytes(content)
     host.wait_resumed()
-    assert host.executor.problem("a") == ""
+    assert host.executor.problem("a") == host.executor.lasting_problem("a") == ""
     assert host.wait(host.start("a", 2, X)) == [None]
     host.executor.take(2)
 

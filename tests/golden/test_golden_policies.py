@@ -31,13 +31,14 @@ from cotenant.predict.groups.grouped import FittedGroups
 from cotenant.predict.groups.overlap_file import OverlapFileError
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
-from cotenant.profile.profile_file import ModelProfile, Point, Profile, save_profile
-from cotenant.repository import SERVER_FILE, find_versions, profile_path
+from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.repository import SERVER_FILE, find_versions
 from cotenant.serve.opener.served_models import serve_model
 from cotenant.serve.server import Server
 from cotenant.types import Tenant
 from cotenant.work import CPU, Round, Share
 from golden_files import GOLDEN, agree
+from profile_files import save_current
 from repositories import scaled, write_model
 
 MS = 1_000_000
@@ -152,7 +153,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "models"
     for name, text in MODELS.items():
         write_model(root, name, f"[tenant]\n{text}", {1: lambda: scaled(2.0)})
-    save_profile(profile_path(root), PROFILE)
+    save_current(root, PROFILE)
     (tmp_path / "workload.toml").write_text(WORKLOAD, encoding="utf-8")
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1, 2, 3})
     monkeypatch.setattr("cotenant.execute.gpu.configured._ask_driver", lambda section, where: GRID)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from msgspec.structs import replace
 
 from cotenant.errors import ConfigError
 from cotenant.execute.compiled.compiled_model import CompiledModel
@@ -20,7 +21,7 @@ from cotenant.measure.tasks import crossing, measure_tasks, placeable
 from cotenant.plan.placement.flat import PlacementProblem
 from cotenant.plan.placement.profiled import graph_of
 from cotenant.profile.profile_file import ProfileError
-from cotenant.profile.task_profile import ModelTasks, load_tasks
+from cotenant.profile.task_profile import ModelTasks, load_tasks, save_tasks
 from cotenant.repository import find_versions, tasks_path
 from cotenant.work import Share
 from onnx_samples import Sketch, info
@@ -57,6 +58,7 @@ def measured(root: Path, steps: list[str] | None = None, **options: bool) -> Mod
 
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 5)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 5)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
@@ -84,6 +86,34 @@ def test_units_and_tensors_of_a_wide_model_are_measured_and_kept(tmp_path: Path)
     assert kept.created
     problem = PlacementProblem(graph_of(found))
     assert problem.size == len(found.units)
+
+
+@pytest.mark.parametrize("others", [1, 3])
+def test_fresh_measures_one_model_and_keeps_the_others(tmp_path: Path, others: int) -> None:
+    root = repository(tmp_path)
+    before = measured(root)
+    known = load_tasks(tasks_path(root))
+    added = {f"other{at}": {2: before, 4: replace(before, cores=4)} for at in range(others)}
+    mine = {2: before, 4: replace(before, cores=4)}
+    save_tasks(tasks_path(root), replace(known, models={"wide": mine, **added}))
+    steps: list[str] = []
+    after = measured(root, steps, fresh=True)
+    assert steps
+    assert load_tasks(tasks_path(root)).models == {**added, "wide": {**mine, 2: after}}
+
+
+@pytest.mark.parametrize(("disturbance", "is_again"), [(1.0, False), (1.1, False), (1.2, True), (7.0, True)])
+def test_what_was_measured_on_a_busy_machine_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disturbance: float, is_again: bool
+) -> None:
+    root = repository(tmp_path)
+    before = measured(root)
+    known = load_tasks(tasks_path(root))
+    monkeypatch.undo()
+    save_tasks(tasks_path(root), replace(known, models={"wide": {2: replace(before, disturbance=disturbance)}}))
+    steps: list[str] = []
+    measured(root, steps)
+    assert bool(steps) == is_again
 
 
 def test_a_stopped_campaign_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ after = ["detect"]
 def test_a_file_of_tenants_is_read() -> None:
     request = parse_request(TENANTS, "tenants.toml")
     cpu = DeviceType("cpu", ((2,), (1, 1)), GIB * 3 // 2, 0.25)
-    gpu = DeviceType("gpu", ((100,), (50, 50)), UNLIMITED_BYTES, 1.0, 300 << 20)
+    gpu = DeviceType("gpu", ((100,), (50, 50)), UNLIMITED_BYTES, 1.0, 300 << 20, "gpu")
     stages = Stage("detect", "ssd"), Stage("cars", "googlenet", ("detect",))
     assert request == Request(
         (Load("mail", "minilm", 30, 40_500_000),),
@@ -208,13 +208,13 @@ def device_types(draw: st.DrawFn) -> list[DeviceType]:
         splits = ((whole,), (whole - cut, cut)) if cut else ((whole,),)
         memory = draw(st.one_of(st.just(UNLIMITED_BYTES), st.integers(1, UNLIMITED_BYTES)))
         price, taken = draw(st.floats(0, 1e12)), draw(st.integers(0, 1 << 50))
-        made.append(DeviceType(name, splits, memory, price, taken))
+        made.append(DeviceType(name, splits, memory, price, taken, draw(st.sampled_from(["cpu", "gpu"]))))
     return draw(st.lists(st.sampled_from(made), min_size=1, max_size=6))
 
 
-def grouped(alone: Sequence[Slot], group: Sequence[Slot], size: int) -> tuple[Slot, ...]:
-    """Some slots alone, and then a group, each member of it with that size of the partition."""
-    return (*alone, *[structs.replace(slot, group=1, size=size) for slot in group])
+def grouped(alone: Sequence[Slot], group: Sequence[Slot], size: int, number: int) -> tuple[Slot, ...]:
+    """Some slots alone, and then a group, the members of it with that size of the partition, and one more each."""
+    return (*alone, *[structs.replace(slot, group=number, size=size + at) for at, slot in enumerate(group)])
 
 
 @st.composite
@@ -232,8 +232,7 @@ def plan_files(draw: st.DrawFn) -> PlanFile:
     slots = st.builds(Slot, NAMES, st.integers(1, 2**40), RATES)
     alone = st.lists(slots, min_size=1, max_size=3).map(tuple)
     group = st.lists(slots, min_size=2, max_size=3, unique_by=lambda slot: slot.tenant)
-    sized = st.integers(1, 5)
-    rounds = st.one_of(alone, st.builds(grouped, alone, group, sized))
+    rounds = st.one_of(alone, st.builds(grouped, alone, group, st.integers(1, 4), st.integers(1, 9)))
     partitions = st.builds(PartitionPlan, st.integers(15, 10**6), NS, rounds)
     placed = st.builds(DevicePlan, NAMES, st.lists(partitions, min_size=1, max_size=3).map(tuple))
     plan = Plan(tuple(draw(st.lists(placed, max_size=3))), draw(st.text(max_size=8)))
@@ -244,6 +243,44 @@ def plan_files(draw: st.DrawFn) -> PlanFile:
 @given(plan_files())
 def test_a_plan_file_is_read_back_as_it_was_written(file: PlanFile) -> None:
     assert parse_plan(plan_text(file), "a plan") == file
+
+
+@given(plan_files())
+def test_digests_of_plans_are_those_of_their_files(file: PlanFile) -> None:
+    read = parse_plan(plan_text(file), "a plan").plan.devices
+    assert [each.digest for each in read] == [each.digest for each in file.plan.devices]
+
+
+@given(plan_files(), st.data())
+def test_another_value_of_any_field_is_another_digest(file: PlanFile, data: st.DataObject) -> None:
+    """Groups and sizes of slots are fields, too."""
+    if not file.plan.devices:
+        return
+    device = file.plan.devices[0]
+    partition = data.draw(st.sampled_from(device.partitions))
+    slot = data.draw(st.sampled_from(partition.slots))
+    other: object
+    match data.draw(st.sampled_from(["device", "size", "duty", "tenant", "batch", "rate", "group", "order"])):
+        case "device":
+            assert structs.replace(device, device=device.device + "x").digest != device.digest
+            return
+        case "size":
+            other = structs.replace(partition, size=partition.size + 1)
+        case "duty":
+            other = structs.replace(partition, duty_ns=partition.duty_ns + 1)
+        case "order":
+            other = structs.replace(partition, slots=(*partition.slots, slot))
+        case field:
+            changed = {
+                "tenant": {"tenant": slot.tenant + "x"},
+                "batch": {"batch": slot.batch + 1},
+                "rate": {"rate_per_s": slot.rate_per_s * 1.5},
+                "group": {"group": 0, "size": 0} if slot.group else {"group": 11, "size": 1},
+            }[field]
+            slots = [structs.replace(each, **changed) if each is slot else each for each in partition.slots]
+            other = structs.replace(partition, slots=tuple(slots))
+    partitions = tuple(other if each is partition else each for each in device.partitions)
+    assert structs.replace(device, partitions=partitions).digest != device.digest
 
 
 @given(plan_files())

@@ -42,6 +42,14 @@ def test_an_application_is_read_in_the_order_in_which_its_stages_run(tmp_path: P
     assert spec.inputs == ("x",)
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(CHAIN, "first -> second"), (DIAMOND, "start, left (after start), right (after start), sum (after left, right)")],
+)
+def test_stages_are_told_in_their_order_and_side_by_side(tmp_path: Path, text: str, expected: str) -> None:
+    assert read_application(written(tmp_path, text.format(slo_ms=9)), "app").stages_text == expected
+
+
 def test_an_output_with_a_dot_in_its_name(tmp_path: Path) -> None:
     spec = read_application(written(tmp_path, CHAIN.format(slo_ms=1).replace("first.y", "first.a.b")), "app")
     assert spec.stages[1].inputs == {"x": Source(0, "a.b")}

@@ -166,7 +166,7 @@ def test_deadlines_of_stages_are_those_of_the_plan(root: Path, caplog: pytest.Lo
         assert "not served here" not in caplog.text
         made.write(request_of(shares_ms=(5_000, 15_000)))
         made.follower.reload()
-        shares = made.server._applications
+        shares = made.server.names
         until(lambda: shares._shares_ns["chain"]["first"] == 5_000 * MS, made.shares)
         assert made.shares() == [5_000, 20_000]
         status = made.server.plan()

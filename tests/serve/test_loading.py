@@ -116,13 +116,13 @@ def test_a_model_that_refuses_made_up_values_is_served_with_a_warning_and_withou
         assert client.ask("m", {name: feeds}).outputs["y"].tolist() == expected
         is_warned = make is not chooser
         assert ("it cannot be run on sample values" in caplog.text) is is_warned
-        merging = server._models["m"][""].opened.merging
+        merging = server.names.models["m"][""].opened.merging
         assert merging.verdict in ("proven", "single"), "by the graph, which needs no values"
         caplog.clear()
         (tmp_path / "m" / "config.toml").write_text(f"{text}[samples]\n{sample}\n")
         server.load("m")
         assert "it cannot be run on sample values" not in caplog.text
-        assert all(point.runs > 0 for point in server._models["m"][""].profile.points)
+        assert all(point.runs > 0 for point in server.names.models["m"][""].profile.points)
         assert client.ask("m", {name: feeds}).outputs["y"].tolist() == expected
 
 
@@ -145,7 +145,7 @@ def test_samples_are_what_the_trial_of_merging_runs_on(tmp_path: Path, caplog: p
         assert server.metadata("m", "").max_batch_size == 0, "nothing shows that its queries may be merged"
         (tmp_path / "m" / "config.toml").write_text(text + '[samples]\nword = {values = ["1000", "1001", "1002"]}\n')
         server.load("m")
-        assert server._models["m"][""].opened.merging.verdict == "tried"
+        assert server.names.models["m"][""].opened.merging.verdict == "tried"
         assert server.metadata("m", "").max_batch_size == 4
         assert client.ask("m", {"word": words}).outputs["y"].tolist() == [[4], [1]]
 
@@ -298,7 +298,7 @@ def check(server: Server, client: Client, kinds: dict[int, str], good: list[int]
                 server.metadata("m", str(number))
             assert caught.value.status is Status.UNAVAILABLE
     assert client.ask("m", {"x": X}).model_version == names[-1]
-    tenants = {each.tenant.name for each in server._models["m"].values()}
+    tenants = {each.tenant.name for each in server.names.models["m"].values()}
     assert tenants == {"m", *(f"m:{number}" for number in good[:-1])}
 
 

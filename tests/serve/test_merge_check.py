@@ -69,7 +69,7 @@ def test_a_model_whose_rows_act_on_each_other_is_found_out(
 ) -> None:
     watch, asked = Watch(), [0]
     with serving(root, 1, watch, isolation) as server:
-        served = server._models["mixing"][""]
+        served = server.names.models["mixing"][""]
         assert served.merges
 
         def step() -> None:
@@ -90,7 +90,7 @@ def test_a_model_whose_rows_act_on_each_other_is_found_out(
         assert told.startswith("refused: 2 of the last")
         assert server.config("mixing", "")["parameters"]["merging"]["string_value"] == told
         server.load("mixing")
-        assert not server._models["mixing"][""].merges, "the process remembers"
+        assert not server.names.models["mixing"][""].merges, "the process remembers"
 
 
 def test_a_model_that_keeps_rows_apart_is_checked_and_stays_merged(root: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_model_that_keeps_rows_apart_is_checked_and_stays_merged(root: Path) -
             lambda: ask_together(server, FINE, 0),
         )
         assert set(server._checks.results[FINE]) == {"same"}
-        assert server._models[FINE][""].merges
+        assert server.names.models[FINE][""].merges
         assert max(len(launch.queries) for launch in watch.actions(Launch)) > 1
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_checked_without_a_sample(root: Path) -> None:
         for seed in range(5):
             ask_together(server, "mixing", seed)
         assert server._checks.results == {}
-        assert server._models["mixing"][""].merges
+        assert server.names.models["mixing"][""].merges
 
 
 def test_one_answer_in_so_many_is_picked(root: Path) -> None:

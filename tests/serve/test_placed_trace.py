@@ -41,7 +41,7 @@ def test_pieces_come_with_the_end_of_their_launch(
 ) -> None:
     text = f'[tenant]\nslo_ms = {SLO_MS}\n[model]\nplacement = "auto"\n'
     write_model(tmp_path, "net", text, {1: lambda: random_dag(STEPS, range(3, 9))})
-    monkeypatch.setattr(placed, "NO_SLOWER", 1e9)
+    monkeypatch.setattr(placed, "KEPT_UP_TO", 1e9)
     with PlacedModel.open(tmp_path / "net/1/model.onnx", cache_dir=graphs_path(tmp_path), name="net") as model:
         units = kept(tmp_path, model)
     seen: list[LaunchEnded] = []

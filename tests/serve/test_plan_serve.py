@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from client import Client, Watch, until
 from cotenant.cli.options import chosen_of, settings_of
@@ -395,7 +396,7 @@ def test_old_sessions_go_when_nothing_runs_on_them(tmp_path: Path) -> None:
         made.follower.reload()
         assert made.follower.wait_version(2, WAIT_S)
         for name in "ab":
-            supervisor = made.server._models[name][""].loaded
+            supervisor = made.server.names.models[name][""].loaded
             assert [threads for threads, _ in supervisor._sessions.model.sessions] == [(0, 1)]  # type: ignore[attr-defined]
             assert made.client.ask(name, x(1)).outcome is Outcome.ANSWERED
     finally:
@@ -469,6 +470,50 @@ def test_load_above_the_plan_is_one_line_and_stands_in_the_share(
         ]
     finally:
         made.close()
+
+
+@pytest.mark.parametrize("name", ["duty_cycle", "edf", "fair", "shares"])
+def test_the_page_and_the_metrics_show_what_really_runs(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Policies that follow no rounds have the partitions of a plan alone: nothing else of it is shown."""
+    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
+    path.write_text(plan_text(file_of(PLANNED)))
+    section = PlanSection(file=str(path), period_s=1000.0)
+    served = open_plan(path, 0, Cores((0, 1)), root=root)
+    server = Server(root, ServerConfig(policy=PolicySection(name), plan=section), plan=served.lanes)
+    follower = Replanner(server, path, served, section)
+    server.start(follower)
+    follower.start()
+    try:
+        page, metrics = follower.status(), server.metrics().decode()
+    finally:
+        follower.stop()
+        server.stop()
+    is_followed = name == "duty_cycle"
+    assert (page["policy"], page["is_followed"]) == (name, is_followed)
+    assert page["digest"] == PLANNED.digest
+    assert [each["cores"] for each in page["plan"]["partitions"]] == [(0,), (1,)]
+    assert [len(each["slots"]) for each in page["plan"]["partitions"]] == [int(is_followed)] * 2
+    assert page["share"] == (1.0 if is_followed else None)
+    assert ("cotenant_plan_served_ratio" in metrics) == is_followed
+    assert f"cotenant_plan_followed {float(is_followed)}" in metrics
+    assert (f"policy '{name}' follows no rounds" in caplog.text) != is_followed
+
+
+@pytest.mark.parametrize("planned_ms", [400.0, 19_999.999, SLO_MS, 20_000.5, 60_000.0])
+def test_a_plan_with_other_slos_than_are_enforced_is_refused_with_both(tmp_path: Path, planned_ms: float) -> None:
+    root, path = write_two(tmp_path / "models"), tmp_path / "plan.toml"
+    file = file_of(PLANNED)
+    first, second = file.request.loads
+    changed = structs.replace(second, slo_ns=round(planned_ms * MS))
+    path.write_text(plan_text(replace(file, request=replace(file.request, loads=(first, changed)))))
+    if planned_ms == SLO_MS:
+        assert open_plan(path, 0, Cores((0, 1)), root=root).plan == PLANNED
+        return
+    text = rf"plans tenant 'b' with an SLO of {planned_ms:g} ms, and its config\.toml says {SLO_MS:g} ms"
+    with pytest.raises(PlanError, match=text):
+        open_plan(path, 0, Cores((0, 1)), root=root)
 
 
 def test_without_a_plan_there_is_none_to_show(tmp_path: Path) -> None:

@@ -71,10 +71,10 @@ class Part:
     ("drain_s", "takes_s", "graces_s"),
     [
         (10.0, (0.0, 0.0, 0.0), [10.0, 10.0]),
-        (10.0, (4.0, 5.0, 0.0), [6.0, 1.0]),
-        (60.0, (4.0, 50.0, 0.0), [56.0, 6.0]),
-        (10.0, (20.0, 1.0, 0.0), [1.0, 1.0]),
-        (0.0, (0.0, 1.0, 0.0), [1.0, 1.0]),
+        (10.0, (4.0, 0.0, 0.0), [6.0, 6.0]),
+        (60.0, (4.0, 0.0, 0.0), [56.0, 56.0]),
+        (10.0, (20.0, 0.0, 0.0), [0.7, 0.7]),
+        (0.0, (0.0, 0.0, 0.0), [0.7, 0.7]),
     ],
 )
 def test_readers_of_answers_have_the_drain_time_too(
@@ -82,8 +82,9 @@ def test_readers_of_answers_have_the_drain_time_too(
 ) -> None:
     monkeypatch.setattr(serve_module.time, "monotonic", lambda: Part.now_s)
     server, http, grpc = map(Part, takes_s)
-    serve_module.stop_serving(server, (http, grpc), drain_s)  # type: ignore[arg-type]
-    assert server.graces_s == [0.0]
+    until_s = Part.now_s + drain_s
+    serve_module.stop_serving(server, (http, grpc), until_s)  # type: ignore[arg-type]
+    assert server.graces_s == [until_s]
     assert [*http.graces_s, *grpc.graces_s] == graces_s
 
 

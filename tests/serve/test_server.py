@@ -285,14 +285,14 @@ def test_a_declared_shape_is_found_for_every_length(client: Client, watch: Watch
 
 def test_merge_keys_do_not_fill_the_memory(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models_module, "_MOST_MERGE_KEYS", 3)
-    served = server._find("encoder", "")
+    served = server.names.find("encoder", "")
     keys = [served.form(InferRequest("encoder", encoder_feeds(1, length))).merge_key for length in range(40, 60)]
     assert len(served._merge_keys) <= 3
     assert len(set(keys)) == len(keys), "a key that was forgotten is not given to another shape"
 
 
 def test_merge_keys_differ_whatever_threads_ask_at_once(server: Server) -> None:
-    served = server._find("encoder", "")
+    served = server.names.find("encoder", "")
     lengths = range(100, 160)
     found: list[dict[int, int]] = []
     barrier = threading.Barrier(4)

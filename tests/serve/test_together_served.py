@@ -174,7 +174,7 @@ def test_other_lanes_and_other_policies_follow_none(root: Path, unsought: list[A
         server = started(root, device=device, policy=policy)
         try:
             assert getattr(server.policy, "joint_plans", None) == plans
-            cuts = [versions[""].tenant.cuts for versions in server._models.values()]
+            cuts = [versions[""].tenant.cuts for versions in server.names.models.values()]
             assert all(len(each) == 2 for each in cuts) or plans is not None
         finally:
             server.stop()
@@ -282,6 +282,28 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
         server.stop()
     told = msgspec.json.encode(asked[1])
     assert msgspec.json.decode(told, type=Asked) == asked[1]
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, 5])
+def test_a_search_that_is_late_is_tried_again_with_more_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch, late: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried: list[tuple[object, float]] = []
+
+    def find(self: together.TogetherPlans, each: Any) -> None:
+        tried.append((each, self._limit_s))
+        if each == "late" and sum(other == "late" for other, _ in tried) <= late:
+            raise TimeoutError("the search did not end")
+
+    monkeypatch.setattr(together.TogetherPlans, "_search", find)
+    plans = together.TogetherPlans(root, lambda: None)
+    plans._run({"a": "late", "b": "quick"})  # type: ignore[dict-item]
+    times = [limit_s for each, limit_s in tried if each == "late"]
+    assert times == [60.0, 120.0, 240.0][: min(late + 1, 3)]
+    assert [each for each, _ in tried[:2]] == ["late", "quick"]
+    assert set(plans._found) == {"a", "b"}
+    assert caplog.text.count("tried again with twice the time") == min(late, 2)
+    assert ("given up" in caplog.text) == (late > 2)
 
 
 def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:

@@ -158,8 +158,8 @@ def check_selected(document: Document, *selecting: Document) -> None:
 
 
 def check_grace(document: Document, drain_s: float) -> None:
-    """Kubernetes waits longer than the server may take to stop: it waits twice for queries, `drain_s` each."""
-    needed = container_of(document)["lifecycle"]["preStop"]["sleep"]["seconds"] + 2 * drain_s + FRONT_ENDS_S
+    """Kubernetes waits longer than the server may take to stop: `drain_s` and as long as all else takes."""
+    needed = container_of(document)["lifecycle"]["preStop"]["sleep"]["seconds"] + drain_s + FRONT_ENDS_S
     given = pod_of(document)["terminationGracePeriodSeconds"]
     if given <= needed:
         raise ManifestError(f"terminationGracePeriodSeconds: {given}, expected more than {needed:g}")

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
 from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
@@ -25,6 +26,7 @@ from cotenant.workload import (
     scale,
     with_rates,
 )
+from cotenant.workload.arrivals import _draw
 from cotenant.workload.spec import MOST_QUERIES
 
 S = 1_000_000_000
@@ -198,6 +200,56 @@ def test_a_workload_of_any_numbers_is_refused_or_ends() -> None:
             assert (last := block.time_ns[-1]) < duration_ns
         ended += 1
     assert min(refused, ended) > 50
+
+
+def numbers(least: float, most: float = 1e12) -> st.SearchStrategy[float]:
+    """Numbers all over a range, of any size."""
+    return st.one_of(st.floats(least, most), st.floats(-300, 12).map(lambda at: min(most, max(least, 10**at))))
+
+
+def processes() -> st.SearchStrategy[ArrivalProcess]:
+    """Processes of any kind, with numbers from all over the ranges that are allowed, their ends included."""
+    positive = numbers(5e-324)
+    states = st.lists(st.tuples(numbers(0.0), positive), min_size=2, max_size=5).filter(lambda found: max(found)[0] > 0)
+    times = st.lists(st.integers(0, 10**25), min_size=1, max_size=9).map(sorted)
+    return st.one_of(
+        st.builds(Poisson, positive),
+        st.builds(Uniform, positive),
+        st.builds(Gamma, positive, positive),
+        states.map(lambda found: Mmpp(tuple(rate for rate, _ in found), tuple(dwell for _, dwell in found))),
+        st.builds(lambda found, scale: Trace(tuple(found), scale), times, positive),
+    )
+
+
+@settings(max_examples=300)
+@given(process=processes(), duration_ns=st.one_of(st.integers(1, 10**18), st.integers(0, 18).map(lambda at: 10**at)))
+def test_streams_end_after_a_bounded_number_of_steps(process: ArrivalProcess, duration_ns: int) -> None:
+    """Whatever the numbers: a workload is refused, or its stream makes no more blocks than its queries need."""
+    loads, expected = (TenantLoad("one", "m", process),), process.expected(duration_ns / 1e9)
+    if expected > MOST_QUERIES:
+        with pytest.raises(InvalidValueError, match="number of queries"):
+            Workload(loads, duration_ns)
+        return
+    made = Workload(loads, duration_ns)
+    if expected > 1e6:
+        return  # they end, too, after a while
+    for steps, block in enumerate(_draw(process, np.random.default_rng(1), duration_ns / 1e9), 1):
+        assert steps <= 100 + expected / 10
+        assert block.min(initial=0) >= 0
+        assert block.size <= 10 * (8192 + expected)
+    sent = sum(block.time_ns.size for block in arrival_blocks(made, 1))
+    assert sent <= 100 + 20 * expected
+
+
+def test_states_of_many_arrivals_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["cotenant.workload.arrivals"], "_MANY", 10_000)
+    process, duration_s = Mmpp((40.0, 0.0), (1e9, 1e-3)), 10_000
+    blocks = list(_draw(process, np.random.default_rng(3), float(duration_s)))
+    times = np.concatenate(blocks)
+    assert max(block.size for block in blocks) < 11_000
+    assert (np.diff(times) >= 0).all()
+    assert times[-1] <= duration_s * S
+    assert times.size == pytest.approx(40 * duration_s, rel=0.01)
 
 
 @pytest.mark.parametrize("rate", [1e-7, 1e-12, 1e-300, 5e-324])

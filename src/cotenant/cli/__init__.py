@@ -12,7 +12,14 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line. Errors meant for the user end with status 2 and one sentence, never a traceback."""
-    from cotenant.cli.app import app
+    import signal
+
+    from cotenant.cli.signals import ending_at_once
+
+    with ending_at_once():
+        if sys.argv[1:2] == ["serve"]:  # a server is not ended by a terminal that is closed, or by a reload too early
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        from cotenant.cli.app import app
 
     try:
         app()

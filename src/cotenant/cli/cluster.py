@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, print_json
+from cotenant.cli.options import AsJson, Stale, print_json
 from cotenant.errors import CotenantError
 from cotenant.plan.follow import LEAST_SHARE
 
@@ -47,6 +47,7 @@ def up(
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8001,
+    stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
     """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
@@ -60,7 +61,7 @@ def up(
 
     need_ray()  # says what is missing before anything else is done
     log_to_stderr()
-    work = read_spec(tenants, repository, profiles, planner, headroom)
+    work = read_spec(tenants, repository, profiles, planner, headroom, stale=stale)
     settings = HeadSettings(host, http_port, grpc_port, address, () if address else _shared_cores(local_nodes))
     control = ControllerSettings(
         period_s=period,

@@ -9,18 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, Repository, print_json
+from cotenant.cli.options import AsJson, Repository, Stale, print_json
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from cotenant.measure.loader_process import Loader
 
 
 def models(
     repository: Repository,
     build: Annotated[bool, typer.Option("--build", help="Make the quick-start models there first.")] = False,
+    stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the models of a repository, with what is wrong with those that cannot be served."""
+    """List the models of a repository, with what is wrong with those that cannot be served or have a stale profile."""
     from rich.table import Table
 
     from cotenant.cli.console import console as make_console
@@ -29,18 +32,25 @@ def models(
     from cotenant.measure.loader_process import Loader
     from cotenant.profile.profile_file import load_profile
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
+    from cotenant.repository.measured_content import changes
 
     if build:
         from cotenant.zoo import build_repository
 
         build_repository(repository, progress=None if as_json else print)
     path = profile_path(repository)
-    profiled = load_profile(path).models if path.exists() else {}
+    contents = load_profile(path).contents if path.exists() else {}
+    changed = changes(repository, contents)
+    profiled = {name: "stale" if name in changed else "yes" for name in contents}
+    owners: dict[str, str] = {}
     rows: list[dict[str, Any]] = []
     with closing(Loader(load_server_config(repository / SERVER_FILE).server.load_limit_s)) as loader:
         for name in model_names(repository):
-            rows += _describe(repository, name, set(profiled), loader)
-    good = [row["model"] for row in rows if not row["error"]]
+            rows += _describe(repository, name, profiled, owners, loader)
+    if not stale:
+        for row in rows:
+            row["error"] = row["error"] or _stale_words(changed.get(row["tenant"]), repository)
+    good = [row["model"] for row in rows if row["units"] is not None]
     for name in application_names(repository):
         rows.append(_application(repository, name, good))
     fault = rates_fault(repository)
@@ -51,7 +61,7 @@ def models(
         for row in rows:
             remark = row["error"] or row.get("remark", "")
             if "stages" in row and not remark:
-                remark = f"application: {' -> '.join(row['stages'])}"
+                remark = f"application: {row['order']}"
             slo = f"{row['slo_ms']:g} ms" if row["slo_ms"] else ""
             table.add_row(
                 row["model"], row["version"], row["tenant"], slo, str(row["units"] or ""), row["profile"], remark
@@ -73,13 +83,13 @@ def _application(repository: Any, name: str, models: list[str]) -> dict[str, Any
     try:
         spec = read_application(repository, name)
     except CotenantError as error:
-        return {**row, "stages": [], "error": str(error)}
+        return {**row, "stages": [], "order": "", "error": str(error)}
     missing = [stage for stage in spec.stages if stage.model not in models]
     wrong = (
         f"stage {missing[0].name!r}: model {missing[0].model!r} is not there, or cannot be served" if missing else ""
     )
     stages = [stage.name for stage in spec.stages]
-    return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "error": wrong}
+    return {**row, "slo_ms": spec.slo_ns / NS_PER_MS, "stages": stages, "order": spec.stages_text, "error": wrong}
 
 
 def _merging_remark(max_batch: int, merging: Any) -> str:
@@ -89,11 +99,21 @@ def _merging_remark(max_batch: int, merging: Any) -> str:
     return f"queries are merged unproven: {merging.reason}" if merging.verdict == "trusted" else ""
 
 
-def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -> list[dict[str, Any]]:
-    """A row for each version. The default one is the newest that can be loaded, as it is in a server."""
+def _stale_words(change: str | None, repository: Path) -> str:
+    return f"its profile is stale: {change}. Run 'cotenant profile {repository}'" if change else ""
+
+
+def _describe(
+    repository: Path, name: str, profiled: Mapping[str, str], owners: dict[str, str], loader: Loader
+) -> list[dict[str, Any]]:
+    """A row for each version. The default one is the newest that can be loaded, as it is in a server.
+
+    `owners` are the models by tenant of those before, and get those of this one: a server refuses a model whose tenant
+    owns another.
+    """
     from cotenant.errors import CotenantError
     from cotenant.measure.load_spec import VersionSpec
-    from cotenant.repository import find_versions
+    from cotenant.repository import check_owners, find_versions
 
     empty = {"model": name, "version": "", "tenant": "", "slo_ms": None, "units": None, "profile": "", "error": ""}
     empty |= {"max_batch": None, "merging": "", "remark": ""}
@@ -101,6 +121,7 @@ def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -
     unreadable: dict[str, str] = {}
     try:
         versions = find_versions(repository, name, unreadable)
+        check_owners(versions, owners)
     except CotenantError as error:
         return [{**empty, "error": str(error)}]
     is_default = True
@@ -111,11 +132,12 @@ def _describe(repository: Path, name: str, profiled: set[str], loader: Loader) -
             "version": str(found.version),
             "tenant": found.tenant,
             "slo_ms": found.config.tenant.slo_ms,
-            "profile": "yes" if found.tenant in profiled else "no",
+            "profile": profiled.get(found.tenant, "no"),
         }
         try:
             report = loader.load(VersionSpec(str(repository), found))
             facts, is_default = report.facts, False
+            owners[found.tenant] = name
             row["units"] = facts.unit_count
             row["max_batch"], row["merging"] = facts.found.config.model.max_batch, facts.merging.told
             row["remark"] = report.warning or _merging_remark(found.config.model.max_batch, facts.merging)

@@ -59,6 +59,7 @@ Assigned = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A key of cotenant.toml; may be given several times."),
 ]
+Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that changed since, with a warning.")]
 DeviceNumber = Annotated[
     int | None, typer.Option(min=0, help="Which device of the plan this machine is.", show_default="0")
 ]

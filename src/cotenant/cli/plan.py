@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, print_json
+from cotenant.cli.options import AsJson, Lanes, Stale, print_json
 from cotenant.cli.plan_inputs import basis_for, tables_of, with_devices
 from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_alone, place, placement_words
 from cotenant.cli.plan_together import TogetherAsked, asked_batches, plan_together
@@ -98,6 +98,7 @@ def plan(
         bool, typer.Option("--fresh", help="Measure the models to be placed, or planned together, anew.")
     ] = False,
     lanes: Lanes = None,
+    stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan tenants onto devices from measured profiles, check the plan, and show it.
@@ -108,7 +109,7 @@ def plan(
     """
     mine = {"--goal": goal, "--latency-bound-ms": latency_bound_ms, "--budget-s": budget_s, "--lanes": lanes}
     others = {"--profiles": profiles, "--devices": devices, "--headroom": headroom, "--running": running}
-    others |= {"--check": check, "--poisson": poisson, "--quick": quick}
+    others |= {"--check": check, "--poisson": poisson, "--quick": quick, "--stale": stale}
     if together is not None:
         _none_of(others | {"--placement": placement}, "it is no option of --together")
         _none_of({"--goal": goal, "--latency-bound-ms": latency_bound_ms}, "it needs --placement")
@@ -139,7 +140,7 @@ def plan(
         if devices or out or running or poisson or headroom is not None:
             text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
             raise typer.BadParameter(text, param_hint="--check")
-        _check(check, profiles, quantile, svg, as_json=as_json)
+        _check(check, profiles, quantile, svg, stale=stale, as_json=as_json)
         return
     tables = tables_of(profiles, quantile)
     assert tenants is not None
@@ -153,7 +154,7 @@ def plan(
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
     request = with_devices(read_request(tenants, known, applications), devices)
-    basis = basis_for(tables, request)
+    basis = basis_for(tables, request, stale=stale)
     request = replace(request, devices=basis.devices)
     before = read_plan(running).plan if running else None
     file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=as_json)
@@ -217,7 +218,7 @@ def _planned(
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
-def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, as_json: bool) -> None:
+def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, stale: bool, as_json: bool) -> None:
     from cotenant.plan.assess import violations
     from cotenant.plan.file import read_plan
     from cotenant.plan.granularity.kept import verdicts
@@ -225,18 +226,19 @@ def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, 
 
     file = read_plan(path)
     if not file.request.loads and (file.placements or file.together):
-        check_alone(path, file.placements, file.together, [Path(text) for text in profiles], as_json=as_json)
+        roots = [Path(text) for text in profiles]
+        check_alone(path, file.placements, file.together, roots, stale=stale, as_json=as_json)
         return
     tables = tables_of(profiles, quantile)
-    basis = basis_for(tables, file.request)
+    basis = basis_for(tables, file.request, stale=stale)
     request = replace(file.request, devices=basis.devices)
     file = replace(file, request=request)
     wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
     tasks = {name: by_cores for table in tables.values() for name, by_cores in table.tasks.items()}
     wrong += [fault for each in file.placements for fault in placement_faults(each, tasks.get(each.model, {}))]
-    faults, stale = verdicts(file.together, tasks)
+    faults, others = verdicts(file.together, tasks)
     wrong += faults
-    same = file.profile == basis.fingerprint and not stale
+    same = file.profile == basis.fingerprint and not others
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
         if as_json:

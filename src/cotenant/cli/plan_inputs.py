@@ -37,13 +37,13 @@ def tables_of(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
     return found
 
 
-def basis_for(tables: dict[str, ProfileCosts], request: Request) -> CostBasis:
+def basis_for(tables: dict[str, ProfileCosts], request: Request, *, stale: bool = False) -> CostBasis:
     """What a plan for a request rests on. Raises as `plan.sources.basis_of`."""
     from cotenant.plan.sources import basis_of
 
     models = [load.model for load in request.loads]
     models += [stage.model for application in request.applications for stage in application.stages]
-    return basis_of(tables, request.devices, models)
+    return basis_of(tables, request.devices, models, stale=stale)
 
 
 def with_devices(request: Request, devices: str | None) -> Request:

@@ -72,7 +72,7 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
     A plan that is believed and measured to gain is kept where serving looks; else none is.
     """
     from cotenant.files import write_whole
-    from cotenant.measure.placed import NO_SLOWER
+    from cotenant.measure.placed import KEPT_UP_TO
     from cotenant.plan.file import together_text
     from cotenant.plan.granularity.kept import keep_together, together_of
     from cotenant.plan.granularity.overview import overview
@@ -90,7 +90,7 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
         best = (
             min((ns, number) for number, ns in enumerate(rehearsed.plans_ns) if ns) if any(rehearsed.plans_ns) else None
         )
-        if best is not None and best[0] < NO_SLOWER * min(rehearsed.streams_ns, rehearsed.sequential_ns):
+        if best is not None and best[0] <= KEPT_UP_TO * min(rehearsed.streams_ns, rehearsed.sequential_ns):
             kept = _as_measured(made, candidates[best[1]], rehearsed, best[0])
     keep_together(asked.root, kept, made.key)
     written = [] if kept is None else [_together_path(asked.root)]
@@ -243,7 +243,7 @@ def _show(
         yield from together_lines(view)
         if rehearsed is not None:
             plans = " and ".join("not followed" if ns is None else f"{ns / 1e6:.3g} ms" for ns in rehearsed.plans_ns)
-            verdict = "" if kept is not None else ": none is quicker, and none is kept for serving"
+            verdict = "" if kept is not None else ": none is quicker by 3 %, and none is kept for serving"
             yield (
                 f"Measured in turns, one after the other takes {rehearsed.sequential_ns / 1e6:.3g} ms, all at once "
                 f"{rehearsed.streams_ns / 1e6:.3g} ms, by the best plans {plans}{verdict}."

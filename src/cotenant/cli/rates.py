@@ -9,7 +9,7 @@ def rates_fault(root: Path) -> str | None:
     """What is wrong with the guaranteed rates of a repository, as a sentence: together they take more than its lanes.
 
     Each takes what the profile says of a row of the first shape, as in the core (`core.accounts`). None where they fit,
-    and where nothing is known: no profile, no repository, or lanes on a device that is not here.
+    and where nothing is known: no profile, or a stale one, no repository, or lanes on a device that is not here.
     """
     from cotenant.config import load_server_config
     from cotenant.errors import CotenantError
@@ -17,6 +17,7 @@ def rates_fault(root: Path) -> str | None:
     from cotenant.predict.table import TablePredictor
     from cotenant.profile.profile_file import load_profile
     from cotenant.repository import SERVER_FILE, default_version, model_names, profile_path
+    from cotenant.repository.measured_content import changes
     from cotenant.work import Work
 
     path = profile_path(root)
@@ -33,6 +34,8 @@ def rates_fault(root: Path) -> str | None:
                 predictor = TablePredictor({found.tenant: measured.table(settings.predict.quantile)})
                 row = Work(found.tenant, 0, 1, 0, predictor.unit_count(found.tenant))
                 takes[found.tenant] = rate * predictor.latency_ns(row, lanes[0].size) / 1e9
+        for tenant in changes(root, profile.contents, list(takes)) if takes else ():
+            del takes[tenant]
     except CotenantError:
         return None  # said elsewhere, by what needs it
     if sum(takes.values()) <= len(lanes):

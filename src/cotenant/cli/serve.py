@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -27,11 +26,13 @@ from cotenant.cli.options import (
     PolicyName,
     Preempt,
     Repository,
+    Stale,
     chosen_of,
     policy_text,
     print_json,
     settings_of,
 )
+from cotenant.cli.signals import StopSignals
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from cotenant.serve.server import Server
 
 _TRACE_LIMIT_BYTES = 1 << 30
-_LEAST_GRACE_S = 1.0
+_LEAST_GRACE_S = 0.7
+_REPLANNER_S = 1.0
+"""How long a stop waits for a planner at work."""
 
 
 def serve(
@@ -60,12 +63,35 @@ def serve(
     http_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8000")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="0 takes any free port.", show_default="8001")] = None,
     trace: Annotated[bool, typer.Option("--trace/--no-trace", help="Record every event for 'explain'.")] = True,
+    stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
     """Serve a repository over HTTP and gRPC. SIGTERM and Ctrl-C drain: what is inside is answered, then it stops.
 
-    With a plan, SIGHUP reads its file again and changes over without losing a query.
+    With a plan, SIGHUP reads its file again and changes over without losing a query. Else SIGHUP changes nothing.
     """
+    chosen = chosen_of(
+        assigned,
+        policy=policy,
+        drop=drop,
+        preempt=preempt,
+        cautious=cautious,
+        lanes=lanes,
+        isolation=isolation,
+        cores=cores,
+        plan=plan,
+        device_number=device_number,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+    )
+    with StopSignals() as signals:  # before the libraries are loaded, which takes seconds
+        _serve(repository, chosen, signals, trace=trace, stale=stale, as_json=as_json)
+
+
+def _serve(
+    repository: Path, chosen: dict[str, object], signals: StopSignals, *, trace: bool, stale: bool, as_json: bool
+) -> None:
     from cotenant.execute.gpu.queues import use_all_queues
     from cotenant.serve.door.grpc_core import read_in_place
 
@@ -88,44 +114,24 @@ def serve(
     log_to_stderr()
     set_slice(SHORT_NS)  # what serves runs shortly, and models that compute on the same cores can wait
     model_names(repository)  # says what is wrong with the path before anything is written there
-    settings = settings_of(
-        repository,
-        chosen_of(
-            assigned,
-            policy=policy,
-            drop=drop,
-            preempt=preempt,
-            cautious=cautious,
-            lanes=lanes,
-            isolation=isolation,
-            cores=cores,
-            plan=plan,
-            device_number=device_number,
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-        ),
-    )
+    settings = settings_of(repository, chosen)
     section = settings.server
-    laid = _laid_out(settings, repository)
+    laid = _laid_out(settings, repository, stale=stale)
     policy_lanes = laid.lanes.lanes if laid else lanes_of(settings.device, device_cores(settings.device))
     settings = msgspec.structs.replace(settings, policy=resolved(repository, settings, policy_lanes))
     server = Server(repository, settings, plan=laid.lanes if laid else None)
-    replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan) if laid else None
+    replanner = Replanner(server, Path(settings.plan.file or ""), laid, settings.plan, stale=stale) if laid else None
     limits = Limits(max_body_bytes=int(section.max_body_mib * (1 << 20)))
     http = HttpServer(server, section.host, section.http_port, limits)
     grpc = GrpcServer(server, section.host, section.grpc_port, limits)
-    stop = threading.Event()
-
-    def end(*_: object) -> None:
-        stop.set()
-        server.opener.loader.cancel()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
-    if replanner is not None:
-        signal.signal(signal.SIGHUP, lambda *_: replanner.reload())
     recorder: Recorder | None = None
+
+    def close_trace() -> None:
+        if recorder is not None:
+            recorder.close()
+
+    signals.guard(section.drain_s, server.cancel_loads, close_trace)
+    signals.on_hangup = _tell_hangup if replanner is None else replanner.reload
     awake = keep_awake()
     try:
         ports = {"http_port": http.start(), "grpc_port": grpc.start()}
@@ -134,6 +140,8 @@ def serve(
                 trace_path(repository), server.policy, server.machine, server.clock, limit_bytes=_TRACE_LIMIT_BYTES
             )
         server.start(*[each for each in (recorder, replanner, awake) if each is not None])
+        if signals.stopped.is_set():
+            return
         if replanner is not None:
             replanner.start()
         ready = {"host": section.host, **ports, "policy": policy_text(server.policy)}
@@ -153,28 +161,42 @@ def serve(
                 f"HTTP on {section.host}:{ports['http_port']}, gRPC on {section.host}:{ports['grpc_port']}"
             )
         _flush()
-        stop.wait()
+        signals.stopped.wait()
     finally:
+        until_s = time.monotonic() + section.drain_s if signals.until_s is None else signals.until_s
         if replanner is not None:
-            replanner.stop()
-        stop_serving(server, (http, grpc), section.drain_s)
-        if recorder:
-            recorder.close()
+            replanner.stop(min(_REPLANNER_S, max(0.0, until_s - time.monotonic())))
+        have_ended = stop_serving(server, (http, grpc), until_s)
+        close_trace()
         if awake:
             awake.close()
+        if signals.stopped.is_set() and not have_ended:  # a thread still computes, and libraries would abort below it
+            _flush()
+            os._exit(0)
 
 
-def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], drain_s: float) -> None:
-    """Drain the server, then let the front-ends' readers have their answers until `drain_s` seconds from now have
-    passed, and a second at least.
-    """
-    until_s = time.monotonic() + drain_s
-    server.stop()
-    for each in front_ends:
-        each.stop(max(_LEAST_GRACE_S, until_s - time.monotonic()))
+def stop_serving(server: Server, front_ends: Sequence[HttpServer | GrpcServer], until_s: float) -> bool:
+    """Drain the server until `until_s` of the monotonic clock. The front-ends' readers have their answers until then,
+    and for _LEAST_GRACE_S at least. Says whether all launches have ended."""
+    have_ended = server.stop(until_s)
+    grace_s = max(_LEAST_GRACE_S, until_s - time.monotonic())
+    stopping = [threading.Thread(target=each.stop, args=(grace_s,), daemon=True) for each in front_ends]
+    for thread in stopping:
+        thread.start()
+    for thread in stopping:
+        thread.join()
+    return have_ended
 
 
-def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
+def _tell_hangup() -> None:
+    import logging
+
+    logging.getLogger("cotenant.server").info(
+        "SIGHUP: there is nothing to read again, as no plan is served; models are loaded anew through the API"
+    )
+
+
+def _laid_out(settings: ServerConfig, repository: Path, *, stale: bool) -> ServedPlan | None:
     """The plan's part for this machine, on its cores; None without a plan. Raises ConfigError or PlanError."""
     from cotenant.execute.layout import cores_alone
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
@@ -182,7 +204,7 @@ def _laid_out(settings: ServerConfig, repository: Path) -> ServedPlan | None:
     if settings.plan.file is None:
         return None
     place = Cores(cores_alone(settings.device, "plans are served"))
-    return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository)
+    return open_plan(Path(settings.plan.file), settings.plan.device, place, root=repository, stale=stale)
 
 
 def _flush() -> None:

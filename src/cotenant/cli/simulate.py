@@ -21,6 +21,7 @@ from cotenant.cli.options import (
     PlanOption,
     Preempt,
     Repository,
+    Stale,
     chosen_of,
     policy_text,
     print_json,
@@ -76,6 +77,7 @@ def simulate(
     bound: Annotated[
         bool, typer.Option("--bound", help="Also say how far each run was from the best that is possible.")
     ] = False,
+    stale: Stale = False,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a workload with the repository's profile under one or more policies; print the table of 'load'."""
@@ -84,14 +86,15 @@ def simulate(
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
-    from cotenant.policies.registry import policy_class
+    from cotenant.policies.registry import policy_class, takes_rounds
     from cotenant.profile.profile_file import load_profile
     from cotenant.report.bound_text import facts, sentences
     from cotenant.report.lost_text import lost_facts, lost_table
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
+    from cotenant.repository.measured_content import changes, refuse_changes
     from cotenant.serve.brain.plan_lanes import Cores, open_plan
-    from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
+    from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
     from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
     from cotenant.trace.bound import bound_of
@@ -118,9 +121,11 @@ def simulate(
     if settings.plan.file is None:
         partitions = lanes_of(settings.device, used)
     else:
-        laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used), root=repository)
+        laid = open_plan(Path(settings.plan.file), settings.plan.device, Cores(used), root=repository, stale=stale)
         partitions, rounds, shares = laid.lanes.lanes, laid.lanes.rounds, laid.shares_ns
     profile = load_profile(profile_path(repository))
+    changed = changes(repository, profile.contents, tenants_of(repository, spec))
+    refuse_changes(changed, repository, stale=stale)
     scenario = scenario_of(repository, spec, profile, partitions, settings.predict.quantile, shares)
     scenario = replace(scenario, rounds=rounds, plans=_plans(repository, profile, partitions))
     named = str(chosen.pop("name", settings.policy.name))
@@ -146,6 +151,8 @@ def simulate(
     scratch = TemporaryDirectory(prefix="cotenant-") if bound and trace is None else None
     recorded = Path(scratch.name) / "trace.jsonl" if scratch else trace
     for name in names:
+        if any(made.slots for made in rounds) and not takes_rounds(name):
+            typer.echo(f"policy {name!r} follows no rounds: of the plan it has the partitions alone", err=True)
         asked = settings.policy.over(name, chosen, "command line")
         section = resolved_by(asked, partitions, lambda: None if fitted is None else (fitted, profile))
         made = scenario.policy(section)

@@ -316,6 +316,9 @@ class Controller:
 
     def _all(self, method: str, parts: Mapping[str, NodePlan | None], *, careful: bool = True) -> dict[str, Any]:
         """Call a method of several agents at once. Raises an error where `careful`, that of a lost node first."""
+        with self._lock:
+            for sent in filter(None, parts.values()):
+                self._state.sends(sent.plan)
         calls = {
             node: self._pool.submit(
                 self._fleet.call, node, method, *([part] if part else []), timeout_s=self._settings.change_s

@@ -49,32 +49,38 @@ def models_of(root: Path, loads: Sequence[Load]) -> dict[str, str]:
     return {load.tenant: owners[load.tenant] for load in loads}
 
 
-def read_spec(tenants: Path, root: Path, profiles: Path | None, planner: str, headroom: float) -> ClusterSpec:
+def read_spec(
+    tenants: Path, root: Path, profiles: Path | None, planner: str, headroom: float, *, stale: bool = False
+) -> ClusterSpec:
     """What the cluster is for, from a file of tenants and a repository with its profile, or another profile.
 
     The file's devices are taken as types; how many there are is for the cluster to say. Raises PlanError, or what a
-    file that cannot be used raises.
+    file that cannot be used raises; and StaleProfileError for a model that changed since it was measured, which `stale`
+    allows.
     """
     from cotenant.plan.advice import all_loads
     from cotenant.plan.file import read_request
     from cotenant.plan.planners import make_planner
     from cotenant.plan.sources import basis_of, read_profile_costs
-    from cotenant.serve.brain.plan_names import check_names, shares_of, stage_tenants
+    from cotenant.serve.brain.plan_names import check_names, check_slos, shares_of, stage_tenants
 
     repository = read_profile_costs(root) if profiles is None else None
     tables = repository or read_profile_costs(profiles or root)
     request = read_request(tenants, tables.known, tables.applications)
     kinds: dict[str, DeviceType] = {}
-    basis = basis_of({"": tables}, request.devices, [load.model for load in request.loads])
+    models = [load.model for load in request.loads]
+    models += [stage.model for application in request.applications for stage in application.stages]
+    basis = basis_of({"": tables}, request.devices, models, stale=stale)
     for device in basis.devices:
         kinds[device.name] = device
     declared = all_loads(request, tuple(kinds.values()), basis.costs)
     owners = {load.tenant: load.tenant for load in declared} | stage_tenants(root, request)
     check_names(owners, str(tenants))
+    check_slos(replace(request, loads=declared), owners.values(), root, str(tenants))
     loads = tuple(structs.replace(load, tenant=owners[load.tenant]) for load in declared)
-    models = models_of(root, loads)
-    applications = planned_applications(root, models, shares_of(replace(request, loads=declared)))
-    return ClusterSpec(loads, kinds, models, basis.costs, make_planner(planner, headroom), applications)
+    folders = models_of(root, loads)
+    applications = planned_applications(root, folders, shares_of(replace(request, loads=declared)))
+    return ClusterSpec(loads, kinds, folders, basis.costs, make_planner(planner, headroom), applications)
 
 
 def planned_applications(

@@ -22,12 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport, Served
 from cotenant.config import load_server_config
 from cotenant.files import toml_text, write_whole
 from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.types import NS_PER_MS, DevicePlan, PartitionPlan, Plan, Slot
-from cotenant.repository import SERVER_FILE, STATE_FOLDER, graphs_path, profile_path
+from cotenant.plan.types import Plan
+from cotenant.repository import MEASURED, SERVER_FILE, STATE_FOLDER
+from cotenant.serve.brain.plan_names import slos_of
 from cotenant.serve.server_process import StartError, await_ready, spawn, stop_process
 
 LOAD_LIMIT_S = 300.0
@@ -153,10 +156,8 @@ class NodeServer:
             text = node_config((self._repository / SERVER_FILE).read_text(encoding="utf-8"))
             (self._models / SERVER_FILE).write_text(text, encoding="utf-8")
         self._stop_s = load_server_config(self._models / SERVER_FILE).server.drain_s + STOP_MARGIN_S
-        for source, link in (
-            (profile_path(self._repository), profile_path(self._models)),
-            (graphs_path(self._repository), graphs_path(self._models)),
-        ):
+        for path_of in MEASURED:
+            source, link = path_of(self._repository), path_of(self._models)
             if source.exists() and not link.exists():
                 link.symlink_to(source)
         for model in part.models:
@@ -164,6 +165,7 @@ class NodeServer:
         self._write(part)
         words = ["serve", str(self._models), "--no-trace", "--host", self._host]
         words += ["--plan", str(self._home / PLAN_FILE), "--cores", ",".join(map(str, self._cores))]
+        words += ["--stale"]  # the head has refused what is stale, unless it was told otherwise
         try:
             server = await_ready(self._starter.submit(spawn, *words, log=self._log).result(), self._log)
         except (StartError, OSError) as error:
@@ -183,28 +185,20 @@ class NodeServer:
             link.symlink_to(self._repository / model, target_is_directory=True)
 
     def _write(self, part: NodePlan) -> None:
-        """The plan file of this node: its device alone, with the rates of its part."""
-        file = PlanFile(Request(part.loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
+        """The plan file of this node: its device alone, the rates of its part, and the SLOs that its server enforces;
+        those of stages are the gateway's."""
+        slos = slos_of(self._repository)
+        loads = tuple(replace(load, slo_ns=slos.get(load.tenant, load.slo_ns)) for load in part.loads)
+        file = PlanFile(Request(loads, (part.kind,)), Plan((part.plan,), "cluster"), headroom=0.0)
         write_whole(self._home / PLAN_FILE, plan_text(file).encode())
 
-    def _plan(self) -> DevicePlan:
-        """The plan that the server runs, as it says. Raises OSError when it does not answer in time."""
-        found = json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["plan"]
-        return DevicePlan(
-            found["device"],
-            tuple(
-                PartitionPlan(
-                    each["size"],
-                    round(each["duty_ms"] * NS_PER_MS),
-                    tuple(Slot(slot["tenant"], slot["batch"], slot["rate"]) for slot in each["slots"]),
-                )
-                for each in found["partitions"]
-            ),
-        )
+    def _plan(self) -> str:
+        """The digest of the plan that the server runs, as it says. Raises OSError when it does not answer in time."""
+        return str(json.loads(self._get("/v2/cotenant/plan", _PROBE_S))["digest"])
 
     def _runs(self, part: NodePlan) -> bool:
         try:
-            return self._plan() == part.plan
+            return self._plan() == part.plan.digest
         except OSError:  # slow, as a server may be while it changes: not known, so ask again
             return False
 

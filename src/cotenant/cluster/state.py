@@ -9,6 +9,9 @@ from cotenant.cluster.types import Address, Node, NodePlan, NodeReport, RoutingT
 from cotenant.plan.follow import RunningPlan
 from cotenant.plan.types import DevicePlan
 
+_MOST_SENT = 1024
+"""Plans that are remembered."""
+
 
 @dataclass(slots=True)
 class ClusterState:
@@ -18,6 +21,8 @@ class ClusterState:
     parts: dict[str, NodePlan] = field(default_factory=dict)
     addresses: dict[str, Address] = field(default_factory=dict)
     reports: dict[str, NodeReport] = field(default_factory=dict)
+    sent: dict[str, DevicePlan] = field(default_factory=dict)
+    """Plans that nodes were asked to run, by digest, the oldest first: nodes report digests alone."""
     gone: dict[str, str] = field(default_factory=dict)
     table: RoutingTable = field(default_factory=lambda: RoutingTable(0, (), {}))
     held: RunningPlan | None = None
@@ -32,15 +37,22 @@ class ClusterState:
             known.pop(node, None)
         self.gone[node] = reason
 
+    def sends(self, plan: DevicePlan) -> None:
+        """A node is to be asked to run this."""
+        self.sent.pop(plan.digest, None)
+        self.sent[plan.digest] = plan
+        if len(self.sent) > _MOST_SENT:
+            del self.sent[next(iter(self.sent))]
+
     def running(self) -> dict[str, NodePlan]:
         """The parts, each with the plan that its node reports where it has reported one."""
-        plans = {node: self._reported(node) for node in self.parts}
-        return {node: replace(part, plan=plans[node] or part.plan) for node, part in self.parts.items()}
+        plans = {node: self.sent.get(self._reported(node), part.plan) for node, part in self.parts.items()}
+        return {node: replace(part, plan=plans[node]) for node, part in self.parts.items()}
 
     def astray(self) -> dict[str, NodePlan | None]:
         """The nodes that do not run what they are to run, with that: a part, or None for a server without one."""
         wrong: dict[str, NodePlan | None] = {
-            node: part for node, part in self.parts.items() if self._reported(node) not in (None, part.plan)
+            node: part for node, part in self.parts.items() if self._reported(node) not in ("", part.plan.digest)
         }
         for node, report in self.reports.items():
             if node not in self.parts and report.address is not None:
@@ -52,8 +64,8 @@ class ClusterState:
         if plan is None:
             self.reports.pop(node, None)
         elif node in self.reports:
-            self.reports[node] = replace(self.reports[node], plan=plan)
+            self.reports[node] = replace(self.reports[node], plan=plan.digest)
 
-    def _reported(self, node: str) -> DevicePlan | None:
+    def _reported(self, node: str) -> str:
         report = self.reports.get(node)
-        return report.plan if report else None
+        return report.plan if report else ""

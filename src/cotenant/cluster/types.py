@@ -116,7 +116,8 @@ class NodeReport:
     """What an agent says of its node. `address` is None while no server runs; `problem` is why it does not.
 
     `ended` says that the server was there and is no more. `served` is by model; `pid` is that of the server,
-    `agent_pid` that of the agent. `plan` is the one that the server says it runs, None where it is not known.
+    `agent_pid` that of the agent. `plan` is the digest of the one that the server says it runs, "" where that is not
+    known.
     """
 
     address: Address | None
@@ -125,7 +126,7 @@ class NodeReport:
     served: Mapping[str, Served] = field(default_factory=dict)
     pid: int = 0
     agent_pid: int = 0
-    plan: DevicePlan | None = None
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

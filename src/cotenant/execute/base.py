@@ -13,6 +13,7 @@ from cotenant.core.events import Event
 from cotenant.execute.batches import Batches, reason_of
 from cotenant.execute.place import CorePlace, Place
 from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
+from cotenant.execute.threads.lanes import left_s
 from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.execute")
@@ -77,11 +78,11 @@ class BaseExecutor:
             except Exception:  # the others still have to end
                 _log.exception("ending a launch failed")
 
-    def close(self) -> None:
-        """See Executor. Launches that could not be started have ended then."""
+    def close(self, until_s: float | None = None) -> None:
+        """See Executor. Launches that could not be started have ended then, or it is `until_s`."""
         self._late.put(None)
         if threading.current_thread() is not self._late_thread:
-            self._late_thread.join()
+            self._late_thread.join(left_s(until_s))
 
     def enqueue(self, launch: Launch) -> None:
         """See Executor: a launch is begun when it starts."""
@@ -97,9 +98,16 @@ class BaseExecutor:
     def announce(self, tenant: str) -> None:
         """See ModelExecutor: there is nothing to say."""
 
+    def cancel_loads(self) -> None:
+        """See ModelExecutor: a load in this process goes on to its end."""
+
     def problem(self, tenant: str) -> str:
         """See ModelExecutor: there is none."""
         return ""
+
+    def lasting_problem(self, tenant: str) -> str:
+        """See ModelExecutor: what cannot be served without workers, cannot be for good."""
+        return self.problem(tenant)
 
     def workers(self) -> list[WorkerStatus]:
         """See ModelExecutor: there are none."""

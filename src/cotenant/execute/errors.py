@@ -11,10 +11,14 @@ class ModelError(CotenantError):
     """A model cannot be loaded or run: names the file, the reason and how to mend it."""
 
     def __init__(self, path: Path, reason: str, mend: str) -> None:
-        super().__init__(f"model {path}: {reason}. {mend}")
+        super().__init__(f"model {path}: {reason}. {mend}".removesuffix(". "))
         self.path = path
         self.reason = reason
         self.mend = mend
+
+
+class WorkerLostError(ModelError):
+    """The process that loaded a model ended before it had loaded it: that need not be for what the model is."""
 
 
 class TensorError(CotenantError, ValueError):

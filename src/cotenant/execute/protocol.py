@@ -109,8 +109,8 @@ class Executor(Protocol):
     def release(self, batch: int) -> None:
         """Forget the intermediate tensors of a batch."""
 
-    def close(self) -> None:
-        """Stop; waits for launches under way."""
+    def close(self, until_s: float | None = None) -> None:
+        """Stop; waits for launches under way, but not beyond `until_s`, in seconds of the monotonic clock."""
 
 
 class Loaded(Protocol):
@@ -170,8 +170,14 @@ class ModelExecutor(Executor, Protocol):
     def remove_model(self, tenant: str) -> None:
         """Forget the model of a tenant; launches under way end normally."""
 
+    def cancel_loads(self) -> None:
+        """End the loads under way, and load nothing more: the server stops. Never blocks for long."""
+
     def problem(self, tenant: str) -> str:
         """Why the tenant cannot be served at the moment, or ""."""
+
+    def lasting_problem(self, tenant: str) -> str:
+        """Why nothing will serve the tenant before it is loaded anew or its files change, or ""."""
 
     def workers(self) -> list[WorkerStatus]:
         """The worker processes of the tenants that are served."""

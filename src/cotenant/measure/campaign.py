@@ -68,10 +68,13 @@ class Campaign:
             unfinished.unlink(missing_ok=True)
         self.journal = Journal(unfinished)
 
-    def known(self, load: Callable[[Path], T], fingerprint: Callable[[T], str]) -> T | None:
-        """What the file holds; None where nothing can be read from it, or it was measured on another device."""
+    def known(self, load: Callable[[Path], T], fingerprint: Callable[[T], str], *, whole: bool = True) -> T | None:
+        """What the file holds; None where nothing can be read from it, or it was measured on another device.
+
+        A campaign that is fresh knows nothing, if it measures the `whole` of the file; else the others' part stays.
+        """
         with suppress(CotenantError):
-            found = None if self._fresh else load(self.path)
+            found = None if self._fresh and whole else load(self.path)
             if found is not None and fingerprint(found) == self.device.fingerprint:
                 return found
         return None

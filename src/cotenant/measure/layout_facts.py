@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.table import interpolate
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import profile_path
+from cotenant.repository.measured_content import changes, valid_profile
 from cotenant.work import Share, Work
 
 Fitted = tuple[OverlapPredictor, Profile]
@@ -26,9 +28,15 @@ _log = logging.getLogger("cotenant.groups")
 
 
 def fitted_groups(root: Path) -> OverlapPredictor | None:
-    """The predictor of a repository; None, with a warning that says why, when there is none."""
+    """The predictor of a repository; None, with a warning that says why, when there is none.
+
+    Models that changed since they were measured count as unseen, with a warning.
+    """
     try:
-        return load_overlap(root, load_profile(profile_path(root)), quantile=SURE_QUANTILE)
+        profile = valid_profile(root, stale=True)
+        changed = {name: replace(profile.models[name], digest="") for name in changes(root, profile.contents)}
+        known = replace(profile, models={**profile.models, **changed})
+        return load_overlap(root, known, quantile=SURE_QUANTILE)
     except CotenantError as error:
         _log.warning("%s; until then launches on disjoint cores are believed not to slow each other down", error)
         return None

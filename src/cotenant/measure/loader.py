@@ -31,6 +31,7 @@ from cotenant.measure.opening import (
     open_untried,
     remember_verdict,
 )
+from cotenant.measure.profile_misfit import profile_misfit
 from cotenant.measure.solo import CORES, QUICK, measure_model
 from cotenant.profile.device import this_device
 from cotenant.profile.merging import Merging
@@ -126,10 +127,9 @@ def stored_or_measured(
     if known is not None:
         return known
     _log.warning(
-        "model %r has no profile of this machine, or a stale one: measuring it quickly; 'cotenant profile %s' does "
-        "it well",
+        "model %r has no profile that holds here and is measured quickly: %s",
         opened.found.model,
-        root.name,
+        profile_misfit(root, opened, partitions),
     )
     step("units")
     return measure_model(opened.runner, opened.sweep(partitions, QUICK), Journal(None), step, place)

@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cotenant.errors import CotenantError
-from cotenant.execute.worker.process import ChildProcess
+from cotenant.execute.worker.process import KILLED, ChildProcess
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, decode, encode
 from cotenant.shortages import report_error, start_thread
 
@@ -36,11 +36,15 @@ _MOST_OF_FREE = 0.8
 
 
 class VersionLoadError(CotenantError):
-    """A version cannot be loaded. `is_internal`: not for what is wrong with the version itself, as far as is known."""
+    """A version cannot be loaded. `is_internal`: not for what is wrong with the version itself, as far as is known.
 
-    def __init__(self, sentence: str, *, is_internal: bool = False) -> None:
+    `is_killed`: something else killed the process that loaded it.
+    """
+
+    def __init__(self, sentence: str, *, is_internal: bool = False, is_killed: bool = False) -> None:
         super().__init__(sentence)
         self.is_internal = is_internal
+        self.is_killed = is_killed
 
 
 class LoadCancelledError(CotenantError):
@@ -89,9 +93,12 @@ _FromChild = _Hello | _Step | _Said | _Done | _Refused
 class _LostError(Exception):
     """The child ended, or was killed: `sentence` says why. `facts` is what was known of the version by then."""
 
-    def __init__(self, sentence: str, step: str, facts: VersionFacts | None, *, is_late: bool = False) -> None:
+    def __init__(
+        self, sentence: str, step: str, facts: VersionFacts | None, *, is_late: bool = False, is_killed: bool = False
+    ) -> None:
         super().__init__(sentence)
-        self.sentence, self.step, self.facts, self.is_late = sentence, step, facts, is_late
+        self.sentence, self.step, self.facts = sentence, step, facts
+        self.is_late, self.is_killed = is_late, is_killed
 
 
 class Loader:
@@ -155,7 +162,7 @@ class Loader:
                 return self._ask(spec)  # it may have died of what it loaded before
         except _LostError as lost:
             if not (lost.is_late and lost.facts is not None):
-                raise VersionLoadError(lost.sentence) from None
+                raise VersionLoadError(lost.sentence, is_killed=lost.is_killed) from None
             why = f"{lost.step} had not ended after {self._limit_s:g} s"
             facts = untried(lost.facts, why)
             return LoadReport(facts, assumed_profile(facts, spec.shares), why)
@@ -253,8 +260,9 @@ class _Child:
             message: _FromChild = decode(self._pipe.recv_bytes(), _FromChild)
         except (EOFError, OSError):
             self._process.kill()
-            text = f"{where}: {step} ended its process, which {self._process.wait()}"
-            raise _LostError(text, step, facts) from None
+            how = self._process.wait()
+            text = f"{where}: {step} ended its process, which {how}"
+            raise _LostError(text, step, facts, is_killed=how == KILLED) from None
         return message
 
     def _is_there(self) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
+from msgspec import UNSET
+
 from cotenant.config import ServerConfig
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.execute.place import Place
@@ -18,7 +20,8 @@ from cotenant.measure.solo import Effort, measure_model
 from cotenant.policies.registry import make_policy
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Profile, load_profile, save_profile
-from cotenant.repository import profile_path
+from cotenant.repository import profile_path, readable_versions
+from cotenant.repository.measured_content import content_of
 from cotenant.work import Share
 
 
@@ -53,9 +56,11 @@ def _profile(
 ) -> tuple[Profile, dict[str, str]]:
     campaign = Campaign(profile_path(root), this_device(place.device), fresh=fresh)
     before = campaign.known(load_profile, lambda found: found.device.fingerprint)
+    # before models are opened: what changes meanwhile is found changed
+    contents = {(each.model, each.version): content_of(each) for each in readable_versions(root)}
     opened = open_all(root, campaign.errors, place, lanes)
     profiles = {
-        name: replace(known, splits=each.splits, merging=each.merging)
+        name: replace(known, splits=each.splits, merging=each.merging, content=contents.get(_key(each), UNSET))
         for name, each in opened.items()
         if before is not None and (known := _known(before, each)) is not None
     }
@@ -78,11 +83,17 @@ def _profile(
     for name, each in todo.items():
         with closing(each.runner), leaving_out(campaign.errors, each.found.model):
             measured = measure_model(each.runner, each.sweep(lanes, effort), campaign.journal, progress, place)
-            profiles[name] = _with_others(measured, profiles.get(name))
+            profiles[name] = replace(
+                _with_others(measured, profiles.get(name)), content=contents.get(_key(each), UNSET)
+            )
             save()
     profile = save()
     campaign.journal.remove()
     return profile, campaign.errors
+
+
+def _key(opened: OpenedModel) -> tuple[str, int]:
+    return opened.found.model, opened.found.version
 
 
 def _known(before: Profile, opened: OpenedModel) -> ModelProfile | None:

@@ -7,8 +7,7 @@ among its units as the engine's timing weighs them, with what that adds taken of
 
 Stretches and the whole, on one core and on all, are run in turns, and the lower quartile of each counts: neighbours on
 the machine slow some runs, never speed one up. One core is measured in CPU time of the thread, which computes all. On
-several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core. Whether
-the units add up to the measured whole is in the profile, and so is how far wall time was from CPU time.
+several there is wall time alone, which counts by its ratio to the wall time of the same stretch on one core.
 """
 
 from __future__ import annotations
@@ -52,17 +51,15 @@ from cotenant.profile.task_profile import (
     save_tasks,
 )
 from cotenant.repository import default_version, tasks_path
+from cotenant.repository.measured_content import content_of
 from cotenant.work import Share
 
 TASK_EFFORT = Effort(budget_s=5.0, min_runs=7, max_runs=60)
 _STRETCHES = 16
 """Into which a model is cut at most; each but a unit of its own weighs at least as much as that makes."""
-_TIMED_RUNS = 40
-_PAIRS = 3
-_PAIR_RUNS = 200
-_HAND_OVERS = 300
-_STEPS = 6
-_BATCH_STEPS = 3
+_PAIRS, _PAIR_RUNS = 3, 200
+_TIMED_RUNS, _HAND_OVERS = 40, 300
+_STEPS, _BATCH_STEPS = 6, 3
 _JOINED_MIB, _JOINS = 16, 20
 Inputs = Mapping[str, Any]
 _Taken = tuple[int, int]
@@ -83,41 +80,44 @@ def measure_tasks(
 ) -> tuple[str, ModelTasks]:
     """Measure the latest version of a model in a share, unless that is known; gives its name as a tenant, too.
 
-    Its units are to be placed, which some engines can on some devices; or, on cores, to run `in_a_row`.
+    Its units are to be placed, which some engines can on some devices; or, on cores, to run `in_a_row`. One row is
+    measured, and of batches of up to `rows` rows those of `row_buckets`; in a share of a GPU, whose `place` that is,
+    one row, there and on the cores beside it.
 
-    One row is measured, and of batches of up to `rows` rows those of `row_buckets`. In a share of a GPU, whose `place`
-    that is, one row is measured there and on the cores beside it.
-
-    What is found is kept in the repository; an interrupted campaign goes on where it stopped. Raises ConfigError for a
-    model that is not there, cannot be placed, or has one unit, ModelError where it cannot be run.
+    An interrupted campaign goes on where it stopped. With `fresh`, or where it was measured on a busy machine, what is
+    known of this model and share alone is measured anew. Raises ConfigError for a model that is not there, cannot be
+    placed, or has one unit, ModelError where it cannot be run.
     """
     found = default_version(root, model)
+    content = content_of(found, placed=False)  # before it is opened: what changes meanwhile is found changed
     campaign = Campaign(tasks_path(root), this_device(place.device), fresh=fresh)
-    known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint)
+    known = campaign.known(load_tasks, lambda profile: profile.device.fingerprint, whole=False)
     models = {} if known is None else dict(known.models)
     opened = open_version(root, found, place, placed=False)
+    before = models.get(found.tenant, {})
     with opened.runner as runner:
         placeable(opened, on_gpu=isinstance(place, StreamPlace), in_a_row=in_a_row)
-        taken = models.get(found.tenant, {}).get(share.size)
+        taken = None if fresh or share.size not in before or before[share.size].is_disturbed else before[share.size]
         is_known = taken is not None and (taken.digest, len(taken.units)) == (opened.digest, runner.unit_count)
         known_rows = {1, *taken.batches} if taken is not None and is_known else set()
         wanted = [each for each in row_buckets(rows) if each not in known_rows]
-        if taken is not None and not wanted:
-            return found.tenant, taken
-        if isinstance(place, StreamPlace):
+        if wanted and isinstance(place, StreamPlace):
             from cotenant.measure.gpu_tasks import measure_beside  # which needs torch
 
             with open_version(root, found, placed=False).runner as twin:
                 taken = measure_beside(opened, twin, share, place, effort, campaign.journal, on_step)
-        else:
+        elif wanted:
             work = _Measuring(runner, opened, share, effort, campaign.journal, on_step, wanted)
             if taken is None or not is_known:
                 taken = work.one_row()
             batches = {each: work.batch(each, taken) for each in wanted if each > 1}
             work.done()
             taken = msgspec.structs.replace(taken, batches=dict(sorted({**taken.batches, **batches}.items())))
-    models[found.tenant] = {**models.get(found.tenant, {}), share.size: taken}
-    save_tasks(campaign.path, TaskProfile(campaign.device, *stamp(), dict(sorted(models.items()))))
+    assert taken is not None  # of one row, without which there is something wanted
+    taken = msgspec.structs.replace(taken, content=content)
+    models[found.tenant] = {**before, share.size: taken}
+    if before.get(share.size) != taken:
+        save_tasks(campaign.path, TaskProfile(campaign.device, *stamp(), dict(sorted(models.items()))))
     campaign.journal.remove()
     return found.tenant, taken
 

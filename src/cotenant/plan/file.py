@@ -195,6 +195,8 @@ def _tables_of(request: Request, plan: Plan | None = None) -> dict[str, Any]:
     devices = []
     for device, group in groupby(request.devices):
         table = {"name": device.name, "count": len(list(group)), "splits": device.splits}
+        if device.kind != "cpu":
+            table["kind"] = device.kind
         if device.memory_bytes < UNLIMITED_BYTES:
             table["memory_gib"] = device.memory_bytes / _GIB
         if device.partition_bytes:
@@ -329,4 +331,5 @@ def _device(section: _Device) -> DeviceType:
     elif section.cores is not None and max(map(sum, splits)) != section.cores:
         raise PlanError(f"{name}: cores is {section.cores}, but the largest of splits has {max(map(sum, splits))}")
     memory_bytes = UNLIMITED_BYTES if section.memory_gib is None else max(1, round(section.memory_gib * _GIB))
-    return DeviceType(section.name, splits, memory_bytes, section.price, round(section.partition_mib * _MIB))
+    partition_bytes = round(section.partition_mib * _MIB)
+    return DeviceType(section.name, splits, memory_bytes, section.price, partition_bytes, section.kind)

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from cotenant.plan.application import Stage
 from cotenant.plan.file import KnownApplication, KnownTenant
 from cotenant.plan.profiled_groups import read_groups
 from cotenant.plan.table_costs import GroupTimes, Latencies, TableCosts, latencies_of
 from cotenant.plan.types import NS_PER_MS, DeviceType, PlanError
 from cotenant.predict.interference.factors import Interference
-from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
+from cotenant.profile.profile_file import QUANTILES, ModelContent, Profile, load_profile
 from cotenant.profile.task_profile import ModelTasks, load_tasks
 from cotenant.profile.unit_placement import UnitPlacement, load_placement
 from cotenant.repository import (
@@ -30,6 +32,7 @@ from cotenant.repository import (
     tasks_path,
 )
 from cotenant.repository.application_spec import readable_applications
+from cotenant.repository.measured_content import changes, refuse_changes
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""
@@ -39,6 +42,8 @@ WORKER_BYTES = 128 << 20
 """A worker process without weights: interpreter, runtime and buffers. 86 to 140 MB were seen (docs/planning.md)."""
 COPIES = 4
 """A model in use over its file: the runtime keeps prepared weights per lane. Up to 3.6 was seen (docs/planning.md)."""
+MOST_BELIEVED = 16
+"""A partition may be so many times as large as the largest one that was measured, whose latency it is given."""
 _MIB = 1 << 20
 
 
@@ -48,6 +53,8 @@ class ProfileCosts:
 
     `tails` and `tail_groups` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or
     models, with an SLO. `tasks` were measured of units, by tenant and size of share; `placements` kept for serving.
+    `kind` is that of the device, "" where that is not known. `stale` says of models of the repository `root` what
+    changed since they were measured.
     """
 
     latencies: Latencies
@@ -62,6 +69,9 @@ class ProfileCosts:
     placements: tuple[UnitPlacement, ...] = ()
     groups: GroupTimes | None = None
     tail_groups: GroupTimes | None = None
+    kind: str = ""
+    root: Path | None = None
+    stale: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +108,58 @@ def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
     return _repository_tables(root, path, quantile)
 
 
-def read_placements(root: Path) -> tuple[dict[str, dict[int, ModelTasks]], tuple[UnitPlacement, ...]]:
+def read_placements(
+    root: Path, *, stale: bool = False
+) -> tuple[dict[str, dict[int, ModelTasks]], tuple[UnitPlacement, ...]]:
     """The tasks that were measured of a repository's models, by tenant and cores, and the placements kept of them.
 
-    Raises ProfileError for files that are broken.
+    Those of models that changed since are left out, unless `stale`. Raises ProfileError for files that are broken.
     """
     if not tasks_path(root).exists():
         return {}, ()
     measured = load_tasks(tasks_path(root)).models
+    gone = {} if stale else task_changes(root, measured)
+    measured = {tenant: by_cores for tenant, by_cores in measured.items() if tenant not in gone}
     each = [tasks for by_cores in measured.values() for tasks in by_cores.values()]
     paths = [placement_path(graphs_path(root), tasks.graph, tasks.cores, tasks.sms) for tasks in each]
     return measured, tuple(load_placement(path) for path in paths if path.exists())
 
 
-def costs_of_repository(root: Path, devices: Sequence[DeviceType], quantile: str = QUANTILE) -> CostBasis:
-    """What plans for devices of a profiled repository rest on. Raises as `read_profile_costs` and `basis_of`."""
+def task_changes(root: Path, measured: Mapping[str, Mapping[int, ModelTasks]]) -> dict[str, str]:
+    """As `changes`, of tasks: whatever is stale of a tenant in one share."""
+    contents: dict[str, ModelContent | UnsetType] = {}
+    for tenant, by_cores in measured.items():
+        each = dict.fromkeys(tasks.content for tasks in by_cores.values())
+        contents[tenant] = next(iter(each)) if len(each) == 1 else UNSET
+    return changes(root, contents, placed=False)
+
+
+def costs_of_repository(
+    root: Path,
+    devices: Sequence[DeviceType],
+    quantile: str = QUANTILE,
+    models: Iterable[str] | None = None,
+    *,
+    stale: bool = False,
+) -> CostBasis:
+    """What plans for devices of a profiled repository rest on, for `models`, or all that were measured.
+
+    Raises as `read_profile_costs` and `basis_of`.
+    """
     tables = read_profile_costs(root, quantile)
-    return basis_of({"": tables}, devices, tables.latencies)
+    return basis_of({"": tables}, devices, tables.latencies if models is None else models, stale=stale)
 
 
-def basis_of(tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str]) -> CostBasis:
+def basis_of(
+    tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], models: Iterable[str], *, stale: bool = False
+) -> CostBasis:
     """Costs for an inventory from the tables of each device type by name; those of "" are for all others.
 
-    A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores;
-    splits with smaller partitions than were measured for one of `models` are left out. Raises PlanError when there is
-    no table for a device type, or its whole is smaller than what was measured.
+    A size that was not measured is believed as slow as the largest measured one below it, which uses fewer cores, if
+    that is at least 1/MOST_BELIEVED of it; splits with smaller partitions than were measured for one of `models` are
+    left out. Raises PlanError when there is no table for a device type, the table is of a device of another kind, its
+    whole is smaller than what was measured, or a size is larger than is believed; and StaleProfileError for one of
+    `models` that changed since it was measured, which `stale` allows.
     """
     wanted = list(dict.fromkeys(models))
     kinds: dict[str, DeviceType] = {}
@@ -137,6 +174,11 @@ def basis_of(tables: Mapping[str, ProfileCosts], devices: Sequence[DeviceType], 
         table = tables.get(device.name, tables.get(""))
         if table is None:
             raise PlanError(f"device {device.name!r} has no profile, expected --profiles {device.name}=PROFILE")
+        _check_kind(device, table)
+        changed = {model: table.stale[model] for model in wanted if model in table.stale}
+        if changed and table.root is not None:
+            refuse_changes(changed, table.root, stale=stale)
+            notes.update(dict.fromkeys(f"stale: {each}" for each in changed.values()))
         kinds[device.name] = kind = _measured(device, table.latencies, wanted)
         notes.update(dict.fromkeys((*table.notes, *_notes(device, kind, table.latencies, wanted))))
         latencies[device.name] = _filled(table.latencies, kind.sizes)
@@ -173,11 +215,13 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     memory = dict.fromkeys(profile.models, 0)
     known: dict[str, KnownTenant] = {}
     owners: dict[str, str] = {}
+    stale: dict[str, str] = {}
     interference, groups, tail_groups = None, None, None
     content = path.read_bytes() + quantile.encode()
     if root is None:
         notes.append("memory: not considered, as the profile lies outside its repository")
     else:
+        changed = changes(root, profile.contents)
         for found in readable_versions(root):  # the others are not in the profile either
             if found.tenant not in profile.models:
                 continue
@@ -188,6 +232,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
                 latencies[name], tails[name] = latencies[found.tenant], tails[found.tenant]
                 memory[name] = repository_memory_bytes(found)
                 owners[name] = found.tenant
+                stale |= {name: changed[found.tenant]} if found.tenant in changed else {}
                 known[name] = KnownTenant(name, round(found.config.tenant.slo_ms * NS_PER_MS))
         notes.append("memory: estimated from the size of the model files (docs/planning.md), or the tenant's limit")
         from cotenant.measure.corun_interference import corun_interference
@@ -212,7 +257,7 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
     tasks, placements = read_placements(root) if root is not None else ({}, ())
     return ProfileCosts(
         *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)),
-        *(tasks, placements, groups, tail_groups),
+        *(tasks, placements, groups, tail_groups, profile.device.kind, root, stale),
     )
 
 
@@ -235,6 +280,17 @@ def _latencies(profile: Profile, quantile: str) -> dict[str, Mapping[int, Mappin
     return {name: latencies_of(model.table(quantile)) for name, model in profile.models.items()}
 
 
+def _check_kind(device: DeviceType, table: ProfileCosts) -> None:
+    """Raise PlanError where the latencies are of another kind of device: cores are no percents of a GPU."""
+    if table.kind and table.kind != device.kind:
+        told = {"cpu": "CPU", "gpu": "GPU"}
+        raise PlanError(
+            f"device {device.name!r} is a {told[device.kind]} (kind = {device.kind!r}), and its profile is of a "
+            f"{told[table.kind]}: give the profile of such a device with --profiles {device.name}=PROFILE, or "
+            f"kind = {table.kind!r}"
+        )
+
+
 def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -> DeviceType:
     """The device type without splits whose partitions are smaller than what was measured of the models."""
     least = {model: min(latencies[model]) for model in models if latencies.get(model)}
@@ -247,6 +303,14 @@ def _measured(device: DeviceType, latencies: Latencies, models: Sequence[str]) -
             f"device {device.name!r} has size {device.whole}, but model {model!r} was measured at "
             f"{', '.join(map(str, latencies[model]))} only: profile it at sizes of the device"
         )
+    for name in least:
+        believed = MOST_BELIEVED * max(size for size in latencies[name] if size <= device.whole)
+        if device.whole > believed:
+            raise PlanError(
+                f"device {device.name!r} has size {device.whole}, but model {name!r} was measured at "
+                f"{', '.join(map(str, latencies[name]))} only, which says nothing of sizes above {believed}: profile "
+                "it at larger ones with 'cotenant profile --partitions'"
+            )
     return replace(device, splits=splits)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from hashlib import sha256
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct, field
+from msgspec.json import encode
 from msgspec.structs import replace
 
 from cotenant.errors import CotenantError, InvalidValueError
@@ -69,7 +71,7 @@ class DeviceType:
     `splits` holds each allowed way as the sizes of its partitions, in percent of a GPU or in cores of a CPU; one of
     them must be the undivided device. A plan may leave partitions of a split unused. `memory_bytes` is what models may
     use, `partition_bytes` what each partition in use takes of it before any model. `price` is per device and unit of
-    time, in any currency.
+    time, in any currency. `kind` is that of the device whose profile it may be planned by.
 
     Raises InvalidValueError when a value is out of its range.
     """
@@ -79,6 +81,7 @@ class DeviceType:
     memory_bytes: int
     price: float = 1.0
     partition_bytes: int = 0
+    kind: Literal["cpu", "gpu"] = "cpu"
 
     def __post_init__(self) -> None:
         where = f"device type {self.name!r}"
@@ -147,6 +150,11 @@ class DevicePlan(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.partitions:
             raise InvalidValueError(f"plan of a {self.device!r}", "partitions", (), "at least one")
+
+    @property
+    def digest(self) -> str:
+        """Of every field: what servers report of the plan that they run."""
+        return sha256(encode(self)).hexdigest()[:16]
 
     @property
     def rates_per_s(self) -> dict[str, float]:

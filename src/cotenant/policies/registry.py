@@ -89,6 +89,11 @@ def resolve_options(name: str, options: Mapping[str, Any], facts: LayoutFacts) -
     return dict(options if resolve is None else resolve(options, facts))
 
 
+def takes_rounds(name: str) -> bool:
+    """Whether a policy runs the rounds of a plan. Raises ConfigError for an unknown name."""
+    return "rounds" in [field.name for field in fields(policy_class(name, "policy"))]
+
+
 def make_policy(
     name: str,
     options: Mapping[str, object],

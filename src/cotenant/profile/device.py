@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from cotenant.files import processor_facts
 from cotenant.work import CPU
@@ -26,6 +27,11 @@ class Device:
     system: str
     versions: dict[str, str]
     fingerprint: str
+
+    @property
+    def kind(self) -> Literal["cpu", "gpu"]:
+        """Whether it is a GPU, whose `versions` name that of CUDA."""
+        return "gpu" if "cuda" in self.versions else "cpu"
 
 
 def this_device(device: str = CPU) -> Device:

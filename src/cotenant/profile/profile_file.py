@@ -40,10 +40,20 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelContent:
+    """What a measurement is of, told without opening the model: digests of its files, and of those sections of its
+    configuration that latency depends on."""
+
+    files: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """What is known of one model version.
 
-    `digest` is that of the model file and its configuration; a profile of another digest is stale. `unit_ns` are
+    `digest` is that of the opened model and its configuration; a profile of another digest is stale. `content` tells
+    the same without opening it, and is unset in profiles of before. `unit_ns` are
     latencies of the units, one row on one core at the largest declared shape. `segment_ratio` is the latency of
     the model run as the segments `cuts`, over that of a whole run, medians of interleaved runs. With `padded` a batch
     runs as the next larger one that was measured, as it does where models are captured. `versions`: see LatencyTable.
@@ -59,6 +69,7 @@ class ModelProfile:
     versions: VersionTable | UnsetType = UNSET
     splits: tuple[tuple[int, ...], ...] | UnsetType = UNSET
     merging: Merging | UnsetType = UNSET
+    content: ModelContent | UnsetType = UNSET
 
     def merged_rows(self, max_batch: int) -> int:
         """Rows that are merged at most, of the `max_batch` that the configuration allows."""
@@ -91,6 +102,11 @@ class Profile:
         known = self.models.get(tenant)
         found = (known, *self.models.values()) if known is not None else self.models.values()
         return next((each for each in found if each.digest == digest), None)
+
+    @property
+    def contents(self) -> dict[str, ModelContent | UnsetType]:
+        """What the profile of each model is of."""
+        return {name: model.content for name, model in self.models.items()}
 
     def tables(self, quantile: str = "p50") -> dict[str, LatencyTable]:
         """The latencies of all models at one quantile, for predictors and worlds."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from cotenant.files import load, save
 from cotenant.profile.device import Device
-from cotenant.profile.profile_file import ProfileError
+from cotenant.profile.profile_file import ModelContent, ProfileError
 from cotenant.profile.unit_placement import where_of
 
 FORMAT = "cotenant-tasks/1"
+MOST_DISTURBANCE = 1.1
+"""Wall time over CPU time on one core, up to which a measurement counts as undisturbed."""
 _Ns = Annotated[int, Meta(ge=0)]
 
 
@@ -58,10 +60,10 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
     those larger batches that were measured, by their rows. `splits` as of Tenant; it is empty where that is not known.
     `join_ns_per_mib` is what it takes to put rows of several parts together, 0 where batches are not.
 
-    `units` are the names of its units, `graph` that of their optimised graph, `digest` as in ModelProfile. `core` are
-    times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another core. `variation` is
-    that of a stretch's times from run to run (robust standard deviation over median), `disturbance` wall time over CPU
-    time on one core: well above 1 where others took the core meanwhile.
+    `units` are the names of its units, `graph` that of their optimised graph, `digest` and `content` as in
+    ModelProfile. `core` are times on one core, `whole` on all cores of the share; a hand-over wakes the lane of another
+    core. `variation` is that of a stretch's times from run to run (robust standard deviation over median),
+    `disturbance` wall time over CPU time on one core: well above 1 where others took the core meanwhile.
 
     With `sms` the share is of so many SMs of a GPU, the cores are beside it, and `whole` are times in the share of the
     GPU; `down` are copies from there to the host, `up` those to there.
@@ -83,6 +85,12 @@ class ModelTasks(Struct, frozen=True, forbid_unknown_fields=True):
     batches: dict[int, BatchTimes] = {}
     splits: tuple[tuple[int, ...], ...] = ()
     join_ns_per_mib: _Ns = 0
+    content: ModelContent | UnsetType = UNSET
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other work took the cores meanwhile: such figures are measured again when they are next asked for."""
+        return self.disturbance > MOST_DISTURBANCE
 
     @property
     def sequential_ns(self) -> int:

@@ -15,6 +15,7 @@ from cotenant.repository.model_versions import (
 )
 from cotenant.repository.paths import (
     CONFIG_FILE,
+    MEASURED,
     SERVER_FILE,
     STATE_FOLDER,
     contention_path,
@@ -31,6 +32,7 @@ from cotenant.repository.paths import (
 
 __all__ = [
     "CONFIG_FILE",
+    "MEASURED",
     "SERVER_FILE",
     "STATE_FOLDER",
     "ModelVersion",

@@ -49,6 +49,15 @@ class ApplicationSpec:
     graph: StageGraph
 
     @property
+    def stages_text(self) -> str:
+        """The stages as `a -> b` where each needs the one before alone, else as `a, b, c (after a, b)`."""
+        names, after = self.graph.names, self.graph.after
+        if all(needed == tuple(range(max(0, at - 1), at)) for at, needed in enumerate(after)):
+            return " -> ".join(names)
+        others = [f" (after {', '.join(names[each] for each in needed)})" if needed else "" for needed in after]
+        return ", ".join(name + other for name, other in zip(names, others, strict=True))
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The application's inputs, in the order in which stages name them."""
         sources = [source for stage in self.stages for source in stage.inputs.values()]
@@ -88,6 +97,11 @@ def _spec(name: str, path: Path, section: ApplicationSection) -> ApplicationSpec
     where = f"{path}: application"
     names = [stage.name for stage in section.stage]
     for number, stage in enumerate(section.stage):
+        if stage.model == name:
+            raise ConfigError(
+                f"{where}.stage[{number}].model: {name!r} is the application itself, expected a model; its stages need "
+                "directories of their own"
+            )
         if "." in stage.name:
             raise ConfigError(
                 f"{where}.stage[{number}].name: {stage.name!r} has a dot, which stands between a stage and its output"

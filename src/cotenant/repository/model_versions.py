@@ -7,6 +7,7 @@ Finds models, opens none.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +19,9 @@ from cotenant.errors import ConfigError, CotenantError
 from cotenant.repository.formats import formats
 from cotenant.repository.paths import CONFIG_FILE
 
+_log = logging.getLogger("cotenant.repository")
+_told: set[tuple[Path, str]] = set()
+"""Directories that were left out with a warning."""
 _MOST_DIGITS = 18
 """Of a version's number, which is a 64-bit integer on the wire."""
 
@@ -85,7 +89,21 @@ def _declares_one(folder: Path) -> bool:
 def _folders(root: Path) -> tuple[str, ...]:
     if not root.is_dir():
         raise ConfigError(f"{root}: is not a directory, expected a model repository with MODEL/{CONFIG_FILE} in it")
-    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    found = [entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    return tuple(sorted(name for name in found if _is_text(root, name)))
+
+
+def _is_text(root: Path, name: str) -> bool:
+    """Whether the name of a directory is UTF-8, as names on the wire are; another one is told to the log, once."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        if (root, name) not in _told:
+            _told.add((root, name))
+            text = "%s: the directory %s is left out, as its name is not UTF-8; give it another name"
+            _log.warning(text, root, ascii(name))
+        return False
+    return True
 
 
 def readable_versions(root: Path) -> Iterator[ModelVersion]:

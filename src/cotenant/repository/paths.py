@@ -64,3 +64,8 @@ def placement_path(graphs: Path, graph: str, cores: int, sms: int = 0) -> Path:
 def together_path(root: Path) -> Path:
     """Where the plans of models that are there together lie, as a plan file."""
     return root / STATE_FOLDER / "together.toml"
+
+
+MEASURED = (profile_path, graphs_path, groups_path, overlap_path, coruns_path, tasks_path, together_path)
+"""What was measured of the models and what was planned from that: all that a server reads there. Placements lie beside
+the graphs."""

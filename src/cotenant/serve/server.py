@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,7 @@ from cotenant.measure.layout_facts import fitted_groups
 from cotenant.policies.registry import make_policy
 from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
-from cotenant.repository import (
-    UnknownModelError,
-    application_names,
-    is_application,
-    model_names,
-    within,
-)
+from cotenant.repository import UnknownModelError, application_names, is_application, model_names
 from cotenant.serve.brain.clock import Clock, RealClock
 from cotenant.serve.brain.counters import Counters
 from cotenant.serve.brain.driver import Driver, Observer
@@ -51,14 +46,18 @@ from cotenant.serve.brain.replies import Replies
 from cotenant.serve.brain.slo_watch import log_served, log_turns
 from cotenant.serve.brain.together import TogetherPlans
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.opener.application_registry import ApplicationRegistry
+from cotenant.serve.opener.name_table import NameEntry, NameTable
 from cotenant.serve.opener.served_application import ServedApplication
 from cotenant.serve.opener.served_models import ServedModel
-from cotenant.serve.opener.versions import ModelOpener
+from cotenant.serve.opener.versions import ModelOpener, OpenedVersions, refused
 from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
+_WORKERS_END_S = 1.0
+"""Time that idle workers have to end when the server stops; the others are killed."""
+_ANSWERS_END_S = 0.5
+"""Time for the queries of killed workers to be answered."""
 
 
 class Server:
@@ -87,11 +86,11 @@ class Server:
         self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._groups: OverlapPredictor | None = None
         self._executor = open_executor(settings.device, self.policy.shares, settings.server.max_answer_bytes)
-        self._models: dict[str, dict[str, ServedModel]] = {}
-        self._failed: dict[str, str] = {}
-        self._counted_as: dict[str, str] = {}  # tenants of models that are, or were, served
+        self.names = NameTable(self.root, self.ready, self._executor)
         self._loading = threading.Lock()
         self._is_ready = False
+        self._adding = threading.Lock()  # held while a model is put in service, which a server that stops never does
+        self._is_stopping = False
         self.following: PlanView | None = None
         """What runs a plan and follows the load, for those who look on."""
         looks = lambda: waiting_of(self._driver), self._executor, self._figures
@@ -101,10 +100,9 @@ class Server:
         self._driver: Driver | None = None
         self._pressure: PressureMonitor | None = None
         steers = lambda: self.driver, self.clock, self.counters, self.beliefs
-        self._flows = Flows(*steers, self._stage_model, self._checks.watched)
-        self._applications = ApplicationRegistry(self.root, self._stage_model, self._owners, self.counters, self._flows)
+        self._flows = Flows(*steers, self.names.next_stage, self._checks.watched)
         self._together = TogetherPlans(self.root, self._settle)
-        told = self._together.of, self._applications.check_tenants
+        told = self._together.of, self.names.check_tenants
         self.opener = ModelOpener(self.root, settings, self._executor, *told)
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -123,50 +121,67 @@ class Server:
             _log.warning("%s holds no models yet: %s", self.root.name, text)
         self._together.read()
         for name in (*names, *application_names(self.root)):
-            try:
+            if self._is_stopping:
+                return
+            with suppress(ServeError):  # logged, and shown in the index
                 self.load(name)
-            except ServeError:
-                if self.opener.loader.is_cancelled:
-                    return
-                continue  # logged, and shown in the index
         self._settle()
         gc.collect()
         gc.freeze()  # what is loaded now lives as long as the process: keep it out of every later collection
         cores = tuple(core for device in self.machine.devices for core in device.cores)
-        self._pressure = monitor_of(self.root, self.driver, self.beliefs, cores)
-        if self._pressure is not None:
-            self._pressure.start()
-        self._is_ready = True
+        with self._adding:
+            if self._is_stopping:
+                return
+            self._pressure = monitor_of(self.root, self.driver, self.beliefs, cores)
+            if self._pressure is not None:
+                self._pressure.start()
+            self._is_ready = True
         index = self.index(ready_only=False)
         ready = {entry.name for entry in index if entry.state == "READY"}
         _log.info("ready: %d of %d models", len(ready), len({entry.name for entry in index}))
 
-    def stop(self) -> None:
-        """Refuse new queries, serve those inside for `drain_s`, fail the rest, and stop."""
-        self._is_ready = False
+    def cancel_loads(self) -> None:
+        """Load nothing more, and end what is being loaded: the server is about to stop. Never blocks for long."""
+        self._is_stopping = True
+        self.opener.loader.cancel()
+        self._executor.cancel_loads()
+
+    def stop(self, until_s: float | None = None) -> bool:
+        """Refuse new queries, serve those inside until `until_s`, fail the rest, and stop, within a second or so.
+
+        `until_s` is in seconds of the monotonic clock, by default `drain_s` from now. Says whether all launches ended.
+        """
+        drain_s = self.settings.server.drain_s
+        until_s = time.monotonic() + drain_s if until_s is None else until_s
+        self.cancel_loads()
+        with self._adding:
+            self._is_ready = False
         self.opener.loader.close()
-        self._together.close()
+        self._together.close(until_s)
         if self._pressure is not None:
             self._pressure.close()
         if self._driver is not None:
-            drain_s = self.settings.server.drain_s
-            until_s = time.monotonic() + drain_s
             self._flows.refuse()
             self._driver.post(DrainStarted())
-            self._flows.wait_idle(drain_s)  # between two stages nothing of a query is in the core
-            if not self._driver.wait_idle(max(0.0, until_s - time.monotonic())):
-                _log.warning("not all queries ended within drain_s = %g", drain_s)
-            for name in list(self._models):
-                self._remove(name, "the server stopped")
-            self._driver.wait_idle(drain_s)
-        self._executor.close()
+            self._flows.wait_idle(until_s - time.monotonic())  # between two stages nothing of a query is in the core
+            is_idle = self._driver.wait_idle(until_s - time.monotonic())
+            if not is_idle:
+                _log.warning("not all queries ended within drain_s = %g: the rest fail", drain_s)
+            for name in self.names.models:
+                self._end_model(self.names.take(name, "the server stopped"), "the server stopped")
+            now_s = time.monotonic()  # where all queries have ended, workers end within moments, or hang
+            self._executor.close(min(until_s, now_s + _WORKERS_END_S) if is_idle else until_s)
+        else:
+            self._executor.close(until_s)
+        have_ended = self._driver is None or self._driver.wait_idle(_ANSWERS_END_S)
         self.clock.close()
+        return have_ended
 
     @property
     def driver(self) -> Driver:
-        """The driver; only after `start`."""
+        """The driver; only after `start`, else raises ServeError."""
         if self._driver is None:
-            raise CotenantError("the server has not been started")
+            raise ServeError(Status.UNAVAILABLE, "the server is starting: it takes no requests for models yet")
         return self._driver
 
     # --- Backend --------------------------------------------------------------------------------------------------
@@ -182,70 +197,64 @@ class Server:
     def model_ready(self, model: str, version: str) -> bool:
         """See Backend."""
         try:
-            served = self._front(model, version)
+            served = self.names.find(model, version)
         except ServeError as error:
             if error.status is Status.UNAVAILABLE:
                 return False
             raise
-        return self._is_ready and not any(map(self._executor.problem, served.tenants))
+        return not self.names.problem_of(served)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         """See Backend."""
-        return self._front(model, version).metadata
+        return self.names.find(model, version).metadata
 
     def config(self, model: str, version: str) -> Mapping[str, Any]:
         """See Backend."""
-        return self._front(model, version).config()
+        return self.names.find(model, version).config()
 
     def statistics(self, model: str, version: str) -> Sequence[ModelStatistics]:
         """See Backend."""
-        if model:
-            return [self._counted(self._front(model, version))]
-        served = [each for known in list(self._models.values()) for version, each in known.items() if version]
-        fronts: list[ServedModel | ServedApplication] = [*served, *self._applications.served.values()]
-        return [self._counted(each) for each in sorted(fronts, key=lambda each: each.metadata.name)]
+        return [self._counted(each) for each in ([self.names.find(model, version)] if model else self.names.fronts())]
 
     def index(self, ready_only: bool) -> Sequence[IndexEntry]:
         """See Backend."""
-        entries = [
-            IndexEntry(name, version, "READY", within(self.root, self._executor.problem(served.tenant.name)))
-            for name, versions in list(self._models.items())
-            for version, served in versions.items()
-            if version
-        ]
-        if not ready_only:
-            entries += self.opener.index(self._models)
-            entries += [IndexEntry(name, "", "UNAVAILABLE", reason) for name, reason in list(self._failed.items())]
-        entries += self._applications.index(ready_only=ready_only)
-        return sorted(entries, key=lambda entry: (entry.name, entry.version))
+        return self.names.index(ready_only=ready_only)
 
     def load(self, model: str) -> None:
-        """See Backend. Raises ServeError (NOT_FOUND, INVALID_ARGUMENT) with what is wrong and how to mend it."""
+        """See Backend. What serves the name is replaced on success alone.
+
+        Raises ServeError (NOT_FOUND, INVALID_ARGUMENT, UNAVAILABLE) with what is wrong and how to mend it.
+        """
+        driver = self.driver
         with self._loading:
-            if is_application(self.root, model):
-                self._applications.load(model)
-            else:
-                with self.driver.opening(model):
-                    self._load_model(model)
+            try:
+                refusal = self._load(model, driver)
+            except UnknownModelError as error:
+                raise ServeError(Status.NOT_FOUND, str(error)) from None
+            except (CotenantError, OSError) as error:
+                found = refused(self.root, model, error)
+                _log.error("model %r is not loaded: %s", model, found)
+                raise ServeError(found.status, self.names.refuse(model, found)) from None
         if self._is_ready:
             self._settle()
+        if refusal is not None:
+            raise refusal
 
     def unload(self, model: str) -> None:
         """See Backend."""
         with self._loading:
-            if self._applications.unload(model):
-                return
-            if model not in self._models:
+            if not self.names.get(model).is_declared:
                 raise ServeError(Status.NOT_FOUND, f"model {model!r} is not loaded")
-            self._failed[model] = "it was unloaded"
-            self._remove(model, "the model was unloaded")
-            self._applications.follow()
+            entry = self.names.take(model, "it was unloaded")
+            self._end_model(entry, "the model was unloaded")
+            self._end_application(entry, "the application was unloaded")
+            self.names.follow()
 
     def submit(self, request: InferRequest, done: Done) -> int:
         """See Backend."""
-        known = self._counted_as.get(request.model, request.model if request.model in self._failed else None)
-        with told_of_refusals(self._driver, self.clock, request, known):
-            served = self._front(request.model, request.version)
+        with told_of_refusals(self._driver, self.clock, request, self.names.get(request.model).tenant):
+            served = self.names.find(request.model, request.version)
+            self.names.check_workers(served)
             if isinstance(served, ServedApplication):
                 return self._flows.submit(served, request, done)
             form, inputs = served.form(request), request.inputs
@@ -275,7 +284,8 @@ class Server:
     def change_policy(self, policy: Policy) -> None:
         """Let another policy decide, make before break: see `reorganise.change`. Raises ConfigError or ModelError."""
         with self._loading:
-            served = {id(each): each for versions in self._models.values() for each in versions.values()}.values()
+            models = self.names.models.values()
+            served = {id(each): each for versions in models for each in versions.values()}.values()
             if policy.asks_groups and self._groups is None:
                 self._groups = learn_groups(self.driver, self.beliefs, self.root, served)
             change(self.driver, self._executor, self.beliefs, list(served), self.policy, policy)
@@ -285,81 +295,66 @@ class Server:
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
         """Take the deadlines of stages from how a plan divides the SLOs: nanoseconds by application and stage."""
         with self._loading:
-            self._applications.divide(shares_ns)
+            self.names.divide(shares_ns)
 
     # --- models ---------------------------------------------------------------------------------------------------
 
-    def _refuse(self, model: str, reason: str) -> str:
-        """A model cannot be loaded; what is served of it stays. Gives the reason as clients are told it."""
-        _log.error("model %r is not loaded: %s", model, reason)
-        told = within(self.root, reason)
-        if model not in self._models:
-            self._failed[model] = told
-        return told
-
-    def _front(self, model: str, version: str) -> ServedModel | ServedApplication:
-        """What clients call a model."""
-        return self._applications.find(model, version) or self._find(model, version)
-
-    def _stage_model(self, model: str) -> ServedModel:
-        """The default version of a model. Raises ServeError (UNAVAILABLE) with the reason when it is not served."""
-        versions = self._models.get(model)
-        if versions is None:
-            reason = self._failed.get(model, "there is no such model in the repository, or it was not loaded")
-            raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not served: {reason}")
-        return versions[""]
-
-    def _owners(self) -> dict[str, str]:
-        """The models that are served, by tenant."""
-        return {served.tenant.name: name for name, known in self._models.items() for served in known.values()}
-
-    def _find(self, model: str, version: str) -> ServedModel:
-        versions = self._models.get(model)
-        if versions is None:
-            if not self._is_ready:
-                raise ServeError(Status.UNAVAILABLE, f"model {model!r}: the server is starting or shutting down")
-            reason = self._failed.get(model)
-            if reason is not None:
-                raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not served: {reason}")
-            versions = self._models.get(model)  # a reload may have ended since the first look
-        if versions is None:
-            raise ServeError(Status.NOT_FOUND, f"model {model!r} is unknown; 'v2/repository/index' lists the models")
-        served = versions.get(version)
-        if served is None and (reason := self.opener.why(model, version)):
-            raise ServeError(Status.UNAVAILABLE, f"model {model!r} version {version} is not served: {reason}")
-        if served is None:
-            known = ", ".join(name for name in versions if name)
-            raise ServeError(Status.NOT_FOUND, f"model {model!r} has no version {version!r}; it has {known}")
-        return served
-
-    def _load_model(self, model: str) -> None:
-        try:
-            opened = self.opener.open(model, self.policy, self._owners(), is_served=model in self._models)
-        except UnknownModelError as error:
-            raise ServeError(Status.NOT_FOUND, str(error)) from None
-        except CotenantError as error:
-            status = error.status if isinstance(error, ServeError) else Status.INVALID_ARGUMENT
-            raise ServeError(status, self._refuse(model, str(error))) from None
-        if model in self._models:
-            self._failed[model] = "it is being reloaded"
-            self._remove(model, "the model was reloaded")
-        self._add(model, opened.served)
-        self._failed.pop(model, None)
-        self._applications.follow()
-        if opened.refusal is not None:
+    def _load(self, model: str, driver: Driver) -> ServeError | None:
+        """Load what the repository has under a name, and let it serve the name. Gives what the client is told where
+        that is only a part of it."""
+        entry = self.names.get(model)
+        if is_application(self.root, model):
+            return self._load_application(model, entry)
+        with driver.opening(model):
+            opened = self.opener.open(model, self.policy, self.names.owners(), entry)
+        if not opened.served:
+            assert opened.refusal is not None
+            self.names.note(model, opened.unserved)
             raise opened.refusal
+        with self._adding:
+            if self._is_stopping:
+                self.opener.close_all(opened.served)
+                raise ServeError(Status.UNAVAILABLE, f"model {model!r} is not loaded: the server is stopping")
+            if entry.is_declared:
+                self.names.take(model, "it is being reloaded")
+                self._end_model(entry, "the model was reloaded")
+                self._end_application(entry, "a model was loaded under its name")
+            self._add(model, opened)
+        self.names.follow()
+        return opened.refusal
+
+    def _load_application(self, name: str, entry: NameEntry) -> ServeError | None:
+        """Load an application; queries under way go on as they began.
+
+        One whose models are not all served is remembered, unless something serves its name, and served once they are.
+        """
+        spec = self.names.read_application(name)
+        try:
+            made = self.names.fit(spec)
+        except CotenantError as error:
+            _log.warning("application %r is not served: %s", name, error)
+            if not entry.is_served:
+                self.counters.add(name, spec.slo_ns)
+            return ServeError(Status.UNAVAILABLE, self.names.refuse(name, error, spec))
+        if entry.versions:
+            self._end_model(self.names.take(name, "it is being reloaded"), "an application was loaded under its name")
+        self.counters.add(name, spec.slo_ns)
+        self.names.put_application(spec, made)
+        self.names.follow()
+        return None
 
     def _settle(self) -> None:
         """Look ahead, and follow plans, for the models, the lanes and the plans that there are now."""
         with self._loading:
             foresee(self.driver, self.policy)
-            policy = self._together.followed(self.policy, [versions[""] for versions in self._models.values()])
+            policy = self._together.followed(self.policy, [versions[""] for versions in self.names.models.values()])
             if policy is not self.policy:
                 self.policy = policy
                 self.driver.post(PolicyChanged(policy))
-            self._together.seek(policy, self._applications.served.values())
+            self._together.seek(policy, self.names.applications.values())
 
-    def _add(self, model: str, versions: dict[str, ServedModel]) -> None:
+    def _add(self, model: str, opened: OpenedVersions) -> None:
+        versions = opened.served
         new = list({id(served): served for served in versions.values()}.values())
         for served in new:
             self._executor.add_model(served.tenant.name, served.loaded)
@@ -367,9 +362,8 @@ class Server:
         for served in new:
             self.driver.post(TenantAdded(served.tenant))
             self._executor.announce(served.tenant.name)
-        self._models[model] = versions
+        self.names.put_model(model, versions, opened.unserved)
         tenant = versions[""].tenant
-        self._counted_as[model] = tenant.name
         log_served(model, tenant, self.beliefs.alone_ns(tenant.name))
 
     def _open_books(self, new: Sequence[ServedModel], _: Engine) -> PredictorChanged:
@@ -383,13 +377,19 @@ class Server:
                 self.beliefs.believe_groups(self._groups)
         return PredictorChanged(self.beliefs.predictor)
 
-    def _remove(self, model: str, reason: str) -> None:
-        versions = self._models.pop(model)
-        for served in {id(served): served for served in versions.values()}.values():
+    def _end_model(self, entry: NameEntry, reason: str) -> None:
+        """The versions of a model, if the name had one, are served no more."""
+        for served in {id(served): served for served in entry.versions.values()}.values():
             served.is_over = True
             self.driver.post(TenantRemoved(served.tenant.name, reason))
             self._executor.remove_model(served.tenant.name)
             served.loaded.close()
+
+    def _end_application(self, entry: NameEntry, reason: str) -> None:
+        """The queries of an application, if the name had one, fail."""
+        if entry.spec is not None:
+            self._flows.fail(entry.spec.name, reason)
+            self.counters.remove(entry.spec.name)
 
     # --- looking on --------------------------------------------------------------------------------------------------
 

@@ -164,6 +164,21 @@ class Follower(Protocol):
         """An event was handled; what it returns happens next."""
 
 
+def _members(root: Path, workload: Workload) -> tuple[dict[str, ApplicationSpec], dict[str, ModelVersion]]:
+    """The applications of a workload, and all its models with those of their stages. Raises ConfigError."""
+    models = dict.fromkeys(load.model for load in workload.tenants)
+    declared = application_names(root)
+    specs = {name: read_application(root, name) for name in models if name in declared}
+    stages = [stage.model for spec in specs.values() for stage in spec.stages]
+    members = {model: default_version(root, model) for model in dict.fromkeys((*models, *stages)) if model not in specs}
+    return specs, members
+
+
+def tenants_of(root: Path, workload: Workload) -> list[str]:
+    """The tenants whose models a workload asks for. Raises ConfigError for a model that is not in the repository."""
+    return [found.tenant for found in _members(root, workload)[1].values()]
+
+
 def scenario_of(
     root: Path,
     workload: Workload,
@@ -178,11 +193,7 @@ def scenario_of(
     profile, and for queries that the server would refuse: of more rows than the model takes, or of a shape that it does
     not declare.
     """
-    models = dict.fromkeys(load.model for load in workload.tenants)
-    declared = application_names(root)
-    specs = {name: read_application(root, name) for name in models if name in declared}
-    stages = [stage.model for spec in specs.values() for stage in spec.stages]
-    members = {model: default_version(root, model) for model in dict.fromkeys((*models, *stages)) if model not in specs}
+    specs, members = _members(root, workload)
     tenants = {model: _tenant(root, model, found, profile) for model, found in members.items()}
     shapes = {model: len(found.config.model.shapes) for model, found in members.items()}
     tables = {tenant.name: profile.models[tenant.name].table(quantile) for tenant in tenants.values()}

@@ -33,7 +33,7 @@ _DRAWS = 8192
 _MERGED = 65_536
 """Arrivals merged at a time, about."""
 _MANY = 10_000_000
-"""Arrivals of a block of states from which on those behind the end of the run are left out."""
+"""Arrivals of a block of states from which on it is drawn in parts, and without those behind the end of the run."""
 _REGULAR, _LONG_S = 1e-9, 1e30
 """Coefficient of variation below which gaps are all alike, and a mean gap that is never over."""
 _FAR_NS = 1 << 62
@@ -116,7 +116,7 @@ class _Stream:
                 self._exhausted = True
             else:
                 parts.append(block)
-        held = np.concatenate(parts)
+        held = parts[0] if len(parts) == 1 else np.concatenate(parts)  # what is held may be long, and windows many
         cut = int(np.searchsorted(held, end_ns, side="left"))
         self._held = held[cut:]
         first, self._seq = self._seq, self._seq + cut
@@ -170,7 +170,8 @@ def _uniform(rate: float, rng: np.random.Generator, end_s: float) -> Iterator[Ti
 def _mmpp(process: Mmpp, rng: np.random.Generator, end_s: float) -> Iterator[Times]:
     """Draw dwell times of many states, then Poisson counts, then places within the dwell (order statistics).
 
-    Where a block would have very many arrivals its states end at the end of the run: a state may last years.
+    Where a block would have very many arrivals its states end at the end of the run, as a state may last years, and are
+    drawn in parts.
     """
     rates, dwells_s = np.array(process.rates), np.array(process.mean_dwell_s)
     states = len(rates)
@@ -182,13 +183,19 @@ def _mmpp(process: Mmpp, rng: np.random.Generator, end_s: float) -> Iterator[Tim
         visited = (state + np.arange(visits)) % states
         lengths_s = rng.exponential(dwells_s[visited])
         starts_s = now_s + np.concatenate(([0.0], np.cumsum(lengths_s)))
+        state = int((visited[-1] + 1) % states)
+        now_s = float(starts_s[-1])
         if (rates[visited] * lengths_s).sum() > _MANY:
             lengths_s = np.clip(end_s - starts_s[:-1], 0.0, lengths_s)
+            for rate, start_s, length_s in zip(rates[visited], starts_s[:-1], lengths_s, strict=True):
+                parts = max(1, math.ceil(rate * length_s / _MANY))
+                for part in range(parts):
+                    places = part + np.sort(rng.random(rng.poisson(rate * length_s / parts)))
+                    yield _nanoseconds(start_s + places * (length_s / parts))
+            continue
         counts = rng.poisson(rates[visited] * lengths_s)
         places = rng.random(int(counts.sum()))
         times_s = np.repeat(starts_s[:-1], counts) + places * np.repeat(lengths_s, counts)
-        state = int((visited[-1] + 1) % states)
-        now_s = float(starts_s[-1])
         yield _nanoseconds(np.sort(times_s))
 
 

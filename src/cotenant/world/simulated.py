@@ -180,7 +180,7 @@ class SimulatedExecutor:
         """See Executor."""
         self._batches.release(batch)
 
-    def close(self) -> None:
+    def close(self, until_s: float | None = None) -> None:
         """See Executor."""
 
     def _wait_for_next(self) -> None:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
 
+from cotenant.execute.threads.lanes import left_s
+
 _EARLY, _LATE = 2, 32
 """It looks again after this part of the time that is left, or by which the end is late."""
 _LEAST_NS, _MOST_NS = 10_000, 1_000_000
@@ -72,13 +74,14 @@ class Completions:
         with self._changed:
             self._changed.wait_for(lambda: not self._lanes.get(lane))
 
-    def close(self) -> None:
-        """Land all that is left, and stop."""
+    def close(self, until_s: float | None = None) -> bool:
+        """Land all that is left, and stop; nothing is waited for beyond `until_s`. Says whether all has landed."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(left_s(until_s))
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         sleep_precisely()

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from cotenant.execute.gpu.streams import StreamLane
+from cotenant.execute.threads.lanes import left_s
 from cotenant.shortages import start_thread
 
 T = TypeVar("T")
@@ -45,11 +46,12 @@ class LaneThread:
         self.put(run)
         return done.result()
 
-    def close(self) -> None:
-        """Finish what is queued and stop."""
+    def close(self, until_s: float | None = None) -> bool:
+        """Finish what is queued and stop; nothing is waited for beyond `until_s`. Says whether the thread has ended."""
         self._tasks.put(None)
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(left_s(until_s))
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:

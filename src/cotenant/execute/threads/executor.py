@@ -78,14 +78,14 @@ class ThreadExecutor(BaseExecutor):
         """See Executor."""
         return self._launches.grow(launch, share, on_grew)
 
-    def close(self) -> None:
+    def close(self, until_s: float | None = None) -> None:
         """See Executor."""
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
         for lane in lanes:
-            lane.close()
-        super().close()
+            lane.close(until_s)
+        super().close(until_s)
 
 
 def open_threads(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
@@ -38,17 +39,22 @@ class Lane:
         """Stop when what is queued is done; never blocks."""
         self._queue.put(None)
 
-    def close(self) -> None:
-        """Finish what is queued and stop."""
+    def close(self, until_s: float | None = None) -> None:
+        """Finish what is queued and stop; nothing is waited for beyond `until_s` of the monotonic clock."""
         self.stop()
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            self._thread.join(left_s(until_s))
 
     def _run(self) -> None:
         settle(self._partition.cores, self._nice)
         while (task := self._queue.get()) is not None:
             task()
             del task  # nothing that it holds may wait for the next one
+
+
+def left_s(until_s: float | None) -> float | None:
+    """Seconds until a time of the monotonic clock, 0 when it has passed; None, as time-outs take it, for no limit."""
+    return None if until_s is None else max(0.0, until_s - time.monotonic())
 
 
 def settle(cores: tuple[int, ...], nice: int) -> None:

@@ -205,16 +205,15 @@ class TorchExecutor(BaseExecutor):
                 self._ends.look()
         super().release(batch)
 
-    def close(self) -> None:
-        """See Executor."""
+    def close(self, until_s: float | None = None) -> None:
+        """See Executor. The device of a launch that has not ended by then is left to the end of the process."""
         with self._lock:
             lanes = list(self._lanes.values())
             self._lanes.clear()
-        for lane in lanes:
-            lane.close()
-        self._ends.close()
-        super().close()
-        self.device.close()
+        have_ended = [lane.close(until_s) for lane in lanes]
+        super().close(until_s)
+        if self._ends.close(until_s) and all(have_ended):
+            self.device.close()
 
     def do(self, share: Share, work: Callable[[StreamLane], T]) -> T:
         """Do work with the streams of a share, on the thread of its lane, and give what it gives. For measurements."""

@@ -40,8 +40,10 @@ class ProcessExecutor(BaseExecutor):
         self._lane_nice = lane_nice
         self._limits = limits
         self._supervisors: dict[str, WorkerSupervisor] = {}
+        self._loading: dict[str, WorkerSupervisor] = {}
         self._all: list[WorkerSupervisor] = []
         """Those that have not ended, also of models that were removed."""
+        self._is_stopping = False
         self._lost_before: dict[str, Counter[str]] = {}
         """Workers lost by the models that tenants had before."""
 
@@ -60,10 +62,19 @@ class ProcessExecutor(BaseExecutor):
             model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
         supervisor = WorkerSupervisor(message, limits, self._batches, self._tell)
-        supervisor.load()
         with self._lock:
             self._all = [each for each in self._all if each.is_alive]
-            self._all.append(supervisor)
+            self._loading[tenant] = supervisor
+            if self._is_stopping:
+                supervisor.close()
+        try:
+            supervisor.load()
+        finally:
+            with self._lock:
+                del self._loading[tenant]
+                self._all.append(supervisor)
+                if self._is_stopping:
+                    supervisor.close()
         return supervisor
 
     def prepare(self, model: Loaded, spec: LoadSpec) -> None:
@@ -94,6 +105,19 @@ class ProcessExecutor(BaseExecutor):
             gone = self._supervisors.pop(tenant, None)
             if gone is not None:
                 self._lost_before[tenant] = self._lost_before.get(tenant, Counter()) + Counter(gone.status.restarts)
+
+    def cancel_loads(self) -> None:
+        """See ModelExecutor."""
+        with self._lock:
+            self._is_stopping = True
+            loading = list(self._loading.values())
+        for supervisor in loading:
+            supervisor.close()
+
+    def lasting_problem(self, tenant: str) -> str:
+        """See ModelExecutor. Asked for every query: takes no lock."""
+        supervisor = self._supervisors.get(tenant)
+        return supervisor.lasting_problem if supervisor else ""
 
     def problem(self, tenant: str) -> str:
         """See ModelExecutor."""
@@ -128,16 +152,17 @@ class ProcessExecutor(BaseExecutor):
             supervisor.grow(launch, share, on_grew)
         return False
 
-    def close(self) -> None:
-        """See Executor."""
+    def close(self, until_s: float | None = None) -> None:
+        """See Executor. Workers that are still there at `until_s` are killed."""
+        self.cancel_loads()
         with self._lock:
-            supervisors, self._all = self._all, []
+            supervisors, self._all = [*self._all, *self._loading.values()], []
             self._supervisors.clear()
         for supervisor in supervisors:
             supervisor.close()
         for supervisor in supervisors:
-            supervisor.join()
-        super().close()
+            supervisor.join(until_s)
+        super().close(until_s)
 
     def _tell(self, event: Event) -> None:
         self.on_event(event)

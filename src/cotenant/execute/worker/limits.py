@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
+from cotenant.execute.errors import ModelError, WorkerLostError
 from cotenant.execute.worker.lane_link import Pending
 
 _S = 1_000_000_000
@@ -47,6 +49,11 @@ class LossKind(StrEnum):
     MEMORY = "memory"
     UNLOADABLE = "unloadable"
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the next worker finds the same, where this one was lost before it had loaded its model."""
+        return self in (LossKind.MEMORY, LossKind.UNLOADABLE)
+
 
 @dataclass(frozen=True, slots=True)
 class Loss:
@@ -55,6 +62,16 @@ class Loss:
     kind: LossKind
     reason: str
     mend: str = ""
+
+    def error(self, path: Path) -> ModelError:
+        """What a load is refused with whose first worker was lost so."""
+        kind = WorkerLostError if self.kind is LossKind.DIED else ModelError
+        return kind(path, self.reason, self.mend)
+
+    def sentence(self, tenant: str) -> str:
+        """What became of the worker; of a model that cannot be loaded the worker tells the reason alone."""
+        is_bare = self.kind is LossKind.UNLOADABLE
+        return f"the worker of {tenant!r} cannot load its model: {self.reason}" if is_bare else self.reason
 
 
 def overdue(launches: Iterable[Pending], passed_ns: int, limits: WorkerLimits) -> str | None:

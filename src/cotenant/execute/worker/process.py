@@ -9,6 +9,8 @@ from enum import StrEnum
 
 from cotenant.execute.worker.channel import Channel
 
+KILLED = "was killed by signal 9"
+"""What `ChildProcess.wait` says of a process that somebody, or the kernel for want of memory, ended at once."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 

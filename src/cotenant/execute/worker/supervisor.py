@@ -16,9 +16,9 @@ from pathlib import Path
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event, TenantResumed, TenantSuspended
 from cotenant.execute.batches import Batches, BatchTensors, reason_of
-from cotenant.execute.errors import ModelError
 from cotenant.execute.protocol import OnEnd, OnGrew, Timing, WorkerStatus
 from cotenant.execute.sessions import SessionSet, Wanted
+from cotenant.execute.threads.lanes import left_s
 from cotenant.execute.worker.channel import Ended, Grow, Message, Open, Prepared, Ready, Refused, ReleaseBatch, Started
 from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
@@ -30,6 +30,8 @@ from cotenant.work import Share
 _log = logging.getLogger("cotenant.workers")
 _MIB = 1 << 20
 _S = 1_000_000_000
+_KILLED_S = 1.0
+"""How long the end of a worker that was killed is waited for when the server stops."""
 
 
 class WorkerSupervisor:
@@ -52,26 +54,25 @@ class WorkerSupervisor:
         self._links: dict[tuple[int, ...], LaneLink] = {}
         self._pending: dict[int, Pending] = {}
         self._problem = ""
+        self.lasting_problem = ""
+        """Why the next worker will fail as the last one did, as far as is known, or ""."""
         self._losses: Counter[str] = Counter()
         self._affinity = CompletionAffinity()
-        self._start_ns = self._load_ns = 0
-        self._idle_ns = self._last_ns = 0
+        self._start_ns = self._load_ns = self._idle_ns = self._last_ns = 0
         name, work = f"cotenant-worker-{self.tenant}", lambda: self._sessions.hold(self._keep)
         self._thread = threading.Thread(target=work, name=name, daemon=True)
-
-    # --- for the executor -----------------------------------------------------------------------------------------
 
     def load(self) -> None:
         """Start the worker and wait until it has loaded the model. Raises ModelError when it cannot."""
         try:
             start_thread(self._thread, f"the model of {self.tenant!r} is not loaded")
         except RuntimeError:
-            reason, hint = "the system has no thread for its worker", "Raise the limit of threads and processes"
-            raise ModelError(Path(self._model.path), reason, hint) from None
+            loss = self._lost(LossKind.DIED, "cannot be started: the system has no thread for it")
+            raise loss.error(Path(self._model.path)) from None
         self._first.wait()
         if self._refusal is not None:
             self.join()
-            raise ModelError(Path(self._model.path), self._refusal.reason, self._refusal.mend)
+            raise self._refusal.error(Path(self._model.path))
 
     def start(self, launch: Launch, batch: BatchTensors, on_end: OnEnd) -> str | None:
         """Run a launch; never blocks. Gives a reason, and will not call `on_end`, when that cannot be."""
@@ -83,8 +84,7 @@ class WorkerSupervisor:
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor; the launch may be of another worker."""
-        pending = self._pending.get(launch)
-        if pending is not None:
+        if (pending := self._pending.get(launch)) is not None:
             pending.on_grew = on_grew
             self._send(Grow(launch, share.cores))
 
@@ -118,10 +118,15 @@ class WorkerSupervisor:
             elif self._process is not None:
                 self._process.kill()
 
-    def join(self) -> None:
-        """Wait until the worker is gone."""
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+    def join(self, until_s: float | None = None) -> None:
+        """Wait until the worker is gone. It is killed when `until_s` of the monotonic clock comes first."""
+        if (thread := self._thread) is threading.current_thread() or thread.ident is None:
+            return
+        thread.join(left_s(until_s))
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+        thread.join(_KILLED_S)
 
     @property
     def is_alive(self) -> bool:
@@ -137,9 +142,9 @@ class WorkerSupervisor:
     def status(self) -> WorkerStatus:
         """For the metrics page."""
         with self._lock:
-            process = self._process
+            process, times = self._process, (self._start_ns, self._load_ns)
             pid, resident = (process.pid, process.resident_bytes()) if process else (0, 0)
-            return WorkerStatus(self.tenant, pid, resident, self._start_ns, self._load_ns, dict(self._losses))
+            return WorkerStatus(self.tenant, pid, resident, *times, dict(self._losses))
 
     # --- the supervisor's thread --------------------------------------------------------------------------------------
 
@@ -148,7 +153,10 @@ class WorkerSupervisor:
         while not self._closing.wait(self._limits.pause_s(losses)):
             began = time.monotonic()
             try:
-                loss = self._live()
+                loss = self._open()
+                if loss is None:
+                    self._resume()
+                    loss = self._serve()
             except Exception as error:  # whatever is wrong here, launches end and the tenant gets another worker
                 _log.exception("keeping the worker of %r failed", self.tenant)
                 loss = self._broken(error)
@@ -161,14 +169,9 @@ class WorkerSupervisor:
                 self._first.set()
                 return
         self._end_process()
-
-    def _live(self) -> Loss | None:
-        """The life of one worker: how it was lost, or None when it ended because it was told to."""
-        loss = self._open()
-        if loss is None:
-            self._resume()
-            loss = self._serve()
-        return loss
+        if not self._first.is_set():  # it was closed before its first worker was there
+            self._refusal = self._lost(LossKind.DIED, "is not needed any more")
+            self._first.set()
 
     def _open(self) -> Loss | None:
         """Start a worker and have it load the model."""
@@ -179,7 +182,7 @@ class WorkerSupervisor:
             process = WorkerProcess(self.tenant, self._model.lane_nice)
         except OSError as error:
             report_error(error, f"the worker of {self.tenant!r} is not started")
-            return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be started ({error.strerror})")
+            return self._lost(LossKind.DIED, f"cannot be started ({error.strerror})")
         with self._lock:
             self._process = process
             if self._closing.is_set():  # `close` came before there was a process to kill
@@ -192,8 +195,7 @@ class WorkerSupervisor:
             except TimeoutError:
                 if time.monotonic_ns() - began < self._limits.load_limit_s * _S:
                     continue
-                text = f"had not loaded its model after {self._limits.load_limit_s:g} s"
-                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} {text}")
+                return self._lost(LossKind.HUNG, f"had not loaded its model after {self._limits.load_limit_s:g} s")
             except Exception as error:
                 return self._broken(error)
             at, last = time.monotonic_ns(), at
@@ -203,12 +205,13 @@ class WorkerSupervisor:
                     process.channel.post(self._sessions.begin())
                 case Ready() | Prepared(""):
                     self._load_ns = at - began - self._start_ns
-                    if isinstance(message, Prepared) and (loss := self._look(process)) is not None:
+                    if (loss := self._look(process)) is not None:
                         return loss
                     with self._lock:
                         rest = self._sessions.rest()
                         if rest is None:
                             self._state = WorkerState.UP
+                            self.lasting_problem = ""
                             return None
                     process.channel.post(rest)
                 case Prepared(reason):
@@ -222,11 +225,9 @@ class WorkerSupervisor:
         """Take completions until the worker is lost, or has ended since it was told to (None)."""
         process = self._process
         assert process is not None
-        self._last_ns = time.monotonic_ns()
-        self._idle_ns = 0
+        self._last_ns, self._idle_ns = time.monotonic_ns(), 0
         while True:
-            message: Message | None = None
-            is_tick = False
+            message, is_tick = None, False
             try:
                 message = process.channel.receive()
             except TimeoutError:
@@ -242,8 +243,7 @@ class WorkerSupervisor:
                     is_done = self._closing.is_set() and not self._pending
                 return None if is_done else self._died()
             process.channel.flush()
-            loss = self._look(process)
-            if loss is not None:
+            if (loss := self._look(process)) is not None:
                 return loss
             if isinstance(message, Prepared):  # only now: what it has loaded it also has room for
                 self._sessions.end(message.reason)
@@ -252,8 +252,7 @@ class WorkerSupervisor:
         pending = self._pending.get(message.launch)
         if pending is None:
             return
-        launch, error = pending.launch, message.error
-        link = self._links[launch.share.cores]
+        launch, error, link = pending.launch, message.error, self._links[pending.launch.share.cores]
         began = time.perf_counter_ns()
         try:
             if error is None and launch.part:  # the worker joins parts: one of its answers has all outputs
@@ -287,7 +286,7 @@ class WorkerSupervisor:
         limit = self._limits.memory_bytes
         if limit is not None and (held := process.resident_bytes()) > limit:
             sizes = f"of {limit / _MIB:g} MiB (it held {held / _MIB:.0f} MiB)"
-            return Loss(LossKind.MEMORY, f"the worker of {self.tenant!r} exceeded its memory limit {sizes}")
+            return self._lost(LossKind.MEMORY, f"exceeded its memory limit {sizes}")
         now = time.monotonic_ns()
         tick_ns = int(self._limits.tick_s * _S)
         if now - self._last_ns < tick_ns:
@@ -297,7 +296,7 @@ class WorkerSupervisor:
         with self._lock:
             hung = overdue(self._pending.values(), passed, self._limits)
             if hung is not None:
-                return Loss(LossKind.HUNG, f"the worker of {self.tenant!r} hung: {hung}")
+                return self._lost(LossKind.HUNG, f"hung: {hung}")
             if self._closing.is_set() and not self._pending:
                 self._idle_ns += passed
                 if self._idle_ns > self._limits.hang_floor_s * _S:
@@ -321,23 +320,23 @@ class WorkerSupervisor:
         """Tell the core before the launches end, so that it starts nothing else there; then let them end."""
         if self._process is not None:
             self._process.kill()
-        if loss.kind in (LossKind.MEMORY, LossKind.UNLOADABLE):
+        if loss.kind.is_lasting:
             self._sessions.end(loss.reason)  # the next worker does not try that again
         with self._telling:
             with self._lock:
-                self._problem = loss.reason
+                self._problem = reason = loss.sentence(self.tenant)
                 was_up = self._state is WorkerState.UP
+                self.lasting_problem = reason if loss.kind.is_lasting and not was_up else ""
                 if was_up:
                     self._state = WorkerState.FAILING
                 self._losses[loss.kind.value] += 1
             if not self._closing.is_set() and self._first.is_set():
-                _log.error("%s", loss.reason if was_up else f"the worker of {self.tenant!r}: {loss.reason}")
+                _log.error("%s", reason)
                 if was_up:
-                    self._on_event(TenantSuspended(self.tenant, loss.reason))
+                    self._on_event(TenantSuspended(self.tenant, reason))
         with self._lock:
             self._state = WorkerState.DOWN
-            ended = list(self._pending.values())
-            self._pending.clear()
+            ended, self._pending = list(self._pending.values()), {}
         self._end_process()
         for pending in ended:
             pending.on_end(pending.launch.id, loss.reason, Timing(pending.input_ns))
@@ -392,7 +391,10 @@ class WorkerSupervisor:
     def _died(self) -> Loss:
         assert self._process is not None
         self._process.kill()  # it may have closed its end alone
-        return Loss(LossKind.DIED, f"the worker of {self.tenant!r} {self._process.wait()}")
+        return self._lost(LossKind.DIED, self._process.wait())
 
     def _broken(self, error: Exception) -> Loss:
-        return Loss(LossKind.DIED, f"the worker of {self.tenant!r} cannot be understood ({reason_of(error)})")
+        return self._lost(LossKind.DIED, f"cannot be understood ({reason_of(error)})")
+
+    def _lost(self, kind: LossKind, how: str) -> Loss:
+        return Loss(kind, f"the worker of {self.tenant!r} {how}")

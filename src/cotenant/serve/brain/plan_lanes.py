@@ -13,7 +13,9 @@ from msgspec.structs import replace
 from cotenant.plan.file import PlanFile, read_plan
 from cotenant.plan.match import match
 from cotenant.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
-from cotenant.serve.brain.plan_names import check_names, check_owners, renamed, shares_of, stage_tenants
+from cotenant.repository import profile_path
+from cotenant.repository.measured_content import valid_profile
+from cotenant.serve.brain.plan_names import check_names, check_owners, check_slos, renamed, shares_of, stage_tenants
 from cotenant.work import Round, Share
 
 
@@ -79,18 +81,30 @@ class ServedPlan:
 
 
 def open_plan(
-    path: Path, number: int, place: Divisible, running: PlanLanes | None = None, root: Path | None = None
+    path: Path,
+    number: int,
+    place: Divisible,
+    running: PlanLanes | None = None,
+    root: Path | None = None,
+    *,
+    stale: bool = False,
 ) -> ServedPlan:
     """Read a plan file and lay its device of that number out here. Raises PlanError.
 
-    `root` is the repository that is served, which says whose queries the stages of its applications are; a plan with a
-    tenant who owns no model there is refused.
+    `root` is the repository that is served, which says whose queries the stages of its applications are. A plan is
+    refused with a tenant who owns no model there, or has another SLO. It is refused with StaleProfileError, which
+    `stale` allows, for a model that changed since it was measured; a plan for a repository without a profile rests on
+    another one.
     """
     file = read_plan(path)
     if root is None:
         return lay_out(file, str(path), number, place, running)
     served = lay_out(file, str(path), number, place, running, stage_tenants(root, file.request))
-    check_owners([*served.plan.rates_per_s, *[load.tenant for load in served.loads]], root, str(path))
+    tenants = dict.fromkeys([*served.plan.rates_per_s, *[load.tenant for load in served.loads]])
+    check_owners(tenants, root, str(path))
+    check_slos(file.request, tenants, root, str(path))
+    if profile_path(root).exists():
+        valid_profile(root, tenants, stale=stale)
     return served
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from cotenant.plan.file import Request
-from cotenant.plan.types import DevicePlan, PlanError
+from cotenant.plan.types import NS_PER_MS, DevicePlan, PlanError
 from cotenant.repository import model_names, readable_versions
 from cotenant.repository.application_spec import readable_applications
 
@@ -74,6 +74,37 @@ def check_owners(tenants: Iterable[str], root: Path, where: str) -> None:
                 f"{where}: names tenant {tenant!r}, who owns no model in {root}, "
                 f"expected one of {', '.join(sorted(known)) or 'none'} "
                 "(the load APPLICATION.STAGE is served by a tenant called so, else by that of the stage's model)"
+            )
+
+
+def slos_of(root: Path) -> dict[str, int]:
+    """The SLOs in nanoseconds that a server of a repository enforces, by tenant."""
+    return {each.tenant: round(each.config.tenant.slo_ms * NS_PER_MS) for each in readable_versions(root)}
+
+
+def check_slos(request: Request, tenants: Iterable[str], root: Path, where: str) -> None:
+    """See to it that these tenants, and the applications, were planned with the SLOs of their `config.toml`, which the
+    server enforces. Raises PlanError, which names both.
+
+    The loads of stages have parts of the SLOs of their applications.
+    """
+    stages = {application.tenant(stage) for application in request.applications for stage in application.stages}
+    enforced, declared = slos_of(root), readable_applications(root)
+    planned = [
+        (f"tenant {load.tenant!r}", load.slo_ns, enforced.get(load.tenant))
+        for load in request.loads
+        if load.tenant in tenants and load.tenant not in stages
+    ]
+    planned += [
+        (f"application {each.name!r}", each.slo_ns, declared[each.name].slo_ns)
+        for each in request.applications
+        if each.name in declared
+    ]
+    for who, slo_ns, known_ns in planned:
+        if known_ns is not None and slo_ns != known_ns:
+            raise PlanError(
+                f"{where}: plans {who} with an SLO of {slo_ns / NS_PER_MS:g} ms, and its config.toml says "
+                f"{known_ns / NS_PER_MS:g} ms, which is what a server enforces: plan again, or make them equal"
             )
 
 

@@ -46,7 +46,8 @@ FindCosts = Callable[[Path, Sequence[DeviceType]], CostBasis]
 class Replanner:
     """Follows the load of a server that runs a plan. An observer of its driver; implements `PlanView`.
 
-    `path` is the plan's file, which `reload` reads again. Planners and costs may be given for tests.
+    `path` is the plan's file, which `reload` reads again. With `stale`, measurements of models that changed since are
+    used. Planners and costs may be given for tests.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Replanner:
         served: ServedPlan,
         section: PlanSection,
         *,
+        stale: bool = False,
         planners: MakePlanner = make_planner,
-        costs: FindCosts = costs_of_repository,
+        costs: FindCosts | None = None,
     ) -> None:
         self._server = server
         self._path = path
@@ -65,6 +67,7 @@ class Replanner:
         self._section = section
         self._planners = planners
         self._costs = costs
+        self._stale = stale
         self._place = Cores(tuple(core for device in server.machine.devices for core in device.cores))
         tracking = TrackingSettings(headroom=section.headroom)
         self._settings = FollowSettings(tracking, leave_out=False)
@@ -104,16 +107,22 @@ class Replanner:
                         "the plan has batches of %d rows of tenant %r, whose model.max_batch is %d: less is served",
                         *(slot.batch, slot.tenant, tenant.max_batch),
                     )
+        if not self._is_followed:
+            _log.warning(
+                "policy %r follows no rounds: the partitions of the plan are the lanes, and its slots, batches and "
+                "rates are left out; leave --policy out to run them",
+                self._server.policy.name,
+            )
         self._server.following = self
         self._server.divide(self._served.shares_ns)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Change nothing any more, and let the thread end; a planner at work is not waited for long."""
+    def stop(self, patience_s: float = _STOP_S) -> None:
+        """Change nothing any more, and let the thread end; a planner at work is waited for `patience_s` at most."""
         self._stopping.set()
         self._wishes.put("stop")
         if self._thread.is_alive():
-            self._thread.join(_STOP_S)
+            self._thread.join(patience_s)
 
     def reload(self) -> None:
         """Read the plan's file again, soon. May be called from the handler of a signal."""
@@ -130,13 +139,19 @@ class Replanner:
         """See PlanView."""
         with self._changed:
             share = min((self._held.share, *self._above.values()))
-            return PlanFigures(self._version, self._version - 1, share, self._tracker.rates)
+            rates = self._tracker.rates
+        return PlanFigures(self._version, self._version - 1, share, rates, self._is_followed)
 
     def status(self) -> Mapping[str, Any]:
         """See PlanView."""
         with self._changed:
             served, breaks = self._served, self._breaks
-        return plan_status(served.plan, served.lanes, self.figures(), self._server.counters.by_tenant, breaks)
+        counters, policy = self._server.counters.by_tenant, self._server.policy.name
+        return plan_status(served.plan, served.lanes, self.figures(), counters, breaks, policy)
+
+    @property
+    def _is_followed(self) -> bool:
+        return hasattr(self._server.policy, "rounds")
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
@@ -159,7 +174,7 @@ class Replanner:
                 now = clock.now_ns()
                 self._count(now - last_ns)
                 last_ns, windows = now, windows + 1
-                if self._section.period_s and windows % WINDOWS_A_PERIOD == 0:
+                if self._section.period_s and self._is_followed and windows % WINDOWS_A_PERIOD == 0:
                     self._look()
             except CotenantError as error:
                 _log.error("the plan stays as it is: %s", error)
@@ -171,7 +186,8 @@ class Replanner:
             rows, self._rows = self._rows, {}
         with self._changed:
             self._tracker = self._tracker.after(rows, max(1, window_ns))
-        self._compare(window_ns / 1e9)
+        if self._is_followed:
+            self._compare(window_ns / 1e9)
 
     def _compare(self, window_s: float) -> None:
         """Say of whom more arrives than the plan serves: once as it begins, and once as it ends."""
@@ -193,7 +209,9 @@ class Replanner:
                 _log.info("tenant %r is within the plan again: %.3g rows a second of %.3g", *figures)
 
     def _reload(self) -> None:
-        served = open_plan(self._path, self._section.device, self._place, self._served.lanes, self._server.root)
+        served = open_plan(
+            self._path, self._section.device, self._place, self._served.lanes, self._server.root, stale=self._stale
+        )
         self._reorganise(served, RunningPlan(Plan((served.plan,))), "", f"{self._path} was read again")
 
     def _look(self) -> None:
@@ -206,7 +224,11 @@ class Replanner:
         reason, self._held = compare(loads, (served.device,), self._held, settings.tracking)
         if reason is Reason.KEEP or not loads:
             return
-        basis = self._costs(self._server.root, (served.device,))
+        root, models = self._server.root, [load.model for load in loads]
+        if self._costs is not None:
+            basis = self._costs(root, (served.device,))
+        else:
+            basis = costs_of_repository(root, (served.device,), models=models, stale=self._stale)
         planner = self._planners(self._section.planner, self._section.headroom)
         step = PlanFollower(planner, basis.devices, basis.costs, settings).seek(loads, self._held, reason)
         detail = step.breaks.detail if step.breaks else ""

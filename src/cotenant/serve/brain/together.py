@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import msgspec
 
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
+from cotenant.execute.threads.lanes import left_s
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.plan.granularity.kept import read_together, usable, verdict, words_of
 from cotenant.plan.granularity.profiled import table_of_latencies
@@ -31,7 +33,8 @@ HAND_OVER_NS = 100_000
 """From the end of a launch to the beginning of one that waits for it: chosen by hand, twice what `simulate` charges a
 launch, which is from measurements (docs/benchmarks.md)."""
 _LATE_S = 60.0
-"""After which a search is given up."""
+"""After which a search is ended; it is tried again, with twice the time, behind the others."""
+_TRIES = 3
 _log = logging.getLogger("cotenant.together")
 
 
@@ -53,6 +56,7 @@ class TogetherPlans:
         self._thread: threading.Thread | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._is_over = False
+        self._limit_s = _LATE_S
 
     def read(self) -> None:
         """Read what the repository keeps; a broken file, and plans that rest on old figures, are told to the log."""
@@ -113,23 +117,35 @@ class TogetherPlans:
             self._thread = threading.Thread(target=self._run, args=(asked,), name="cotenant-together", daemon=True)
             self._thread.start()
 
-    def close(self) -> None:
-        """End what is sought."""
+    def close(self, until_s: float | None = None) -> None:
+        """End what is sought; it is not waited for beyond `until_s` of the monotonic clock."""
         self._is_over = True
         if self._process is not None:
             self._process.kill()
-        if self._thread is not None:
-            self._thread.join()
+        thread = self._thread
+        if thread is not None:
+            thread.join(left_s(until_s))
 
     def _run(self, asked: dict[object, Asked]) -> None:
-        for key, each in asked.items():
-            found = None if self._is_over else self._search(each)
-            self._found[key] = found
+        left = deque((key, each, 1) for key, each in asked.items())
+        while left and not self._is_over:
+            key, each, tries = left.popleft()
+            self._limit_s = _LATE_S * 2 ** (tries - 1)
+            try:
+                self._found[key] = self._search(each)
+            except TimeoutError as error:
+                is_last = tries == _TRIES
+                _log.warning("%s; it is %s", error, "given up" if is_last else "tried again with twice the time")
+                if is_last:
+                    self._found[key] = None
+                else:
+                    left.append((key, each, tries + 1))
         self._thread = None
         if not self._is_over:
             self._adopt()
 
     def _search(self, asked: Asked) -> TogetherPlan | None:
+        """What a process of its own finds. Raises TimeoutError when that does not end in time."""
         names = " and ".join(member.model for member in asked.members)
         command = [sys.executable, "-P", "-m", "cotenant.plan.granularity.worker"]
         try:
@@ -139,11 +155,14 @@ class TogetherPlans:
                 if self._is_over:
                     self._process.kill()
                 try:
-                    out, _ = self._process.communicate(msgspec.json.encode(asked), timeout=_LATE_S)
+                    out, _ = self._process.communicate(msgspec.json.encode(asked), timeout=self._limit_s)
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     raise
             found = msgspec.json.decode(out, type=TogetherPlan | None)
+        except subprocess.TimeoutExpired:
+            text = f"the search of a plan for {names} together did not end within {self._limit_s:g} s"
+            raise TimeoutError(text) from None
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
             if not self._is_over:
                 _log.warning("no plan for %s together could be sought: %s", names, error)

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf import json_format
 
 from cotenant.serve.door.control import NO_OVERRIDES, model_index, model_metadata, model_statistics
+from cotenant.serve.door.load_line import LoadLine
 from cotenant.wire.api import Control, Describe, ServeError, Status
 from cotenant.wire.codec import shown
 from cotenant.wire.oip import HEALTH_SERVICE, MESSAGES, SERVER_METADATA, SERVICE
@@ -58,17 +59,17 @@ def _index(backend: Control, message: Any) -> Any:
     return MESSAGES["RepositoryIndexResponse"](models=model_index(backend, message.ready))
 
 
-def _load(backend: Control, message: Any) -> Any:
+def _load(line: LoadLine, message: Any) -> Any:
     _check_repository(message.repository_name)
     if message.parameters:
         raise ServeError(Status.UNIMPLEMENTED, NO_OVERRIDES)
-    backend.load(message.model_name)
+    line.load(message.model_name).result()
     return MESSAGES["RepositoryModelLoadResponse"]()
 
 
-def _unload(backend: Control, message: Any) -> Any:
+def _unload(line: LoadLine, message: Any) -> Any:
     _check_repository(message.repository_name)
-    backend.unload(message.model_name)
+    line.unload(message.model_name).result()
     return MESSAGES["RepositoryModelUnloadResponse"]()
 
 
@@ -93,7 +94,10 @@ CONTROL: dict[str, Callable[[Control, Any], Any]] = {
     "ServerMetadata": _server_metadata,
     "ModelStatistics": _model_statistics,
     "RepositoryIndex": _index,
+}
+"""The methods that are answered by one blocking call; the request of each is `<method>Request`."""
+LOADS: dict[str, Callable[[LoadLine, Any], Any]] = {
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
 }
-"""The methods that are answered by one blocking call; the request of each is `<method>Request`."""
+"""The methods that wait in the line of loads, named likewise."""

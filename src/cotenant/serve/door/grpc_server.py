@@ -20,8 +20,9 @@ from msgspec import structs
 
 from cotenant.errors import CotenantError
 from cotenant.serve.door.call_threads import CallThreads, Slots
-from cotenant.serve.door.grpc_control import CONTROL, health
+from cotenant.serve.door.grpc_control import CONTROL, LOADS, health
 from cotenant.serve.door.grpc_stream import Stream, encode_answer
+from cotenant.serve.door.load_line import LoadLine
 from cotenant.types import Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Control, InferRequest, InferResult, ServeError, Status
@@ -33,6 +34,10 @@ _log = logging.getLogger("cotenant.grpc")
 
 _RESERVED_THREADS = 16
 """Threads that infer calls cannot take, so that health checks and control calls are answered under overload."""
+_LOAD_THREADS = 32
+"""Threads for calls that wait for a load; further ones are refused."""
+_CANCELLED_S = 0.3
+"""Time that calls have to end once they are cancelled, when the server stops."""
 _FIRST_THREADS = 4
 """Threads that start with the server: calls are answered, one after the other, where the system gives no further."""
 _DAY_S = 86_400.0
@@ -66,6 +71,8 @@ class GrpcServer:
         self._threads: CallThreads | None = None
         self._slots = Slots(self._limits.max_concurrent_rpcs)
         self._streams: dict[Stream, None] = {}
+        self._load_slots = Slots(_LOAD_THREADS)
+        self._loads = LoadLine(backend, "cotenant-grpc-loads")
 
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
@@ -77,7 +84,7 @@ class GrpcServer:
         limits = self._limits
         # Every infer call holds a thread until its answer is there, so the number of threads bounds the number of
         # queries that can wait. They are made on demand and, asleep, cost little but address space.
-        threads = CallThreads(limits.max_concurrent_rpcs + _RESERVED_THREADS, "cotenant-grpc")
+        threads = CallThreads(limits.max_concurrent_rpcs + _LOAD_THREADS + _RESERVED_THREADS, "cotenant-grpc")
         threads.start(_FIRST_THREADS)
         server = grpc.server(
             threads,
@@ -89,7 +96,7 @@ class GrpcServer:
                 ("grpc.absolute_max_metadata_size", 2 * limits.max_header_bytes),
             ),
             # Calls beyond the slots are refused with a sentence by their handlers; this bounds the queue before them.
-            maximum_concurrent_rpcs=2 * (limits.max_concurrent_rpcs + _RESERVED_THREADS),
+            maximum_concurrent_rpcs=2 * (limits.max_concurrent_rpcs + _LOAD_THREADS + _RESERVED_THREADS),
         )
         server.add_generic_rpc_handlers(
             (
@@ -118,11 +125,12 @@ class GrpcServer:
 
         Streams take no further request and end with what they have taken.
         """
+        self._loads.close()
         if self._server is not None:
             stopped = self._server.stop(grace_s)
             for stream in list(self._streams):
                 stream.close()
-            stopped.wait(grace_s + 5.0)
+            stopped.wait(grace_s + _CANCELLED_S)
         if self._threads is not None:
             self._threads.shutdown()
 
@@ -134,6 +142,10 @@ class GrpcServer:
         for method, call in CONTROL.items():
             handlers[method] = grpc.unary_unary_rpc_method_handler(
                 self._guarded(f"{method}Request", functools.partial(self._control, call))
+            )
+        for method, change in LOADS.items():
+            handlers[method] = grpc.unary_unary_rpc_method_handler(
+                self._guarded(f"{method}Request", functools.partial(self._load, change))
             )
         for method, sentence in _UNSERVED.items():
             handlers[method] = grpc.unary_unary_rpc_method_handler(_refusing(sentence))
@@ -171,6 +183,15 @@ class GrpcServer:
 
     def _control(self, call: Callable[[Control, Any], Any], message: Any, context: Any) -> Any:
         return call(self._backend, message)
+
+    def _load(self, change: Callable[[LoadLine, Any], Any], message: Any, context: Any) -> Any:
+        if not self._load_slots.take():
+            text = f"{_LOAD_THREADS} gRPC calls wait for loads already, the limit; try again when some have ended"
+            raise ServeError(Status.UNAVAILABLE, text)
+        try:
+            return change(self._loads, message)
+        finally:
+            self._load_slots.give_back()
 
     def _infer(self, message: Any, context: Any) -> Any:
         if not self._slots.take():

@@ -10,14 +10,16 @@ import asyncio
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import Future
 from typing import Any
 
 from msgspec import structs
 
 from cotenant.serve.door.call_threads import LoopThreads
-from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, Answer, error_answer
+from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, LOADS, Answer, error_answer, json_answer
 from cotenant.serve.door.http_pending import PendingReplies, Receive
 from cotenant.serve.door.http_routes import Endpoint, HttpRoute, Router
+from cotenant.serve.door.load_line import LoadLine
 from cotenant.types import ANSWERS
 from cotenant.wire import codec_http
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
@@ -60,11 +62,11 @@ class _DisconnectedError(Exception):
 def http_app(backend: Backend, limits: Limits) -> HttpApp:
     """Make the ASGI application that serves `backend` to clients of the Open Inference Protocol v2."""
     control = {endpoint: functools.partial(call, backend) for endpoint, call in CONTROL.items()}
-    return HttpApp(backend, limits, control, backend.replied)
+    return HttpApp(backend, limits, control, backend.replied, LoadLine(backend, "cotenant-http-loads"))
 
 
 class HttpApp:
-    """An ASGI application with two small pools of threads, which `close` lets go.
+    """An ASGI application with two small pools of threads and a line of loads, which `close` lets go.
 
     `control` answers every other endpoint that it is asked for; `replied`: see Backend.
     """
@@ -75,6 +77,7 @@ class HttpApp:
         limits: Limits,
         control: Mapping[Endpoint, Callable[[HttpRoute, bytes], Answer]],
         replied: Callable[[InferResult], None] = lambda _: None,
+        loads: LoadLine | None = None,
     ) -> None:
         self._backend = backend
         self._limits = limits
@@ -82,11 +85,14 @@ class HttpApp:
         self._replied = replied
         self._router = Router()
         self._pending: PendingReplies | None = None
+        self._loads = loads
         self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
         self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
 
     def close(self) -> None:
         """Let the idle threads end; requests in progress are not waited for."""
+        if self._loads is not None:
+            self._loads.close()
         self._control_threads.shutdown()
         self._codec_threads.shutdown()
 
@@ -139,6 +145,11 @@ class HttpApp:
                     self._check_length(value)
             body = await self._read(receive)
         loop = asyncio.get_running_loop()
+        if route.endpoint in LOADS and self._loads is not None:
+            put = functools.partial(LOADS[route.endpoint], self._loads, route, body)
+            waiting: Future[None] = await loop.run_in_executor(self._control_threads, put)
+            await asyncio.shield(asyncio.wrap_future(waiting))  # others may wait for the same load
+            return json_answer(200, {})
         return await loop.run_in_executor(self._control_threads, self._calls[route.endpoint], route, body)
 
     def _check_length(self, value: bytes) -> None:

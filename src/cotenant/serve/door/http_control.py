@@ -1,17 +1,19 @@
 """Every HTTP endpoint but infer: health, metadata, configuration, statistics, repository, metrics.
 
-Plain functions that may block (a model is loaded in them), so the application runs them outside of its event loop.
+Plain functions that may block, so the application runs them outside of its event loop. Loads wait in a line instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import msgspec
 
 from cotenant.serve.door.control import NO_OVERRIDES, model_index, model_metadata, model_statistics
 from cotenant.serve.door.http_routes import Endpoint, HttpRoute
+from cotenant.serve.door.load_line import LoadLine
 from cotenant.wire.api import Control, Describe, ServeError, Status
 from cotenant.wire.codec_http import parse_json
 from cotenant.wire.oip import SERVER_METADATA
@@ -95,19 +97,17 @@ def _index(backend: Control, route: HttpRoute, body: bytes) -> Answer:
     return json_answer(200, model_index(backend, wanted.ready))
 
 
-def _load(backend: Control, route: HttpRoute, body: bytes) -> Answer:
+def _load(line: LoadLine, route: HttpRoute, body: bytes) -> Future[None]:
     wanted = parse_json("request JSON", _decode_load, body) if body.strip() else _LoadBody()
     if wanted.parameters:
         raise ServeError(Status.UNIMPLEMENTED, NO_OVERRIDES)
-    backend.load(route.model)
-    return json_answer(200, {})
+    return line.load(route.model)
 
 
-def _unload(backend: Control, route: HttpRoute, body: bytes) -> Answer:
+def _unload(line: LoadLine, route: HttpRoute, body: bytes) -> Future[None]:
     if body.strip():
         parse_json("request JSON", _decode_load, body)
-    backend.unload(route.model)
-    return json_answer(200, {})
+    return line.unload(route.model)
 
 
 def _metrics(backend: Control, route: HttpRoute, body: bytes) -> Answer:
@@ -131,9 +131,12 @@ CONTROL: dict[Endpoint, Callable[[Control, HttpRoute, bytes], Answer]] = {
     Endpoint.READY: _ready,
     Endpoint.STATISTICS: _statistics,
     Endpoint.INDEX: _index,
-    Endpoint.LOAD: _load,
-    Endpoint.UNLOAD: _unload,
     Endpoint.METRICS: _metrics,
     Endpoint.PLAN: _plan,
 }
 """The endpoints that are answered by one blocking call."""
+LOADS: dict[Endpoint, Callable[[LoadLine, HttpRoute, bytes], Future[None]]] = {
+    Endpoint.LOAD: _load,
+    Endpoint.UNLOAD: _unload,
+}
+"""The endpoints that wait in the line of loads, and answer with an empty object."""

@@ -18,6 +18,8 @@ from cotenant.wire.codec import Limits
 _BACKLOG = 1024
 _KEEP_ALIVE_S = 65
 """Longer than the 60 s of common load balancers, so that these never reuse a connection just closed."""
+_CANCELLED_S = 0.3
+"""Time that requests have to end once they are cancelled, when the server stops."""
 
 
 def listen(host: str, port: int, what: str) -> socket.socket:
@@ -126,7 +128,7 @@ class HttpServer:
         settings: Any = server.config
         settings.timeout_graceful_shutdown = grace_s
         server.should_exit = True
-        thread.join(grace_s + 2.0)
+        thread.join(grace_s + _CANCELLED_S)
         if thread.is_alive():
             server.force_exit = True
-            thread.join(2.0)
+            thread.join(_CANCELLED_S)

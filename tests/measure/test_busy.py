@@ -1,0 +1,53 @@
+"""What other processes took of the cores: told from the kernel's times and those of this process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.measure import busy
+from cotenant.measure.busy import OthersTime, busy_s
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def stat(*cores: tuple[int, ...]) -> str:
+    lines = [f"cpu{at} {' '.join(map(str, columns))}" for at, columns in enumerate(cores)]
+    return "\n".join(["cpu  1 1 1 1 1 1 1 1 1 1", *lines, "intr 5", "ctxt 7"])
+
+
+def test_idle_time_and_guests_do_not_count() -> None:
+    text = stat((1, 2, 3, 100, 100, 4, 5, 6, 50, 50), (7, 0, 0, 9, 9, 0, 0, 0, 0, 0), (1000,) * 10)
+    assert busy_s(text, (0, 1)) == pytest.approx(28 / TICKS)
+    assert busy_s(text, (1,)) == pytest.approx(7 / TICKS)
+    assert busy_s("", (0, 1)) == 0
+
+
+@given(wall_s=st.floats(0.0, 100), own=st.floats(0, 1), others=st.floats(0, 1), count=st.integers(1, 64))
+def test_the_share_of_others_is_what_was_busy_without_this_process(
+    wall_s: float, own: float, others: float, count: int
+) -> None:
+    others = min(others, 1 - own)
+    now = [(5.0, 3.0, 1.0)]
+    total = wall_s * count
+    now.append((5.0 + wall_s, 3.0 + total * (own + others), 1.0 + total * own))
+    watch = OthersTime(range(count))
+    watch._now = lambda: now.pop(0)  # type: ignore[method-assign]
+    with watch:
+        pass
+    assert watch.share == pytest.approx(others if wall_s >= 0.21 else watch.share, abs=1e-6)
+    assert 0 <= watch.share <= 1
+    assert watch.is_disturbed == (watch.share > busy.MOST_OTHERS)
+
+
+def test_without_the_kernels_times_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(busy, "_STAT", tmp_path / "none")
+    monkeypatch.setattr(busy, "time", SimpleNamespace(monotonic=iter((0.0, 9.0)).__next__))
+    with OthersTime((0,)) as watch:
+        pass
+    assert watch.share == 0.0
