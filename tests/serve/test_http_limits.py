@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -231,3 +232,29 @@ def test_a_client_that_closes_its_side_has_left(backend: CountingBackend, port: 
         assert backend.cancelled.get(timeout=WAIT_S) == number
         assert rest_of(connection) == b""
     assert backend.settled()
+
+
+@pytest.mark.parametrize("first", [b"", b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"no http\r\n\r\n",
+        b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        b"GET /v2/health/live HTTP/1.0\r\n\r\n",
+        b"POST /v2/models/tiny/infer HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"200000\r\n" + bytes(0x200000) + b"\r\n",
+    ],
+)
+def test_the_last_answer_arrives_though_the_client_sends_on(port: int, first: bytes, last: bytes) -> None:
+    """The system answers bytes that the server leaves unread with a reset, which takes answers away from the client."""
+    with connect(port) as connection:
+        connection.sendall(first + last)
+        heard = connection.recv(1, socket.MSG_PEEK)  # the server has ended, or is about to
+        for _ in range(50):
+            connection.sendall(bytes(10_000))
+        answer = b""
+        while piece := connection.recv(1 << 16):
+            answer += piece
+    assert answer.startswith(heard)
+    assert len(re.findall(rb"HTTP/1.1 \d{3} ", answer)) == 1 + bool(first)
+    assert b"connection: close" in answer

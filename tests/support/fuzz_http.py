@@ -211,10 +211,11 @@ def exchange(
         received = _read(received, found.answers)
         if len(found.answers) >= count and not received and found.answers[-1][1].get(b"connection") != b"close":
             return found
+        is_idle = is_waiting()  # before it reads: what was written by then is read
         try:
             piece = connection.recv(1 << 16)
         except TimeoutError:
-            if is_waiting():
+            if is_idle:
                 found.is_open = False
                 return found
             continue
