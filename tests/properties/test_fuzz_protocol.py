@@ -113,6 +113,8 @@ class Watched:
     def is_waiting(self, sent: int) -> bool:
         """Whether all that was sent has been parsed, and only a request that is not complete is left."""
         protocol = self.protocol
+        if protocol is None:  # the connection has not been taken yet
+            return False
         owed = [each for each in list(protocol._unanswered) if not each.more_body]
         return self.received == sent and not protocol._flow.is_held and not owed
 
@@ -129,6 +131,7 @@ def test_http_heads_and_frames(monkeypatch: pytest.MonkeyPatch, caplog: pytest.L
     with fake_target() as target, serving(target.backend, LIMITS) as ports:
         for case in range(HEADS):
             if connection is None:
+                watched.protocol = None
                 connection, sent = socket.create_connection(("127.0.0.1", ports.http), timeout=60), 0
             before, after = 10 * case + 1, 10 * case + 2
             wrong = fuzz_http.damaged(rng)
