@@ -28,6 +28,7 @@ def demo(
     from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
     from cotenant.execute.layout import device_cores
+    from cotenant.files import write_whole
     from cotenant.load import LiveStats, run_load_process
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
@@ -63,7 +64,7 @@ def demo(
     console.print(f"{SLO_TEXT} Here: {slos}.", highlight=False)
     models = tuple(model for model in QUICK_START if model in profile.models)
     workload = demo_workload(profile, models, len(device_cores(settings.device)), factor, seconds)
-    (folder / "workload.toml").write_text(to_toml(workload), encoding="utf-8")
+    write_whole(folder / "workload.toml", to_toml(workload).encode())
     runs: list[RunResult] = []
     traces: dict[str, str] = {}
     bounds: dict[str, RunBound] = {}

@@ -287,7 +287,7 @@ def _show(
         "simulated": _simulated(file, basis),
     }
     if svg is not None:
-        svg.write_text(plan_svg(view, next(iter(summary_lines(view, facts, ())))), encoding="utf-8")
+        write_whole(svg, plan_svg(view, next(iter(summary_lines(view, facts, ())))).encode())
     if as_json:
         import msgspec
 

@@ -12,6 +12,7 @@ import typer
 
 from cotenant.cli.options import chosen_of, print_json, settings_of
 from cotenant.errors import ConfigError
+from cotenant.files import write_whole
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
@@ -71,7 +72,6 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
 
     A plan that is believed and measured to gain is kept where serving looks; else none is.
     """
-    from cotenant.files import write_whole
     from cotenant.measure.placed import KEPT_UP_TO
     from cotenant.plan.file import together_text
     from cotenant.plan.granularity.kept import keep_together, together_of
@@ -232,7 +232,7 @@ def _show(
     from cotenant.report.together_text import together_lines, together_picture, together_svg
 
     if svg is not None:
-        svg.write_text(together_svg(view, " and ".join(view.members)), encoding="utf-8")
+        write_whole(svg, together_svg(view, " and ".join(view.members)).encode())
         written = [*written, svg]
     if as_json:
         print_json(_facts(view, rehearsed, kept, notes, written))

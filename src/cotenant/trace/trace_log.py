@@ -21,7 +21,7 @@ from cotenant.core.events import Event
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.errors import CotenantError, ProtocolViolationError
-from cotenant.files import decode
+from cotenant.files import decode, open_regular
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
@@ -250,10 +250,7 @@ class TraceWriter:
 
 def read(path: Path) -> tuple[Header, Iterator[Record]]:
     """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    file = open_regular(path, TraceError)
     try:
         mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
         head = decode(file.readline(), Header, f"{path}: line 1", TraceError, mend, FORMAT)
