@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, Stale, print_json
+from cotenant.cli.options import AsJson, Stale, a_number, print_json
 from cotenant.errors import CotenantError
 from cotenant.plan.follow import LEAST_SHARE
 
@@ -35,15 +35,23 @@ def up(
     ] = None,
     address: Annotated[str, typer.Option(help="Ray cluster to join, as HOST:PORT or 'auto'.", show_default=False)] = "",
     local_nodes: Annotated[
-        int, typer.Option(min=1, help="Without --address: nodes to start on this machine; they share its cores.")
+        int,
+        typer.Option(min=1, max=1024, help="Without --address: nodes to start on this machine; they share its cores."),
     ] = 1,
     planner: Annotated[str, typer.Option(help="Planner, as for 'cotenant plan'.")] = "ours",
-    headroom: Annotated[float, typer.Option(min=0.0, help="Share of each rate that is added.")] = 0.1,
-    period: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the rates.")] = 20.0,
+    headroom: Annotated[
+        float, typer.Option(min=0.0, max=10.0, callback=a_number, help="Share of each rate that is added.")
+    ] = 0.1,
+    period: Annotated[
+        float, typer.Option(min=0.5, max=86_400.0, callback=a_number, help="Seconds between two looks at the rates.")
+    ] = 20.0,
     floor: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of a declared rate that is always planned for.")
+        float,
+        typer.Option(min=0.01, max=1.0, callback=a_number, help="Share of a declared rate that is always planned for."),
     ] = LEAST_SHARE,
-    heartbeat: Annotated[float, typer.Option(min=0.05, help="Seconds between two heartbeats of a node.")] = 0.5,
+    heartbeat: Annotated[
+        float, typer.Option(min=0.05, max=3600.0, callback=a_number, help="Seconds between two heartbeats of a node.")
+    ] = 0.5,
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8001,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, Repository, chosen_of, print_json, settings_of
+from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
 from cotenant.cli.profile import progress_bar
 
 if TYPE_CHECKING:
@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 def compile_(
     repository: Repository,
-    candidates: Annotated[int, typer.Option(min=1, help="Kernels to try for each layer.")] = 20,
+    candidates: Annotated[int, typer.Option(min=1, max=100_000, help="Kernels to try for each layer.")] = 20,
     budget_s: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Seconds after which no further kernel is tried.", show_default="as long as it takes"
+            min=0.0,
+            max=LONGEST_S,
+            callback=a_number,
+            help="Seconds after which no further kernel is tried.",
+            show_default="as long as it takes",
         ),
     ] = None,
     backend: Annotated[

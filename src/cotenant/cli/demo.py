@@ -9,13 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, print_json
+from cotenant.cli.options import AsJson, a_number, print_json
 
 
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where models, traces and the report go.")] = Path("demo"),
-    seconds: Annotated[float, typer.Option(min=2.0, help="Length of the load under each policy.")] = 30.0,
-    factor: Annotated[float, typer.Option("--load", min=0.1, help="Load as a multiple of capacity.")] = 1.3,
+    seconds: Annotated[
+        float, typer.Option(min=2.0, max=86_400.0, callback=a_number, help="Length of the load under each policy.")
+    ] = 30.0,
+    factor: Annotated[
+        float, typer.Option("--load", min=0.1, max=1000.0, callback=a_number, help="Load as a multiple of capacity.")
+    ] = 1.3,
     as_json: AsJson = False,
 ) -> None:
     """Build real models, profile them, serve them beyond capacity under two policies, and report."""

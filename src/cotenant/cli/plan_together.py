@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def asked_batches(names: str, batches: str | None) -> dict[str, int]:
         raise typer.BadParameter(f"{names!r}, expected different models, as a,b,c", param_hint="--together")
     for part in batches.split(",") if batches else ():
         name, _, rows = (each.strip() for each in part.partition("="))
-        if name not in found or not rows.isdecimal() or int(rows) < 1:
+        if name not in found or not re.fullmatch(r"[1-9][0-9]{0,5}", rows):
             known = ", ".join(found)
             raise typer.BadParameter(f"{part!r}, expected MODEL=ROWS of one of {known}", param_hint="--batch")
         found[name] = int(rows)

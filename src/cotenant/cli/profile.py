@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, Repository, chosen_of, print_json, settings_of
+from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 
 def profile(
     repository: Repository,
-    budget: Annotated[float, typer.Option(help="Seconds to spend on each point, once enough runs are in.")] = 0.5,
+    budget: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on each point, once enough runs are in."
+        ),
+    ] = 0.5,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")] = False,
     lanes: Lanes = None,
     groups: Annotated[
         bool, typer.Option("--groups", help="Also measure launches that start together, and fit the predictor of them.")
     ] = False,
-    groups_count: Annotated[int, typer.Option(min=20, help="Groups to measure.")] = 400,
-    groups_minutes: Annotated[float, typer.Option(min=0.0, help="Measure groups no longer than this.")] = 10.0,
+    groups_count: Annotated[int, typer.Option(min=20, max=1_000_000, help="Groups to measure.")] = 400,
+    groups_minutes: Annotated[
+        float, typer.Option(min=0.0, max=LONGEST_S / 60, callback=a_number, help="Measure groups no longer than this.")
+    ] = 10.0,
     partitions: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,7 +48,9 @@ def profile(
     corun: Annotated[
         bool, typer.Option("--corun", help="Also measure how much models slow each other down in partitions.")
     ] = False,
-    budget_s: Annotated[float, typer.Option(min=1.0, help="Seconds to spend on co-runs.")] = 120.0,
+    budget_s: Annotated[
+        float, typer.Option(min=1.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on co-runs.")
+    ] = 120.0,
     contention: Annotated[
         bool,
         typer.Option(

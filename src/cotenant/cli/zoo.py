@@ -35,7 +35,7 @@ def build(
     form: Annotated[
         Form, typer.Option("--format", help="'both' makes two repositories, DIR/onnx and DIR/pt2.")
     ] = Form.onnx,
-    seed: Annotated[int, typer.Option(min=0, help="The weights belong to it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The weights belong to it.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write models of the zoo into a model repository. What is there and up to date is left alone."""
