@@ -7,7 +7,8 @@ tables and machine. Each further line is `[time_ns, kind, event, [[kind, action]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,15 +22,17 @@ from cotenant.core.events import Event
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.errors import CotenantError, ProtocolViolationError
-from cotenant.files import decode, open_regular
+from cotenant.files import UNREADABLE, decode, open_regular
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
+from cotenant.trace.record_check import RecordCheck
 from cotenant.types import Query, StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
 
 FORMAT = "cotenant-trace/2"
+_MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
 """Records kept in memory at most."""
 
@@ -74,12 +77,13 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: an event and what it caused, as plain data."""
+    """One line: an event and what it caused, as plain data. `where` are the file and the line, for errors."""
 
     time_ns: int
     kind: str
     event: dict[str, Any]
     actions: list[tuple[str, dict[str, Any]]]
+    where: str = field(default="the record", compare=False)
 
 
 def header(
@@ -117,7 +121,7 @@ def _options(policy: Policy) -> dict[str, Any]:
     """What the policy was made with."""
     if not is_dataclass(policy):
         return {}
-    return {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+    return {each.name: getattr(policy, each.name) for each in fields(policy) if each.init}
 
 
 class _PlainPolicy(msgspec.Struct):
@@ -249,11 +253,14 @@ class TraceWriter:
 
 
 def read(path: Path) -> tuple[Header, Iterator[Record]]:
-    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError."""
+    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError.
+
+    Damage is also a line that does not follow from those before it: see `record_check`.
+    """
     file = open_regular(path, TraceError)
     try:
         mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
-        head = decode(file.readline(), Header, f"{path}: line 1", TraceError, mend, FORMAT)
+        head = decode(file.readline(_MOST_LINE_BYTES), Header, f"{path}: line 1", TraceError, mend, FORMAT)
     except TraceError:
         file.close()
         raise
@@ -261,14 +268,32 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
 
 
 def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
+    check = RecordCheck()
     with file:
-        for number, line in enumerate(file, start=2):
+        for number, line in enumerate(iter(partial(file.readline, _MOST_LINE_BYTES), b""), start=2):
+            where = f"{path}: line {number}"
+            if len(line) >= _MOST_LINE_BYTES:
+                raise TraceError(f"{where} has more than {_MOST_LINE_BYTES} bytes")
             if not line.endswith(b"\n"):
                 return
             try:
-                yield Record(*_RECORD.decode(line))
-            except msgspec.MsgspecError as error:
-                raise TraceError(f"{path}: line {number} is not a record ({error})") from None
+                record = Record(*_RECORD.decode(line), where)
+            except UNREADABLE as error:
+                raise TraceError(f"{where} is not a record ({error})") from None
+            try:
+                check(record.time_ns, _plain_event(record.kind, record.event), record.actions)
+            except (CotenantError, *UNREADABLE) as error:
+                raise TraceError(f"{where} does not follow from those before it ({error})") from None
+            yield record
+
+
+def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
+    """The event of a record, with plain data in place of a policy or a predictor. Raises as `decode_event`."""
+    if kind == "PredictorChanged":
+        return msgspec.convert(event.get("predictor"), _PlainPredictor)
+    if kind == "PolicyChanged":
+        return msgspec.convert(event, _PlainPolicy)
+    return None if kind == "LogFull" else decode_event(kind, event)
 
 
 def work_of(launch: Mapping[str, Any]) -> Work:
@@ -290,11 +315,11 @@ def decode_event(
         if cls is core_events.PolicyChanged:
             found = msgspec.convert(event, _PlainPolicy)
             return core_events.PolicyChanged(make_policy(found.policy, found.policy_options))
-        if cls is core_events.QueryArrived and "part_of" in event["query"]:
+        if cls is core_events.QueryArrived and "part_of" in (event["query"] or ()):
             query = msgspec.convert(event["query"], StageQuery)
             return core_events.QueryArrived(query, event.get("more", False))
         return msgspec.convert(event, cls)  # type: ignore[no-any-return]
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None
 
 
@@ -318,7 +343,11 @@ def replay(
             policy = _AsRecorded(event.policy)
             told = core_events.PolicyChanged(policy.asked)
         policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
-        yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))
+        try:
+            actions = engine.handle(told, record.time_ns)
+        except CotenantError as error:
+            raise TraceError(f"{record.where} cannot be replayed ({error})") from error
+        yield record, encode(record.time_ns, event, actions)
 
 
 class _AsRecorded:
