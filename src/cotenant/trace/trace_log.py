@@ -7,6 +7,7 @@ tables and machine. Each further line is `[time_ns, kind, event, [[kind, action]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -287,6 +288,26 @@ def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
             yield record
 
 
+@contextmanager
+def in_lines(records: Iterable[Record]) -> Iterator[Iterator[Record]]:
+    """The same records. What the caller raises since they do not fit together becomes a TraceError with the line."""
+    where = "line 1"
+
+    def told() -> Iterator[Record]:
+        nonlocal where
+        for record in records:
+            where = record.where
+            yield record
+
+    try:
+        yield told()
+    except TraceError:
+        raise
+    except (CotenantError, msgspec.MsgspecError, LookupError, ArithmeticError) as error:
+        reason = str(error) if isinstance(error, CotenantError) else f"{type(error).__name__}: {error}"
+        raise TraceError(f"the log does not fit together up to {where} ({reason})") from error
+
+
 def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
     """The event of a record, with plain data in place of a policy or a predictor. Raises as `decode_event`."""
     if kind == "PredictorChanged":
@@ -331,23 +352,19 @@ def replay(
     `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. `same_decisions`
     says whether the two agree: then a change of code changed no decision.
     """
-    policy = _AsRecorded(make_policy(head.policy, head.policy_options))
-    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin, head.beside)
-    predictor = _predictor_of(plain, find_groups)
-    engine = Engine(head.tenants, policy.asked, predictor, head.whole)
-    for record in records:
-        if record.kind == "LogFull":
-            return
-        told = event = decode_event(record.kind, record.event, find_groups, make_policy)
-        if isinstance(event, core_events.PolicyChanged):
-            policy = _AsRecorded(event.policy)
-            told = core_events.PolicyChanged(policy.asked)
-        policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
-        try:
-            actions = engine.handle(told, record.time_ns)
-        except CotenantError as error:
-            raise TraceError(f"{record.where} cannot be replayed ({error})") from error
-        yield record, encode(record.time_ns, event, actions)
+    with in_lines(records) as lines:
+        policy = _AsRecorded(make_policy(head.policy, head.policy_options))
+        predictor = _predictor_of(msgspec.convert(head, _PlainPredictor, from_attributes=True), find_groups)
+        engine = Engine(head.tenants, policy.asked, predictor, head.whole)
+        for record in lines:
+            if record.kind == "LogFull":
+                return
+            told = event = decode_event(record.kind, record.event, find_groups, make_policy)
+            if isinstance(event, core_events.PolicyChanged):
+                policy = _AsRecorded(event.policy)
+                told = core_events.PolicyChanged(policy.asked)
+            policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
+            yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))
 
 
 class _AsRecorded:
