@@ -10,9 +10,11 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -125,7 +127,7 @@ def case_of(number: int, seed: int) -> tuple[Case, Callable[[Path], None]]:
     arguments = line.split()
     fails = line.startswith(REFUSED)
     stream = rng.choice(STREAMS)
-    prepare: Callable[[Path], None] = lambda folder: None
+    prepare: Callable[[Path], None] = _untouched
     how = rng.choice(("option", "option", "set", "argument", "file", "file", "file", "output", "repository", "number"))
     what = how
     known = _options(arguments)
@@ -166,6 +168,10 @@ def case_of(number: int, seed: int) -> tuple[Case, Callable[[Path], None]]:
     return Case(number, tuple(arguments), stream, what, fails), prepare
 
 
+def _untouched(folder: Path) -> None:
+    """Change nothing."""
+
+
 def _options(arguments: Sequence[str]) -> dict[str, str]:
     """The options of a command, and whether each is a flag, a number or another value."""
     from cotenant.cli.app import app
@@ -179,7 +185,7 @@ def _options(arguments: Sequence[str]) -> dict[str, str]:
     for each in command.params:
         if each.param_type_name == "option" and each.name != "help":
             name = max(each.opts, key=len)
-            is_number = hasattr(each.type, "min") or type(each.type).__name__ in ("FloatParamType", "IntParamType")
+            is_number = "float" in str(each.type_descriptor.annotation) or "int" in str(each.type_descriptor.annotation)
             found[name] = "flag" if each.is_flag else "number" if is_number else "value"
     return found
 
@@ -333,7 +339,7 @@ def _value(stream: io.TextIOWrapper) -> str:
 @contextlib.contextmanager
 def copy_of(folder: Path) -> Iterator[Path]:
     """A copy of the folder that a case may spoil."""
-    made = folder.with_name(f"case-{os.getpid()}")
+    made = folder.with_name(f"case-{os.getpid()}-{threading.get_ident()}")
     shutil.copytree(folder, made, symlinks=True)
     try:
         yield made
@@ -342,7 +348,10 @@ def copy_of(folder: Path) -> Iterator[Path]:
 
 
 def judged(case: Case, status: int, out: str, err: str) -> dict[str, Any]:
-    """A row: what a case came to."""
+    """A row: what a case came to. Of a traceback in a file, its end."""
+    kept = re.search(r"the traceback is in (\S+): ", err)
+    if kept:
+        err = Path(kept[1]).read_text(encoding="utf-8", errors="replace")
     return {
         "case": case.number,
         "line": " ".join(each if len(each) < 40 else f"{each[:20]}...({len(each)})" for each in case.arguments),

@@ -1,10 +1,10 @@
 """Command-line fuzz: thousands of command lines with something wrong, none of which ends in a traceback or never.
 
-Each case takes a valid command line and changes one thing: an option, an argument, a file that it reads, the repository,
-where it writes, what its output is. All but a few run in one interpreter, which is replaced when a case ends it; the
-rest in real processes, whose output is a full disk, a closed descriptor, or a pipe that nobody reads. Metrics, in
-cases: `tracebacks` (or status 70), `hangs` (longer than 20 s), `status_0_on_failure` (0 though it cannot have done what
-it was asked for).
+Each case takes a valid command line and changes one thing: an option, an argument, a file that it reads, the
+repository, where it writes, what its output is. Nearly all run in one interpreter, which is replaced when a case ends
+it. The rest are real processes, whose output is a full disk, a closed descriptor, or a pipe without a reader. Metrics,
+in cases: `tracebacks` (or status 70), `hangs` (longer than 20 s), `status_0_on_failure` (status 0, though the command
+cannot have done what it was asked for).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +30,7 @@ from bench._cli_cases import LIMIT_S, Case, case_of, copy_of, judged, make_folde
 
 NAME = "cli-fuzz"
 SEED = 1
-CASES, QUICK_CASES = 2_400, 160
+CASES, QUICK_CASES = 2_050, 160
 PROCESSES, QUICK_PROCESSES = 100, 6
 _FIRST_S = 60.0
 """For the first case of an interpreter, which loads the libraries."""
@@ -64,10 +64,10 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
         folder.mkdir()
         os.environ["TMPDIR"] = scratch
         make_folder(folder)
-        halves = [range(start, count, 2) for start in range(2)]
         with ThreadPoolExecutor(2) as pool:
-            rows = [row for found in pool.map(lambda half: list(_in_process(folder, half)), halves) for row in found]
-        rows += _real(folder, real)
+            found = [pool.submit(_in_process, folder, range(start, count, 4)) for start in range(4)]
+            found += [pool.submit(_real, folder, range(start, real, 2)) for start in range(2)]
+            rows = [row for each in found for row in each.result()]
     rows.sort(key=lambda row: row["case"])
     bad = [row for row in rows if row["traceback"] or row["hang"] or row["well_in_vain"]]
     summary = {
@@ -91,9 +91,10 @@ def run(quick: bool, data_dir: Path) -> dict[str, object]:
     return {"summary": summary, "rows": bad, "seeds": [SEED]}
 
 
-def _in_process(folder: Path, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+def _in_process(folder: Path, numbers: Iterable[int]) -> list[dict[str, Any]]:
     """The rows of cases that run one after the other in one interpreter; another one when it ended or hangs."""
     child: subprocess.Popen[bytes] | None = None
+    rows = []
     for number in numbers:
         is_first = child is None
         child = child or _interpreter(folder)
@@ -105,11 +106,12 @@ def _in_process(folder: Path, numbers: Iterable[int]) -> Iterator[dict[str, Any]
             case, _ = case_of(number, SEED)
             row = judged(case, child.returncode, "", row) | {"hang": row == "hang", "traceback": row != "hang"}
             child = None
-        yield row
+        rows.append(row)
     if child is not None:
         assert child.stdin is not None
         child.stdin.close()
         child.wait()
+    return rows
 
 
 def _interpreter(folder: Path) -> subprocess.Popen[bytes]:
@@ -121,7 +123,8 @@ def _interpreter(folder: Path) -> subprocess.Popen[bytes]:
 
 def _ask(child: subprocess.Popen[bytes], number: int, limit_s: float) -> dict[str, Any] | str:
     """The row of a case; else what became of the interpreter."""
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
     child.stdin.write(f"{SEED} {number}\n".encode())
     child.stdin.flush()
     with selectors.DefaultSelector() as selector:
@@ -132,10 +135,10 @@ def _ask(child: subprocess.Popen[bytes], number: int, limit_s: float) -> dict[st
     return json.loads(line) if line else "the interpreter ended"
 
 
-def _real(folder: Path, count: int) -> list[dict[str, Any]]:
+def _real(folder: Path, numbers: Iterable[int]) -> list[dict[str, Any]]:
     """Rows of cases in processes of their own: those of _REAL, then such as run in one interpreter, too."""
     rows = []
-    for number in range(count):
+    for number in numbers:
         at = -1 - number
         if number < len(_REAL):
             line, after, fails = _REAL[number]

@@ -206,20 +206,23 @@ def open_regular(path: Path, error: type[CotenantError], mend: str = "", most_by
 
     Devices and FIFOs are refused, as they may have no end, and nothing is waited for.
     """
-    wrong = f"{path}: cannot be read ({{}})" + (f"; {mend}" if mend else "")
+
+    def wrong(reason: object) -> CotenantError:
+        return error(f"{path}: cannot be read ({reason}){'; ' if mend else ''}{mend}")
+
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
     except OSError as found:
-        raise error(wrong.format(found.strerror)) from None
+        raise wrong(found.strerror) from None
     except ValueError as found:  # a null byte in the name
-        raise error(f"{str(path)!r}: cannot be read ({found})") from None
+        raise wrong(found) from None
     facts = os.fstat(file.fileno())
     if stat.S_ISREG(facts.st_mode) and (most_bytes is None or facts.st_size <= most_bytes):
         return file
     file.close()
     if not stat.S_ISREG(facts.st_mode):
-        raise error(wrong.format("it is a device, a FIFO or a socket, expected a regular file"))
-    raise error(wrong.format(f"it has {facts.st_size} bytes, expected {most_bytes} at most"))
+        raise wrong("it is a device, a FIFO or a socket, expected a regular file")
+    raise wrong(f"it has {facts.st_size} bytes, expected {most_bytes} at most")
 
 
 def read_bytes(path: Path, error: type[CotenantError], mend: str = "", most_bytes: int = MOST_BYTES) -> bytes:
