@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import convert
@@ -20,16 +20,16 @@ from cotenant.core import events as core_events
 from cotenant.core.actions import Action, PolicyFault
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
-from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Policy, Snapshot
-from cotenant.errors import CotenantError, ProtocolViolationError
+from cotenant.core.snapshot import Policy
+from cotenant.errors import CotenantError
 from cotenant.files import UNREADABLE, decode, open_regular
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.record_check import RecordCheck
-from cotenant.types import Query, StageQuery, Tenant
+from cotenant.trace.recorded_policy import RecordedPolicy
+from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
 
 FORMAT = "cotenant-trace/2"
@@ -261,20 +261,28 @@ def read(path: Path) -> tuple[Header, Iterator[Record]]:
     file = open_regular(path, TraceError)
     try:
         mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
-        head = decode(file.readline(_MOST_LINE_BYTES), Header, f"{path}: line 1", TraceError, mend, FORMAT)
+        head = decode(_line(file, path), Header, f"{path}: line 1", TraceError, mend, FORMAT)
     except TraceError:
         file.close()
         raise
     return head, _records(path, file)
 
 
+def _line(file: BinaryIO, path: Path) -> bytes:
+    try:
+        line = file.readline(_MOST_LINE_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: line 1 or a later one cannot be read ({error.strerror})") from None
+    if len(line) == _MOST_LINE_BYTES:
+        raise TraceError(f"{path}: a line has {_MOST_LINE_BYTES} bytes or more, expected less")
+    return line
+
+
 def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
     check = RecordCheck()
     with file:
-        for number, line in enumerate(iter(partial(file.readline, _MOST_LINE_BYTES), b""), start=2):
+        for number, line in enumerate(iter(partial(_line, file, path), b""), start=2):
             where = f"{path}: line {number}"
-            if len(line) >= _MOST_LINE_BYTES:
-                raise TraceError(f"{where} has more than {_MOST_LINE_BYTES} bytes")
             if not line.endswith(b"\n"):
                 return
             try:
@@ -353,7 +361,7 @@ def replay(
     says whether the two agree: then a change of code changed no decision.
     """
     with in_lines(records) as lines:
-        policy = _AsRecorded(make_policy(head.policy, head.policy_options))
+        policy = RecordedPolicy(make_policy(head.policy, head.policy_options))
         predictor = _predictor_of(msgspec.convert(head, _PlainPredictor, from_attributes=True), find_groups)
         engine = Engine(head.tenants, policy.asked, predictor, head.whole)
         for record in lines:
@@ -361,39 +369,7 @@ def replay(
                 return
             told = event = decode_event(record.kind, record.event, find_groups, make_policy)
             if isinstance(event, core_events.PolicyChanged):
-                policy = _AsRecorded(event.policy)
+                policy = RecordedPolicy(event.policy)
                 told = core_events.PolicyChanged(policy.asked)
             policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
             yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))
-
-
-class _AsRecorded:
-    """A policy that fails where it failed in a recorded run, whether it would now or not: there it is not asked."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.faults: list[PolicyFault] = []
-        """Those of the present event."""
-
-    @property
-    def asked(self) -> Policy:
-        """It, for an engine."""
-        return cast(Policy, self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """See Policy."""
-        self._fail("queue_key", query.id)
-        return self._policy.queue_key(query, tenant, predictor)
-
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """See Policy."""
-        self._fail("decide", -1)
-        return self._policy.decide(snapshot, memory)
-
-    def _fail(self, call: str, query: int) -> None:
-        for fault in self.faults:
-            if (fault.policy, fault.call, fault.query) == (self._policy.name, call, query):
-                raise ProtocolViolationError(fault.reason)
