@@ -275,8 +275,11 @@ def write_whole(path: Path, content: bytes) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"the folder {target.parent} does not exist, make it first", str(path))
-    before = target.stat() if target.exists() else None
     with naming(path):
+        try:
+            before = os.stat(path)
+        except FileNotFoundError:
+            before = None
         if before is not None and not stat.S_ISREG(before.st_mode):
             target.write_bytes(content)
             return

@@ -119,6 +119,13 @@ def test_a_link_to_nothing_makes_its_target(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_bytes() == b"new"
 
 
+def test_a_loop_of_links_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=r"symbolic links.*loop"):
+        write_whole(tmp_path / "loop", b"new")
+    assert (tmp_path / "loop").is_symlink()
+
+
 def test_a_fifo_is_written_to(tmp_path: Path) -> None:
     path, found = tmp_path / "fifo", list[bytes]()
     os.mkfifo(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -86,6 +87,9 @@ def _open_streams() -> None:
 
     A closed standard output ends the process with a sentence, as what was asked for could not be told.
     """
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", os.environ.get(name, "1")):
+            del os.environ[name]  # rich would not say what is wrong with it
     is_closed = sys.stdout is None
     for number in (0, 1, 2):  # before a file gets the number of a closed one
         try:

@@ -150,12 +150,11 @@ def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from cotenant.cli.console import console as make_console
+    from cotenant.report.fitted_table import FittedTable
 
     console = make_console()
-    nodes = Table("node", "device", "state", "address", "tenants", title="Nodes", title_justify="left", show_edge=False)
+    nodes = FittedTable("node", "device", "state", "address", "tenants", title="Nodes", show_edge=False)
     for node in found["nodes"]:
         slots = [slot for partition in node.get("partitions", ()) for slot in partition["slots"]]
         served = [f"{slot['tenant']} {slot['rate']:.3g}/s" for slot in slots]
@@ -164,7 +163,7 @@ def _show(found: dict[str, Any]) -> None:
         nodes.add_row(node["node"], node.get("device", ""), node["state"], node.get("http", ""), tenants)
     console.print(nodes)
     console.print()
-    tenants_table = Table("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
+    tenants_table = FittedTable("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
     tenants_table.title, tenants_table.title_justify, tenants_table.show_edge = "Tenants", "left", False
     for each in found["tenants"]:
         tracked, attained = each["tracked_rate"], each["attainment"]
@@ -187,9 +186,9 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _applications(found: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
-    table = Table("application", "SLO ms", "stages", "queries", "in time", title="Applications", title_justify="left")
+    table = FittedTable("application", "SLO ms", "stages", "queries", "in time", title="Applications")
     table.show_edge = False
     for each in found:
         stages = [f"{stage['stage']} ({', '.join(stage['nodes']) or 'no node'})" for stage in each["stages"]]
