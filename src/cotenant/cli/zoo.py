@@ -49,6 +49,9 @@ def build(
     asked = [name for text in names for name in text.replace(",", " ").split()]
     if not asked:
         raise ConfigError(f"no model is named, expected one of: {', '.join(NAMES)}, or {ALL!r}")
+    unknown = [name for name in asked if name != ALL and name not in NAMES]
+    if unknown:
+        raise ConfigError(f"model {unknown[0]!r} is not in the zoo; expected one of: {', '.join(NAMES)}, or {ALL!r}")
     chosen = list(NAMES) if ALL in asked else list(dict.fromkeys(asked))
     roots: dict[Format, Path] = {one: directory / one for one in FORMATS}
     if form is not Form.both:
