@@ -21,7 +21,7 @@ NAMES = ("[sixteen chars!]", "[/x]", "[bold]a[/bold]", "[red", ":boom: ]", "\\\\
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A profiled repository, a workload of all tenants that are late, a file of tenants, and a trace."""
+    """A profiled repository, two workloads (one of queries that are lost), a file of tenants, and a trace."""
     folder = tmp_path_factory.mktemp("brackets")
     root = folder / "models"
     loads = ""
@@ -33,8 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "workload.toml").write_text(f"seed = 1\nduration_s = 1.0\n{loads}", encoding="utf-8")
     device = '[[device]]\nname = "[cpu]"\ncount = 2\ncores = 2\n'
     (folder / "tenants.toml").write_text(device + loads, encoding="utf-8")
-    late = loads.replace("rate = 30", "rate = 20000")
-    (folder / "late.toml").write_text(f"seed = 1\nduration_s = 0.3\n{late}", encoding="utf-8")
+    late = loads.replace("rate = 30", "rate = 30\ntimeout_ms = 0.01")
+    (folder / "late.toml").write_text(f"seed = 1\nduration_s = 1.0\n{late}", encoding="utf-8")
     return folder
 
 
