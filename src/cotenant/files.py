@@ -5,13 +5,17 @@ What is read raises an error of the caller's kind, which names the file, the key
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import secrets
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Struct, inspect
@@ -19,6 +23,16 @@ from msgspec import Struct, inspect
 from cotenant.errors import CotenantError
 
 T = TypeVar("T")
+STATE_FOLDER = ".cotenant"
+"""Beside the models of a repository: the profile, copies and optimised graphs of them, and the trace.
+
+It may be removed while no server runs."""
+MOST_TOML_BYTES = 16 << 20
+MOST_BYTES = 256 << 20
+"""Size of a file of JSON or of a table that is read as a whole, at most."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What readers of TOML and JSON raise: also for nesting, for integers of more digits than Python converts, and for
+bytes that are no UTF-8."""
 _WHOLE_FLOATS = 1e15
 """Whole floats below it are written as integers, which are exact there."""
 _TABLES_DEEP = 2
@@ -64,10 +78,9 @@ else:
 
 def read_toml(path: Path, error: type[CotenantError]) -> dict[str, Any]:
     """The table that a file of TOML holds."""
+    content = read_bytes(path, error, most_bytes=MOST_TOML_BYTES)
     try:
-        text = path.read_text(encoding="utf-8-sig")  # with a byte-order mark, or without
-    except OSError as found:
-        raise error(f"{path}: cannot be read ({found.strerror})") from None
+        text = content.decode("utf-8-sig")  # with a byte-order mark, or without
     except UnicodeDecodeError as found:
         raise error(f"{path}: is not valid TOML: {found}") from None
     return parse_toml(text, str(path), error)
@@ -77,7 +90,7 @@ def parse_toml(text: str, where: str, error: type[CotenantError]) -> dict[str, A
     """As `read_toml`; `where` is what errors call the text."""
     try:
         return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as found:
+    except UNREADABLE as found:
         raise error(f"{where}: is not valid TOML: {found}") from None
 
 
@@ -188,12 +201,40 @@ def load(path: Path, into: type[T], form: str, error: type[CotenantError], mend:
     return decode(read_bytes(path, error, mend), into, str(path), error, f"remove it and {mend}", form)
 
 
-def read_bytes(path: Path, error: type[CotenantError], mend: str) -> bytes:
-    """What a file holds."""
+def open_regular(path: Path, error: type[CotenantError], mend: str = "", most_bytes: int | None = None) -> BinaryIO:
+    """Open a file to read, which is a regular one of at most `most_bytes` (None: of any size).
+
+    Devices and FIFOs are refused, as they may have no end, and nothing is waited for.
+    """
+
+    def wrong(reason: object) -> CotenantError:
+        return error(f"{path}: cannot be read ({reason}){'; ' if mend else ''}{mend}")
+
     try:
-        return path.read_bytes()
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY), "rb")
     except OSError as found:
-        raise error(f"{path}: cannot be read ({found.strerror}); {mend}") from None
+        raise wrong(found.strerror) from None
+    except ValueError as found:  # a null byte in the name
+        raise wrong(found) from None
+    facts = os.fstat(file.fileno())
+    if stat.S_ISREG(facts.st_mode) and (most_bytes is None or facts.st_size <= most_bytes):
+        return file
+    file.close()
+    if not stat.S_ISREG(facts.st_mode):
+        raise wrong("it is a device, a FIFO or a socket, expected a regular file")
+    raise wrong(f"it has {facts.st_size} bytes, expected {most_bytes} at most")
+
+
+def read_bytes(path: Path, error: type[CotenantError], mend: str = "", most_bytes: int = MOST_BYTES) -> bytes:
+    """What a file holds: see `open_regular`."""
+    try:
+        with open_regular(path, error, mend, most_bytes) as file:
+            content = file.read(most_bytes + 1)  # files of /proc have no size
+    except OSError as found:
+        raise error(f"{path}: cannot be read ({found.strerror})") from None
+    if len(content) > most_bytes:
+        raise error(f"{path}: cannot be read (it has more than {most_bytes} bytes)")
+    return content
 
 
 def decode(content: bytes, into: type[T], where: str, error: type[CotenantError], mend: str, form: str = "") -> T:
@@ -202,7 +243,7 @@ def decode(content: bytes, into: type[T], where: str, error: type[CotenantError]
         given = msgspec.json.decode(content, type=_Formed).format if form else form
         if given == form:
             return msgspec.json.decode(content, type=into)
-    except (msgspec.MsgspecError, ValueError) as found:
+    except UNREADABLE as found:
         raise error(f"{where}: is not a {form + ' file' if form else into.__name__} ({found}); {mend}") from None
     raise error(f"{where}: format is {given!r}, expected {form!r}; {mend}")
 
@@ -212,12 +253,46 @@ def save(path: Path, value: object) -> None:
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Inside, an OSError without the name of a file, as that of a full disk, gets this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, and its folder if need be; a reader sees the old content or the new, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    """Write a file; a reader sees the old content or the new, never half of it.
+
+    A symbolic link is written through. What is there and no regular file, as a device, is written to, not replaced.
+    The folder is made below `.cotenant` alone. Raises OSError with the name of the file.
+    """
+    target = Path(os.path.realpath(path))
+    if STATE_FOLDER in target.parent.parts:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, f"the folder {target.parent} does not exist, make it first", str(path))
+    with naming(path):
+        try:
+            before = os.stat(path)
+        except FileNotFoundError:
+            before = None
+        if before is not None and not stat.S_ISREG(before.st_mode):
+            target.write_bytes(content)
+            return
+        partial = target.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb") as file:
+                if before is not None:
+                    os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+                file.write(content)
+            os.replace(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def append_entry(path: Path, entry: Any) -> None:
@@ -227,7 +302,7 @@ def append_entry(path: Path, entry: Any) -> None:
     """
     line = json.dumps(entry, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab+") as file:
+    with naming(path), path.open("ab+") as file:
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             line = line if file.read(1) == b"\n" else b"\n" + line
@@ -247,11 +322,11 @@ def processor_facts() -> dict[str, str]:
 
 
 def read_entries(path: Path) -> Iterator[Any]:
-    """The lines of such a file, those left out that are no JSON; none when there is no file. Raises OSError."""
+    """The lines of such a file, those left out that are no JSON; none when there is no file. Raises CotenantError."""
     if not path.exists():
         return
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_bytes(path, CotenantError).split(b"\n"):
         try:
             yield json.loads(line)
-        except ValueError:
+        except UNREADABLE:
             continue  # an interruption cut it short

@@ -351,7 +351,7 @@ WRONG: dict[str, tuple[Callable[[Path, Path, Path, Path], tuple[object, ...]], s
     "replay damage": (lambda r, w, t, f: ("replay", damaged(t, f, 5, "[1, 2")), "line 6 is not a record"),
     "replay event": (lambda r, w, t, f: ("replay", damaged(t, f, 5, '[1,"QueryArrived",{"x":1},[]]')), "QueryArrived"),
     "replay kind": (lambda r, w, t, f: ("replay", damaged(t, f, 5, '[1,"Zzz",{},[]]')), "unknown kind 'Zzz'"),
-    "replay perfetto": (lambda r, w, t, f: ("replay", t, "--perfetto", f / "no" / "x"), "No such file or directory"),
+    "replay perfetto": (lambda r, w, t, f: ("replay", t, "--perfetto", f / "no" / "x"), "does not exist, make it"),
     "load nowhere": (lambda r, w, t, f: ("load", f / "w.toml"), "cannot be read"),
     "load no server": (lambda r, w, t, f: ("load", w, "--http", "http://127.0.0.1:9", "--grpc", "127.0.0.1:9"), "9"),
 }

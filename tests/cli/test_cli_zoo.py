@@ -192,3 +192,13 @@ def test_every_config_can_be_read_and_states_a_target(name: str, tmp_path: Path)
 def test_the_library_call_needs_no_progress(tmp_path: Path, saved: list[str]) -> None:
     assert build_repository({"pt2": tmp_path}, ["lenet", "lenet"]) == ["lenet"]
     assert build_repository({"pt2": tmp_path}, ["lenet"]) == []
+
+
+@pytest.mark.parametrize("names", [("all,nope",), ("lenet", "nope"), ("nope", "all")])
+def test_an_unknown_name_is_refused_before_anything_is_built(
+    run: Run, saved: list[str], tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    status, out, err = run(*names, tmp_path / "models")
+    assert (status, out, saved) == (2, "", [])
+    assert "model 'nope' is not in the zoo; expected one of: " in err
+    assert not (tmp_path / "models").exists()

@@ -22,7 +22,19 @@ import pytest
 import cotenant.cli.serve
 from cotenant.config import load_server_config
 from cotenant.plan.file import parse_plan
-from cotenant.repository import find_versions, model_names, profile_path
+from cotenant.repository import (
+    MEASURED,
+    coruns_path,
+    find_versions,
+    graphs_path,
+    groups_path,
+    model_names,
+    overlap_path,
+    placement_path,
+    profile_path,
+    tasks_path,
+    together_path,
+)
 from cotenant.wire.client import infer_once
 from deploy_checks import (
     DEPLOY,
@@ -77,6 +89,19 @@ def test_a_repository_is_linked_and_its_profile_taken_along(tmp_path: Path, fake
     mount = write_good(tmp_path / "mount", "two", "cnn")
     (mount / ".cotenant" / "graphs").mkdir(parents=True)
     profile_path(mount).write_text("measured", encoding="utf-8")
+    placement = placement_path(graphs_path(mount), "graph", 2)
+    placement.parent.mkdir()
+    kept = [
+        tasks_path(mount),
+        together_path(mount),
+        groups_path(mount),
+        overlap_path(mount),
+        coruns_path(mount),
+        placement,
+    ]
+    for path in kept:
+        path.write_text(path.name, encoding="utf-8")
+    (graphs_path(mount) / "optimised").touch()
     (mount / "cotenant.toml").write_text("[server]\ndrain_s = 3\n", encoding="utf-8")
     done = start(str(mount), str(state), "ignored", "--http-port=1", "--lanes", "0,1/2", path=fake)
     assert (done.returncode, done.stderr) == (0, "")
@@ -85,7 +110,9 @@ def test_a_repository_is_linked_and_its_profile_taken_along(tmp_path: Path, fake
     assert [each.version for each in find_versions(state, "two")] == [1, 2]
     assert profile_path(state).read_text(encoding="utf-8") == "measured"
     assert not profile_path(state).is_symlink()
-    assert sorted(each.name for each in (state / ".cotenant").iterdir()) == ["profile.json"]
+    taken = {path.relative_to(state) for path in (state / ".cotenant").rglob("*") if path.is_file()}
+    assert taken == {path.relative_to(mount) for path in (*kept, profile_path(mount))}
+    assert taken > {path_of(Path()) for path_of in MEASURED if path_of is not graphs_path}  # all that a server reads
     assert load_server_config(state / "cotenant.toml").server.drain_s == 3
 
     settings = tmp_path / "other.toml"  # a container that is started again, when models have come and gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +21,14 @@ def runner(
         monkeypatch.setattr("sys.argv", ["cotenant", *map(str, arguments)])
         capfd.readouterr()
         status: Any = 0
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             command()
         except SystemExit as stop:
             status = stop.code or 0
+        finally:  # the end of a command is that of its process
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
         out, err = capfd.readouterr()
         return status, out, err
 

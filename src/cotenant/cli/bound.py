@@ -15,10 +15,11 @@ def bound(
     as_json: AsJson = False,
 ) -> None:
     """Say how many of the queries of a run could have been answered in time at most, and how evenly."""
-    from rich.table import Table
+    from rich.text import Text
 
     from cotenant.cli.console import console
     from cotenant.report.bound_text import COLUMNS, facts, rows, sentences
+    from cotenant.report.fitted_table import FittedTable
     from cotenant.report.tables import attainment_style
     from cotenant.repository import trace_path
     from cotenant.trace import read
@@ -28,12 +29,14 @@ def bound(
     if as_json:
         print_json(facts(found))
         return
-    table = Table(title=f"{found.slots} slots", title_justify="left")
+    table = FittedTable(title=f"{found.slots} slots")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "tenant" else "right")
     for each, cells in zip(found.tenants, rows(found), strict=True):
         style = attainment_style(each.attainment if each.asked else None)
-        marks = (f"[{style}]" if column == "attainment" else "" for column in COLUMNS)
-        table.add_row(*map(str.__add__, marks, cells))
+        styled = (
+            Text(cell, style if column == "attainment" else "") for column, cell in zip(COLUMNS, cells, strict=True)
+        )
+        table.add_row(*styled)
     console().print(table)
     print("\n".join(sentences(found)))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, Stale, print_json
+from cotenant.cli.options import AsJson, Stale, a_number, print_json
 from cotenant.errors import CotenantError
 from cotenant.plan.follow import LEAST_SHARE
 
@@ -35,15 +35,23 @@ def up(
     ] = None,
     address: Annotated[str, typer.Option(help="Ray cluster to join, as HOST:PORT or 'auto'.", show_default=False)] = "",
     local_nodes: Annotated[
-        int, typer.Option(min=1, help="Without --address: nodes to start on this machine; they share its cores.")
+        int,
+        typer.Option(min=1, max=1024, help="Without --address: nodes to start on this machine; they share its cores."),
     ] = 1,
     planner: Annotated[str, typer.Option(help="Planner, as for 'cotenant plan'.")] = "ours",
-    headroom: Annotated[float, typer.Option(min=0.0, help="Share of each rate that is added.")] = 0.1,
-    period: Annotated[float, typer.Option(min=0.5, help="Seconds between two looks at the rates.")] = 20.0,
+    headroom: Annotated[
+        float, typer.Option(min=0.0, max=10.0, callback=a_number, help="Share of each rate that is added.")
+    ] = 0.1,
+    period: Annotated[
+        float, typer.Option(min=0.5, max=86_400.0, callback=a_number, help="Seconds between two looks at the rates.")
+    ] = 20.0,
     floor: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of a declared rate that is always planned for.")
+        float,
+        typer.Option(min=0.01, max=1.0, callback=a_number, help="Share of a declared rate that is always planned for."),
     ] = LEAST_SHARE,
-    heartbeat: Annotated[float, typer.Option(min=0.05, help="Seconds between two heartbeats of a node.")] = 0.5,
+    heartbeat: Annotated[
+        float, typer.Option(min=0.05, max=3600.0, callback=a_number, help="Seconds between two heartbeats of a node.")
+    ] = 0.5,
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes any free port.")] = 8001,
@@ -142,12 +150,11 @@ def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from cotenant.cli.console import console as make_console
+    from cotenant.report.fitted_table import FittedTable
 
     console = make_console()
-    nodes = Table("node", "device", "state", "address", "tenants", title="Nodes", title_justify="left", show_edge=False)
+    nodes = FittedTable("node", "device", "state", "address", "tenants", title="Nodes", show_edge=False)
     for node in found["nodes"]:
         slots = [slot for partition in node.get("partitions", ()) for slot in partition["slots"]]
         served = [f"{slot['tenant']} {slot['rate']:.3g}/s" for slot in slots]
@@ -156,7 +163,7 @@ def _show(found: dict[str, Any]) -> None:
         nodes.add_row(node["node"], node.get("device", ""), node["state"], node.get("http", ""), tenants)
     console.print(nodes)
     console.print()
-    tenants_table = Table("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
+    tenants_table = FittedTable("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
     tenants_table.title, tenants_table.title_justify, tenants_table.show_edge = "Tenants", "left", False
     for each in found["tenants"]:
         tracked, attained = each["tracked_rate"], each["attainment"]
@@ -179,9 +186,9 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _applications(found: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
-    table = Table("application", "SLO ms", "stages", "queries", "in time", title="Applications", title_justify="left")
+    table = FittedTable("application", "SLO ms", "stages", "queries", "in time", title="Applications")
     table.show_edge = False
     for each in found:
         stages = [f"{stage['stage']} ({', '.join(stage['nodes']) or 'no node'})" for stage in each["stages"]]

@@ -7,24 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, Repository, chosen_of, print_json, settings_of
+from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
 from cotenant.cli.profile import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.table import Table
-
     from cotenant.measure.compile_campaign import CandidatesResult, CompiledResult
+    from cotenant.report.fitted_table import FittedTable
 
 
 def compile_(
     repository: Repository,
-    candidates: Annotated[int, typer.Option(min=1, help="Kernels to try for each layer.")] = 20,
+    candidates: Annotated[int, typer.Option(min=1, max=100_000, help="Kernels to try for each layer.")] = 20,
     budget_s: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Seconds after which no further kernel is tried.", show_default="as long as it takes"
+            min=0.0,
+            max=LONGEST_S,
+            callback=a_number,
+            help="Seconds after which no further kernel is tried.",
+            show_default="as long as it takes",
         ),
     ] = None,
     backend: Annotated[
@@ -70,20 +73,19 @@ def compile_(
         raise typer.Exit(1)
 
 
-def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> Table:
+def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> FittedTable:
     """A line a model: where it is faster, and where onnxruntime stays; or what candidates there are."""
-    from rich.table import Table
-
     from cotenant.measure.compile_campaign import CandidatesResult
+    from cotenant.report.fitted_table import FittedTable
 
     if any(isinstance(each, CandidatesResult) for each in results.values()):
-        table = Table("model", "layers", "candidates", "versions", "fastest of each layer, us", "ckernel's")
+        table = FittedTable("model", "layers", "candidates", "versions", "fastest of each layer, us", "ckernel's")
         for name, each in results.items():
             assert isinstance(each, CandidatesResult)
             theirs = "" if each.ckernel_us is None else f"{each.ckernel_us:.0f}"
             table.add_row(name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs)
         return table
-    table = Table("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
+    table = FittedTable("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
     for name, each in results.items():
         assert not isinstance(each, CandidatesResult)
         ratios = ", ".join(f"{ratio:.2f} ({cores} core{'s' * (cores > 1)})" for cores, ratio in each.ratios.items())

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.text import Text
 
 _PIPED_WIDTH = 140
+_LEAST_WIDTH = 40
 
 
 def console(*, quiet: bool = False, stderr: bool = False) -> Console:
-    """A console without markup; into a pipe or file it is wide enough for the tables."""
+    """A console without markup; into a pipe or file it is as wide as COLUMNS says, or wide enough for the tables."""
     made = Console(quiet=quiet, stderr=stderr, markup=False, emoji=False)
-    if not made.is_terminal:
+    if not made.is_terminal and not os.environ.get("COLUMNS"):
         made.width = _PIPED_WIDTH
+    made.width = max(_LEAST_WIDTH, made.width)
     return made
 
 

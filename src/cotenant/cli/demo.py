@@ -9,13 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, print_json
+from cotenant.cli.options import AsJson, a_number, print_json
 
 
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where models, traces and the report go.")] = Path("demo"),
-    seconds: Annotated[float, typer.Option(min=2.0, help="Length of the load under each policy.")] = 30.0,
-    factor: Annotated[float, typer.Option("--load", min=0.1, help="Load as a multiple of capacity.")] = 1.3,
+    seconds: Annotated[
+        float, typer.Option(min=2.0, max=86_400.0, callback=a_number, help="Length of the load under each policy.")
+    ] = 30.0,
+    factor: Annotated[
+        float, typer.Option("--load", min=0.1, max=1000.0, callback=a_number, help="Load as a multiple of capacity.")
+    ] = 1.3,
     as_json: AsJson = False,
 ) -> None:
     """Build real models, profile them, serve them beyond capacity under two policies, and report."""
@@ -28,6 +32,7 @@ def demo(
     from cotenant.cli.quick_start import CONTENDERS, SLO_TEXT, demo_workload, latency_targets_ms, running_server
     from cotenant.config import load_server_config
     from cotenant.execute.layout import device_cores
+    from cotenant.files import write_whole
     from cotenant.load import LiveStats, run_load_process
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
@@ -63,7 +68,7 @@ def demo(
     console.print(f"{SLO_TEXT} Here: {slos}.", highlight=False)
     models = tuple(model for model in QUICK_START if model in profile.models)
     workload = demo_workload(profile, models, len(device_cores(settings.device)), factor, seconds)
-    (folder / "workload.toml").write_text(to_toml(workload), encoding="utf-8")
+    write_whole(folder / "workload.toml", to_toml(workload).encode())
     runs: list[RunResult] = []
     traces: dict[str, str] = {}
     bounds: dict[str, RunBound] = {}

@@ -9,9 +9,8 @@ from cotenant.cli.options import AsJson, print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
     from cotenant.execute.devices import Devices, Feature
+    from cotenant.report.fitted_table import FittedTable
 
 _GIB = 1 << 30
 
@@ -30,13 +29,12 @@ def devices(as_json: AsJson = False) -> None:
 
 
 def _show(found: Devices) -> None:
-    from rich.table import Table
-
     from cotenant.cli.console import console as make_console
+    from cotenant.report.fitted_table import FittedTable
 
     console = make_console()
     cpu = found.cpu
-    table = Table("device", "what it is", title="Devices", title_justify="left", show_edge=False)
+    table = FittedTable("device", "what it is", title="Devices", show_edge=False)
     table.add_row("cpu", cpu.model)
     table.add_row("", f"{len(cpu.cores)} of {cpu.installed} cores usable, {cpu.memory_bytes / _GIB:.1f} GiB memory")
     table.add_row("", ", ".join(f"{level} {_size(size)}" for level, size in cpu.caches.items()) or "caches unknown")
@@ -60,11 +58,12 @@ def _size(count: int) -> str:
     return f"{count / 1024:g} KiB" if count < 1 << 20 else f"{count / (1 << 20):g} MiB"
 
 
-def _features(title: str, features: Sequence[Feature]) -> Table:
-    from rich.table import Table
+def _features(title: str, features: Sequence[Feature]) -> FittedTable:
     from rich.text import Text
 
-    table = Table("", "device", "usable", "what, or why not", "what would change that", title=title)
+    from cotenant.report.fitted_table import FittedTable
+
+    table = FittedTable("", "device", "usable", "what, or why not", "what would change that", title=title)
     table.title_justify, table.show_edge = "left", False
     for each in features:
         name = f"{each.name} {each.version}".strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -40,7 +41,7 @@ def explain(
             raise typer.BadParameter("expected a trace alone, without the number of a query", param_hint="--lost")
         _tell_lost(trace_path(asked) if asked.is_dir() else asked, as_json)
         return
-    if not query.isdecimal():
+    if not re.fullmatch(r"[0-9]{1,18}", query):
         raise typer.BadParameter(f"{query!r} is not the number of a query", param_hint="QUERY")
     if trace is None:
         raise typer.BadParameter("expected a trace file, or a repository, behind the number", param_hint="TRACE")

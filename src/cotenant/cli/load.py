@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
-from cotenant.cli.options import AsJson, print_json
+from cotenant.cli.options import MIN_FACTOR, MOST_FACTOR, AsJson, a_number, print_json
 
 
 def load(
     workload: Annotated[Path, typer.Argument(help="Workload file (TOML).")],
     http: Annotated[str, typer.Option(help="URL of the server's HTTP front-end.")] = "http://127.0.0.1:8000",
     grpc: Annotated[str, typer.Option(help="Address of its gRPC front-end.")] = "127.0.0.1:8001",
-    factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
+    factor: Annotated[
+        float, typer.Option(min=MIN_FACTOR, max=MOST_FACTOR, callback=a_number, help="Multiply all rates.")
+    ] = 1.0,
     out: Annotated[Path | None, typer.Option(help="Save every query's outcome to this JSON file.")] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Ask each sample alone first; an answer that differs counts as failed.")

@@ -24,13 +24,12 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """List the models of a repository, with what is wrong with those that cannot be served or have a stale profile."""
-    from rich.table import Table
-
     from cotenant.cli.console import console as make_console
     from cotenant.cli.rates import rates_fault
     from cotenant.config import load_server_config
     from cotenant.measure.loader_process import Loader
     from cotenant.profile.profile_file import disturbed_words, load_profile
+    from cotenant.report.fitted_table import FittedTable
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
     from cotenant.repository.measured_content import changes
 
@@ -61,7 +60,7 @@ def models(
     if as_json:
         print_json({"models": rows, "rates_error": fault or ""})
     else:
-        table = Table("model", "version", "tenant", "SLO", "units", "profile", "remark")
+        table = FittedTable("model", "version", "tenant", "SLO", "units", "profile", "remark")
         for row in rows:
             remark = row["error"] or row.get("remark", "")
             if "stages" in row and not remark:

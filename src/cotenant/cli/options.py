@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from cotenant.config import ServerConfig, load_server_config
 from cotenant.core.snapshot import DropRule, Policy, goes_by_margin
 from cotenant.errors import ConfigError
+from cotenant.files import UNREADABLE
 from cotenant.policies import POLICIES
 from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.repository import SERVER_FILE
@@ -61,8 +63,21 @@ Assigned = Annotated[
 ]
 Stale = Annotated[bool, typer.Option("--stale", help="Use measurements of models that changed since, with a warning.")]
 DeviceNumber = Annotated[
-    int | None, typer.Option(min=0, help="Which device of the plan this machine is.", show_default="0")
+    int | None, typer.Option(min=0, max=65_535, help="Which device of the plan this machine is.", show_default="0")
 ]
+
+
+LONGEST_S = 30 * 86_400.0
+"""Longest time that an option of seconds can give."""
+MIN_FACTOR, MOST_FACTOR = 1e-6, 1e6
+"""Ends of the range of factors of rates."""
+
+
+def a_number(value: float | None) -> float | None:
+    """Callback of options: refuses nan, which no range does. Raises BadParameter."""
+    if value is not None and math.isnan(value):
+        raise typer.BadParameter("'nan' is not a number")
+    return value
 
 
 FLAGS = {
@@ -106,7 +121,7 @@ def _value(text: str, otherwise: object) -> object:
     """The value that a text is in TOML; `otherwise` where it is none, as names without quotes are."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except UNREADABLE:  # also of brackets too deep, or of more digits than Python converts
         return otherwise
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, Stale, print_json
+from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Stale, a_number, print_json
 from cotenant.cli.plan_inputs import basis_for, tables_of, with_devices
 from cotenant.cli.plan_placement import EXIT_INFEASIBLE, Aim, PlacementAsked, check_alone, place, placement_words
 from cotenant.cli.plan_together import TogetherAsked, asked_batches, plan_together
@@ -54,7 +54,10 @@ def plan(
         str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}, or one that a package adds.")
     ] = DEFAULT_PLANNER,
     headroom: Annotated[
-        float | None, typer.Option(min=0, help="Share added to every rate.  [default: 0.1]", show_default=False)
+        float | None,
+        typer.Option(
+            min=0, max=10, callback=a_number, help="Share added to every rate.  [default: 0.1]", show_default=False
+        ),
     ] = None,
     poisson: Annotated[
         bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
@@ -88,11 +91,24 @@ def plan(
     ] = None,
     goal: Annotated[Aim | None, typer.Option(help="Of a placement.", show_default=Aim.latency.value)] = None,
     latency_bound_ms: Annotated[
-        float | None, typer.Option(min=0.001, help="What a placement for throughput may take.", show_default=False)
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=3_600_000,
+            callback=a_number,
+            help="What a placement for throughput may take.",
+            show_default=False,
+        ),
     ] = None,
     budget_s: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Seconds to search for a placement, or a plan of --together.", show_default="10"),
+        typer.Option(
+            min=0.1,
+            max=LONGEST_S,
+            callback=a_number,
+            help="Seconds to search for a placement, or a plan of --together.",
+            show_default="10",
+        ),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure the models to be placed, or planned together, anew.")
@@ -287,7 +303,7 @@ def _show(
         "simulated": _simulated(file, basis),
     }
     if svg is not None:
-        svg.write_text(plan_svg(view, next(iter(summary_lines(view, facts, ())))), encoding="utf-8")
+        write_whole(svg, plan_svg(view, next(iter(summary_lines(view, facts, ())))).encode())
     if as_json:
         import msgspec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,9 +63,11 @@ def with_devices(request: Request, devices: str | None) -> Request:
         if name.strip() not in kinds:
             text = f"device {name.strip()!r} is not in the file, which has {', '.join(kinds)}"
             raise typer.BadParameter(text, param_hint="--devices")
-        if not number.strip().isdecimal() or int(number) > MOST_DEVICES:
+        if not re.fullmatch(r"[0-9]{1,5}", number.strip()) or int(number) > MOST_DEVICES:
             text = f"{number!r} is no number of devices up to {MOST_DEVICES}"
             raise typer.BadParameter(text, param_hint="--devices")
+        if name.strip() in counts:
+            raise typer.BadParameter(f"device {name.strip()!r} has two counts, expected one", param_hint="--devices")
         counts[name.strip()] = int(number)
     made = [kind for name, kind in kinds.items() for _ in range(counts.get(name, _count(request, name)))]
     return replace(request, devices=tuple(made))

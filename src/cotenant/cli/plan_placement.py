@@ -12,6 +12,7 @@ import typer
 
 from cotenant.cli.options import chosen_of, print_json, settings_of
 from cotenant.errors import ConfigError
+from cotenant.files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,7 +75,6 @@ def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json:
     A placement that is believed to gain, and measured to, by 3 % at least, is kept where serving looks; else none is.
     """
     from cotenant.cli.profile import progress_bar
-    from cotenant.files import write_whole
     from cotenant.measure.placed import KEPT_UP_TO
     from cotenant.measure.tasks import TASK_EFFORT, measure_tasks
     from cotenant.plan.file import placements_text
@@ -243,7 +243,7 @@ def _show(
 
     is_kept = ratio is not None and ratio <= KEPT_UP_TO
     if svg is not None:
-        svg.write_text(placement_svg(view, f"{view.model} on {tasks.where}"), encoding="utf-8")
+        write_whole(svg, placement_svg(view, f"{view.model} on {tasks.where}").encode())
         written = [*written, svg]
     if as_json:
         print_json(_facts(asked, view, tasks, ratio, notes, written))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import typer
 
 from cotenant.cli.options import chosen_of, print_json, settings_of
 from cotenant.errors import ConfigError
+from cotenant.files import write_whole
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
@@ -59,7 +61,7 @@ def asked_batches(names: str, batches: str | None) -> dict[str, int]:
         raise typer.BadParameter(f"{names!r}, expected different models, as a,b,c", param_hint="--together")
     for part in batches.split(",") if batches else ():
         name, _, rows = (each.strip() for each in part.partition("="))
-        if name not in found or not rows.isdecimal() or int(rows) < 1:
+        if name not in found or not re.fullmatch(r"[1-9][0-9]{0,5}", rows):
             known = ", ".join(found)
             raise typer.BadParameter(f"{part!r}, expected MODEL=ROWS of one of {known}", param_hint="--batch")
         found[name] = int(rows)
@@ -71,7 +73,6 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
 
     A plan that is believed and measured to gain is kept where serving looks; else none is.
     """
-    from cotenant.files import write_whole
     from cotenant.measure.placed import KEPT_UP_TO
     from cotenant.plan.file import together_text
     from cotenant.plan.granularity.kept import keep_together, together_of
@@ -232,7 +233,7 @@ def _show(
     from cotenant.report.together_text import together_lines, together_picture, together_svg
 
     if svg is not None:
-        svg.write_text(together_svg(view, " and ".join(view.members)), encoding="utf-8")
+        write_whole(svg, together_svg(view, " and ".join(view.members)).encode())
         written = [*written, svg]
     if as_json:
         print_json(_facts(view, rehearsed, kept, notes, written))

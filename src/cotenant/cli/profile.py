@@ -9,27 +9,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cotenant.cli.options import AsJson, Lanes, Repository, chosen_of, print_json, settings_of
+from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number, chosen_of, print_json, settings_of
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from cotenant.config import ServerConfig
     from cotenant.measure.contention_profile import ContentionProfile
     from cotenant.predict.groups.overlap_errors import HeldOutErrors
     from cotenant.profile.profile_file import Profile
+    from cotenant.report.fitted_table import FittedTable
 
 
 def profile(
     repository: Repository,
-    budget: Annotated[float, typer.Option(help="Seconds to spend on each point, once enough runs are in.")] = 0.5,
+    budget: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on each point, once enough runs are in."
+        ),
+    ] = 0.5,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what is known already.")] = False,
     lanes: Lanes = None,
     groups: Annotated[
         bool, typer.Option("--groups", help="Also measure launches that start together, and fit the predictor of them.")
     ] = False,
-    groups_count: Annotated[int, typer.Option(min=20, help="Groups to measure.")] = 400,
-    groups_minutes: Annotated[float, typer.Option(min=0.0, help="Measure groups no longer than this.")] = 10.0,
+    groups_count: Annotated[int, typer.Option(min=20, max=1_000_000, help="Groups to measure.")] = 400,
+    groups_minutes: Annotated[
+        float, typer.Option(min=0.0, max=LONGEST_S / 60, callback=a_number, help="Measure groups no longer than this.")
+    ] = 10.0,
     partitions: Annotated[
         list[str] | None,
         typer.Option(
@@ -41,7 +47,9 @@ def profile(
     corun: Annotated[
         bool, typer.Option("--corun", help="Also measure how much models slow each other down in partitions.")
     ] = False,
-    budget_s: Annotated[float, typer.Option(min=1.0, help="Seconds to spend on co-runs.")] = 120.0,
+    budget_s: Annotated[
+        float, typer.Option(min=1.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on co-runs.")
+    ] = 120.0,
     contention: Annotated[
         bool,
         typer.Option(
@@ -144,11 +152,11 @@ def _measure_groups(
     return {"groups": len(samples), "predictor": str(overlap_path(root)), "slowdown": beside}
 
 
-def slowdown_table(slowdown: dict[str, float]) -> Table:
+def slowdown_table(slowdown: dict[str, float]) -> FittedTable:
     """What models cost each other, the worst pairs first."""
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
-    table = Table(title="Side by side on cores of their own: predicted latency over that of the slower one alone")
+    table = FittedTable(title="Side by side on cores of their own: predicted latency over that of the slower one alone")
     table.add_column("pair")
     table.add_column("times", justify="right")
     for pair, factor in sorted(slowdown.items(), key=lambda entry: -entry[1]):
@@ -168,11 +176,11 @@ def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
         return held_out_errors(known, facts_of(profile), on_step=on_step)
 
 
-def errors_table(errors: HeldOutErrors) -> Table:
+def errors_table(errors: HeldOutErrors) -> FittedTable:
     """Errors by tenants together, then how many runs stay below the quantile that is promised."""
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
-    table = Table(title=f"Predictor of groups: MAPE {errors.mape_pct:.1f} % (cross-validated)", title_justify="left")
+    table = FittedTable(title=f"Predictor of groups: MAPE {errors.mape_pct:.1f} % (cross-validated)")
     table.add_column("groups of")
     table.add_column("groups", justify="right")
     table.add_column("MAPE", justify="right")
@@ -183,9 +191,9 @@ def errors_table(errors: HeldOutErrors) -> Table:
     return table
 
 
-def contention_table(found: ContentionProfile) -> Table:
+def contention_table(found: ContentionProfile) -> FittedTable:
     """What each model loses beside copies of memory on all other cores, and what the memory gives."""
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
     drawn = ", ".join(f"{each / 1e9:.1f}" for each in found.drawn_bytes_per_s)
     told = "saturated" if found.bandwidth_bytes_per_s else "not saturated: nobody waits for it in simulations"
@@ -199,7 +207,7 @@ def contention_table(found: ContentionProfile) -> Table:
         if scale
     ]
     pressure = f"pressure is told by {' and '.join(by)}" if by else "nothing tells the pressure"
-    table = Table(title=f"Beside copies of memory (GB/s drawn by 1, 2, ... cores: {drawn}; {told}; {pressure})")
+    table = FittedTable(title=f"Beside copies of memory (GB/s drawn by 1, 2, ... cores: {drawn}; {told}; {pressure})")
     table.add_column("model")
     table.add_column("times as long", justify="right")
     table.add_column("bytes from memory, times counted", justify="right")
@@ -239,10 +247,10 @@ class progress_bar:  # noqa: N801  (used like a function)
 
 def profile_table(result: Any) -> Any:
     """Latencies as a table: a line per model and shape, a column per batch and cores."""
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
     columns = sorted({(point.items, point.cores) for model in result.models.values() for point in model.points})
-    table = Table("model", "shape", *(f"L({items},{cores})" for items, cores in columns), "segments", "cut/whole")
+    table = FittedTable("model", "shape", *(f"L({items},{cores})" for items, cores in columns), "segments", "cut/whole")
     table.title = f"Median latency in ms at (batch, cores) on {result.device.processor}"
     for name, model in result.models.items():
         for shape in sorted({point.shape for point in model.points}):

@@ -13,11 +13,11 @@ from cotenant.work import CPU, Share
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from cotenant.config import ServerConfig
     from cotenant.profile.coruns import CoRunRow
     from cotenant.profile.profile_file import Profile
+    from cotenant.report.fitted_table import FittedTable
 
 _SHOWN = 12
 
@@ -111,11 +111,11 @@ def show(console: Console, coruns: dict[str, Any]) -> None:
         )
 
 
-def factor_table(rows: Sequence[CoRunRow]) -> Table:
+def factor_table(rows: Sequence[CoRunRow]) -> FittedTable:
     """The rows that slow down most, and all beside antagonists."""
-    from rich.table import Table
+    from cotenant.report.fitted_table import FittedTable
 
-    table = Table(title="Latency beside others over that alone, each in its partition", title_justify="left")
+    table = FittedTable(title="Latency beside others over that alone, each in its partition")
     heads, cells = factor_cells(rows)
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number < 2 else "right")

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
+from typing import Any
 
 LATE_S = 1.5
 """After this time beyond the deadline of a stop the process ends, whatever has not ended by then."""
@@ -31,16 +32,21 @@ def _end(number: int) -> None:
 @contextmanager
 def ending_at_once() -> Iterator[None]:
     """Inside, SIGINT and SIGTERM end the process at once, without a traceback. For the time of imports."""
-    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    known = {number: signal.getsignal(number) for number in usual}
-    changed = [number for number, handler in known.items() if handler is usual[number]]
-    for number in changed:
-        signal.signal(number, lambda number, _: _end(number))
+    known = end_at_once()
     try:
         yield
     finally:
-        for number in changed:
-            signal.signal(number, known[number])
+        for number, handler in known.items():
+            signal.signal(number, handler)
+
+
+def end_at_once() -> dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]:
+    """Let SIGINT and SIGTERM end the process at once from now on, where they have their usual handlers; gives those."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    known = {number: handler for number, handler in usual.items() if signal.getsignal(number) is handler}
+    for number in known:
+        signal.signal(number, lambda number, _: _end(number))
+    return known
 
 
 class StopSignals:

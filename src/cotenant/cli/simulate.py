@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.options import (
+    MIN_FACTOR,
+    MOST_FACTOR,
     AsJson,
     Assigned,
     Cautious,
@@ -22,6 +24,7 @@ from cotenant.cli.options import (
     Preempt,
     Repository,
     Stale,
+    a_number,
     chosen_of,
     policy_text,
     print_json,
@@ -61,10 +64,18 @@ def simulate(
     device_number: DeviceNumber = None,
     cores: CoresOption = None,
     assigned: Assigned = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of runs, with seeds from the workload's seed on.")] = 1,
-    factor: Annotated[float, typer.Option(help="Multiply all rates.")] = 1.0,
-    noise: Annotated[float, typer.Option(min=0, help="Deviation of log latency in the simulated world.")] = 0.05,
-    decision_us: Annotated[float, typer.Option(min=0, help="Decision time charged before each launch.")] = 50.0,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Number of runs, with seeds from the workload's seed on.")
+    ] = 1,
+    factor: Annotated[
+        float, typer.Option(min=MIN_FACTOR, max=MOST_FACTOR, callback=a_number, help="Multiply all rates.")
+    ] = 1.0,
+    noise: Annotated[
+        float, typer.Option(min=0, max=10, callback=a_number, help="Deviation of log latency in the simulated world.")
+    ] = 0.05,
+    decision_us: Annotated[
+        float, typer.Option(min=0, max=1e9, callback=a_number, help="Decision time charged before each launch.")
+    ] = 50.0,
     world: Annotated[
         WorldKind | None,
         typer.Option(

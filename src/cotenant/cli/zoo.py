@@ -35,7 +35,7 @@ def build(
     form: Annotated[
         Form, typer.Option("--format", help="'both' makes two repositories, DIR/onnx and DIR/pt2.")
     ] = Form.onnx,
-    seed: Annotated[int, typer.Option(min=0, help="The weights belong to it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="The weights belong to it.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write models of the zoo into a model repository. What is there and up to date is left alone."""
@@ -49,6 +49,9 @@ def build(
     asked = [name for text in names for name in text.replace(",", " ").split()]
     if not asked:
         raise ConfigError(f"no model is named, expected one of: {', '.join(NAMES)}, or {ALL!r}")
+    unknown = [name for name in asked if name != ALL and name not in NAMES]
+    if unknown:
+        raise ConfigError(f"model {unknown[0]!r} is not in the zoo; expected one of: {', '.join(NAMES)}, or {ALL!r}")
     chosen = list(NAMES) if ALL in asked else list(dict.fromkeys(asked))
     roots: dict[Format, Path] = {one: directory / one for one in FORMATS}
     if form is not Form.both:

@@ -174,6 +174,7 @@ def _note(path: Path, folder: Path, role: str) -> None:
     target = folder.parent / PATHS / name
     with contextlib.suppress(OSError):  # a cache that is read only is not swept either
         if not target.exists() or target.read_bytes() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
             write_whole(target, content)
 
 

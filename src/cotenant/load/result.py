@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cotenant.errors import ConfigError
+from cotenant.files import UNREADABLE, read_bytes, write_whole
 from cotenant.metrics import OUTCOMES, OutcomeLog, QueryRecord, Summary, is_impatient, percentile_ns, summarise, to_json
 from cotenant.types import Outcome
 
@@ -213,13 +214,13 @@ class LoadResult:
 
     def save(self, path: Path) -> None:
         """Write the JSON to a file."""
-        path.write_text(json.dumps(self.to_json()), encoding="utf-8")
+        write_whole(path, json.dumps(self.to_json()).encode())
 
     @classmethod
     def load(cls, path: Path) -> LoadResult:
         """Read the JSON from a file. Raises ConfigError when it is not one of ours."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            data = json.loads(read_bytes(path, ConfigError))
+        except UNREADABLE as error:
             raise ConfigError(f"{path}: cannot be read as JSON ({error}), expected a load result") from error
         return cls.from_json(data, str(path))

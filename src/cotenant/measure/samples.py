@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from cotenant.config import SampleSection
 from cotenant.errors import ConfigError
+from cotenant.files import UNREADABLE, read_bytes
 from cotenant.graph.datatypes import numpy_type
 from cotenant.graph.dfg import Tensor
 
@@ -48,7 +50,7 @@ class Samples:
                 raise ConfigError(f"{where}: values of that type cannot be given, expected numbers or texts")
             if section.file is not None:
                 values[name] = _typed(_read(folder, section.file, where), dtype, f"{where}.file")
-                digest.update((folder / section.file).read_bytes())
+                digest.update(read_bytes(folder / section.file, ConfigError))
             elif section.values is not None:
                 values[name] = _typed(np.array(section.values, np.object_), dtype, f"{where}.values")
             else:
@@ -81,15 +83,15 @@ def _read(folder: Path, file: str, where: str) -> Any:
     path = folder / file
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{where}.file: {file!r} is outside the model's directory, expected a file in it")
+    if path.suffix not in (".npy", ".json"):
+        raise ConfigError(f"{where}.file: {file!r} has an unknown suffix, expected .npy or .json")
     try:
+        content = read_bytes(path, ConfigError)
         if path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False)
-        elif path.suffix == ".json":
-            found = np.array(json.loads(path.read_text(encoding="utf-8")), np.object_)
+            found = np.load(BytesIO(content), allow_pickle=False)
         else:
-            raise ConfigError(f"{where}.file: {file!r} has an unknown suffix, expected .npy or .json")
-    except (OSError, ValueError, EOFError) as error:
-        told = error.strerror if isinstance(error, OSError) and error.strerror else error
+            found = np.array(json.loads(content), np.object_)
+    except (ConfigError, EOFError, *UNREADABLE) as told:
         raise ConfigError(f"{where}.file: {file!r} cannot be read ({told}), expected a {path.suffix} file") from None
     if found.size == 0:
         raise ConfigError(f"{where}.file: {file!r} holds no values, expected at least one")

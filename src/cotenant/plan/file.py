@@ -1,6 +1,6 @@
 """Files of planning, in TOML: what is asked for (`tenants.toml`), and a plan with all that it rests on (`plan.toml`).
 
-A plan file holds its request again, so that it can be checked and planned anew without another file.
+A plan file holds its request again, so that it can be checked without another file.
 """
 
 from __future__ import annotations

@@ -8,19 +8,20 @@ from rich.table import Table
 from rich.text import Text
 
 from cotenant.load.result import LAG_LIMIT_NS, LiveStats, TenantLive
+from cotenant.report.fitted_table import FittedTable
 from cotenant.report.tables import attainment_style, milliseconds, percent
 from cotenant.types import Outcome
 
 
 def live_table(stats: LiveStats) -> RenderableType:
     """One line per tenant, a bar for the time gone by and the generator's own lag; for `rich.live.Live.update`."""
-    table = Table(title=None)
-    table.add_column("tenant", no_wrap=True)
+    table = FittedTable(title=None)
+    table.add_column("tenant")
     for column in (
         *("SLO ms", "offered", "in flight", "answered", "late", "dropped", "rejected", "failed"),
         *("p50 ms", "p99 ms", "goodput/s", "attainment"),
     ):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     for tenant in stats.tenants:
         table.add_row(*_cells(tenant))
     elapsed_s, duration_s = min(stats.elapsed_ns, stats.duration_ns) / 1e9, stats.duration_ns / 1e9

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
+from cotenant.report.fitted_table import FittedTable
 from cotenant.trace.lost import Loss, LossAccount
 from cotenant.types import LossCause
 
@@ -57,10 +56,10 @@ def rows(lost: Lost) -> tuple[list[str], list[list[str]]]:
     return ["tenant", "lost", *(cause.value for cause in causes)], cells
 
 
-def lost_table(lost: Lost) -> Table:
+def lost_table(lost: Lost) -> FittedTable:
     """For the terminal."""
     heads, cells = rows(lost)
-    table = Table(title="lost queries by cause", title_justify="left")
+    table = FittedTable(title="lost queries by cause")
     for head in heads:
         table.add_column(head, justify="left" if head == "tenant" else "right")
     for row in cells:

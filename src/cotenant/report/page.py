@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from cotenant.files import write_whole
 from cotenant.report.style import style_sheet
 
 Cell = str | tuple[str, str]
@@ -43,7 +44,7 @@ class Page:
     def write(self, path: Path) -> None:
         """Write it to a file, whose folder is made if need be."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.html(), encoding="utf-8")
+        write_whole(path, self.html().encode())
 
 
 def paragraph(text: str, css: str = "") -> str:

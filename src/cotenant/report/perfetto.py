@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.errors import InvalidValueError
+from cotenant.files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,9 @@ def write_perfetto(
         event = {"ph": "C", "name": name, "pid": pid, "ts": counter.time_ns / 1000, "args": dict(counter.values)}
         events.append((counter.time_ns, event))
     events.sort(key=lambda timed: timed[0])
-    with path.open("w", encoding="utf-8") as out:
-        out.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-        lines = [*lanes.names(), *(event for _, event in events)]
-        out.write(",\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
-        out.write("\n]}\n")
+    lines = [json.dumps(line, separators=(",", ":")) for line in (*lanes.names(), *(event for _, event in events))]
+    body = ",\n".join(lines)
+    write_whole(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{body}\n]}}\n'.encode())
 
 
 class _Lanes:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from cotenant.plan.placement.overview import LEAST_GAIN_PCT, PlacementOverview, StageView, Stretch
+from cotenant.report.fitted_table import FittedTable
 from cotenant.report.plan_text import key_text, keys_of, short, svg_of
 from cotenant.report.tables import milliseconds
 
@@ -106,7 +106,7 @@ def _most(stretches: Sequence[Stretch], start_ns: int, end_ns: int) -> int | Non
 
 
 def _table(view: PlacementOverview, keys: Keys, width: int) -> RenderableType:
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = FittedTable(keys=2, box=None, padding=(0, 1), pad_edge=False, show_edge=False)
     shown_devices = view.devices[:2]
     table.add_column("", no_wrap=True)
     table.add_column("stage", no_wrap=True)

@@ -22,6 +22,7 @@ from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
 from cotenant.plan.assess import Assessment, DeviceView, PartitionView, SlotView
+from cotenant.report.fitted_table import FittedTable
 from cotenant.report.tables import milliseconds
 
 PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb")
@@ -49,6 +50,10 @@ def sized(size: int, whole: int) -> str:
     if whole == 100:
         return f"{size} %"
     return f"{size} core{'s' if size > 1 else ''}"
+
+
+NAME_WIDTH = 16
+"""Characters of a name that are always shown."""
 
 
 def short(name: str, width: int) -> str:
@@ -120,12 +125,12 @@ def numbers(alike: Alike) -> str:
 
 
 def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, float] | None = None) -> Table:
-    """One line per tenant: what it asks for and gets, and what is left of its SLO. Fits into 80 columns.
+    """One line per tenant: what it asks for and gets, and what is left of its SLO. Columns that do not fit stand below.
 
     `missed` is the share of its queries that were late or dropped in a simulation, by tenant.
     """
     keys = keys_of([tenant.tenant for tenant in assessment.tenants])
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_edge=False)
+    table = FittedTable(keys=2, box=None, padding=(0, 1), pad_edge=False, show_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("tenant", no_wrap=True)
     has_tails = any(tenant.tail_slack_ns is not None for tenant in assessment.tenants)
@@ -142,7 +147,7 @@ def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, f
     ]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    name_width = max(10, min(width, _MOST_WIDTH) - 69)
+    name_width = max(NAME_WIDTH, min(width, _MOST_WIDTH) - 69)
     for tenant in assessment.tenants:
         style = "" if tenant.slack_ns >= 0 and tenant.growth >= 1 else "bold reverse"
         table.add_row(
@@ -302,12 +307,12 @@ def _partition_lines(
     head = Text(f"{name}: {sized(partition.size, device.whole)}", style="bold")
     head.append(f"  duty cycle {_ms(partition.duty_ns)} ms, {100 * partition.load:.0f} % busy", style="not bold")
     gauge = _GAUGE if width == _MOST_WIDTH else 0
-    table = Table(box=None, padding=(0, 1), pad_edge=False, show_header=False, expand=bool(gauge))
+    table = FittedTable(keys=2, box=None, padding=(0, 1), pad_edge=False, show_header=False, expand=bool(gauge))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, ratio=1 if gauge else None)
     for _ in range(5 if gauge else 4):
         table.add_column(justify="right", no_wrap=True)
-    name_width = max(10, width - 70 - gauge)
+    name_width = max(NAME_WIDTH, width - 70 - gauge)
     for slot in partition.slots:
         beside = f" (x{slot.factor:.2f})" if slot.factor > 1.005 else ""
         if slot.group:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rich.table import Table
 from rich.text import Text
 
 from cotenant.metrics import Summary, TenantSummary, to_json
+from cotenant.report.fitted_table import FittedTable
 
 __all__ = ["attainment_style", "milliseconds", "outcome_table", "percent", "to_json"]
 
@@ -46,15 +46,15 @@ def attainment_style(share: float | None) -> str:
     return "green" if share >= 0.99 else "yellow" if share >= 0.9 else "red"
 
 
-def outcome_table(summary: Summary, title: str) -> Table:
+def outcome_table(summary: Summary, title: str) -> FittedTable:
     """One line per tenant and, with several, one for all.
 
     Columns for cancelled queries, and for those apart from attainment, stand where there are any.
     """
     extra = tuple(name for name in ("cancelled", "apart") if getattr(summary.total, name))
-    table = Table(title=title, title_justify="left", show_footer=False)
+    table = FittedTable(title=title, show_footer=False)
     for column in _COLUMNS[:8] + extra + _COLUMNS[8:]:
-        table.add_column(column, justify="left" if column == "tenant" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column == "tenant" else "right")
     for line in summary.tenants:
         table.add_row(*_cells(line, extra))
     if len(summary.tenants) > 1:

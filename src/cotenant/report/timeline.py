@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.report.perfetto import Counter, Instant, Span, write_perfetto
-from cotenant.trace import Record, work_of
+from cotenant.trace import Record, in_lines, work_of
 from cotenant.work import lane_name
 
 _MOST_NAMED = 8
@@ -24,6 +24,11 @@ def write_timeline(path: Path, records: Iterable[Record]) -> int:
     pressure it was predicted. Of one that ran by a placement each core has a track of what it ran, as if the units had
     begun with the launch.
     """
+    with in_lines(records) as lines:
+        return _write_timeline(path, lines)
+
+
+def _write_timeline(path: Path, records: Iterable[Record]) -> int:
     spans: list[Span] = []
     instants: list[Instant] = []
     counters: list[Counter] = []

@@ -1,5 +1,6 @@
 """The model repository on disk: where what lies, which models and applications it declares. Opens no model."""
 
+from cotenant.files import STATE_FOLDER
 from cotenant.repository.model_versions import (
     ModelVersion,
     UnknownApplicationError,
@@ -17,7 +18,6 @@ from cotenant.repository.paths import (
     CONFIG_FILE,
     MEASURED,
     SERVER_FILE,
-    STATE_FOLDER,
     contention_path,
     coruns_path,
     graphs_path,

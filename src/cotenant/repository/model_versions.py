@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cotenant.config import ModelConfig, load_model_config
 from cotenant.errors import ConfigError, CotenantError
+from cotenant.files import MOST_TOML_BYTES, read_bytes
 from cotenant.repository.formats import formats
 from cotenant.repository.paths import CONFIG_FILE
 
@@ -80,8 +81,8 @@ def is_application(root: Path, name: str) -> bool:
 
 def _declares_one(folder: Path) -> bool:
     try:
-        text = (folder / CONFIG_FILE).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_bytes(folder / CONFIG_FILE, ConfigError, most_bytes=MOST_TOML_BYTES).decode(errors="replace")
+    except ConfigError:
         return False
     return _APPLICATION.search(text) is not None
 

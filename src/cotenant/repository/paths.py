@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cotenant.files import STATE_FOLDER
+
 CONFIG_FILE = "config.toml"
-
-
-STATE_FOLDER = ".cotenant"
-"""Beside the models: the profile, copies and optimised graphs of them, and the trace. May be removed while no server
-runs."""
 
 
 SERVER_FILE = "cotenant.toml"

@@ -10,7 +10,7 @@ from msgspec import convert
 from cotenant.core.accounts import Accounts
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.trace.trace_log import Header, Record, TraceError, work_of
+from cotenant.trace.trace_log import Header, Record, TraceError, in_lines, work_of
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Work
 from cotenant.workload.bound import TimedQuery, largest_least_share, most_answers, most_answers_with_shares, most_worth
@@ -86,6 +86,11 @@ def bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     that did not run counts as the tenant's quickest. Stages of applications are queries of their models.
     Raises TraceError for a trace of several devices, or without a query.
     """
+    with in_lines(records) as lines:
+        return _bound_of(head, lines)
+
+
+def _bound_of(head: Header, records: Iterable[Record]) -> RunBound:
     if len(head.machine) != 1:
         raise TraceError(f"the trace is of the devices {', '.join(head.machine)}, expected one: slots differ")
     tables, tenants = dict(head.tables), {each.name: each for each in head.tenants}

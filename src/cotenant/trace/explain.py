@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import convert
 
 from cotenant.core.predictor import Member
-from cotenant.trace import Record, TraceError, work_of
+from cotenant.trace import Record, TraceError, in_lines, work_of
 from cotenant.trace.basis import GroupBeliefs
 from cotenant.work import CPU, PieceTime, lane_name
 
@@ -66,9 +66,8 @@ class LaunchStory:
         """What the prediction of its group rested on, as the end of a sentence; nothing where it was of no group."""
         if self.near is None:
             return ""
-        near = (
-            f" with {self.near or 'no'} measured group{'' if self.near == 1 else 's'} near it" if self.near >= 0 else ""
-        )
+        known = f" with {self.near or 'no'} measured group{'' if self.near == 1 else 's'} near it"
+        near = known if self.near >= 0 else ""
         bound = f", none of so many members: {_ms(self.longest_ns)} at most, in turn" if self.longest_ns else ""
         others = " and ".join(f"{name!r} on cores {','.join(map(str, cores))}" for name, cores in self.beside)
         beside = f", beside {others}," if others else ""
@@ -180,16 +179,14 @@ class Explanation:
 
     def sentences(self) -> list[str]:
         """The story in words, the verdict first."""
-        total = self.ended_ns - self.arrival_ns
-        slo = self.deadline_ns - self.arrival_ns
+        total, slo = self.ended_ns - self.arrival_ns, self.deadline_ns - self.arrival_ns
         lines = [
             f"Query {self.query} of {self.tenant!r} was {self.outcome} after {_ms(total)}; its deadline was {_ms(slo)}."
         ]
         if self.part_of is not None:
             lines.append(f"It is the stage {self.stage!r} of query {self.part_of}, of an application.")
         if self.reason:
-            whom = "client" if self.part_of is None else "application"
-            lines.append(f"Reason given to the {whom}: {self.reason}.")
+            lines.append(f"Reason given to the {'client' if self.part_of is None else 'application'}: {self.reason}.")
         lines.append(
             f"It waited {_ms(self.waiting_ns)} and ran {_ms(self.running_ns)} in {len(self.launches)} launch(es)"
             f"; {self.ahead} of its tenant's queries waited before it."
@@ -238,6 +235,11 @@ def explain(
 
     Raises TraceError when it is not there, or has not ended.
     """
+    with in_lines(records) as lines:
+        return _explain(lines, query, beliefs)
+
+
+def _explain(records: Iterable[Record], query: int, beliefs: GroupBeliefs | None) -> Explanation | ApplicationStory:
     story: Explanation | None = None
     whole: ApplicationStory | None = None
     waiting: dict[str, set[int]] = {}

@@ -11,7 +11,7 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.trace.lost import Loss, LossAccount
-from cotenant.trace.trace_log import Header, Record, TraceError, decode_event
+from cotenant.trace.trace_log import Header, Record, TraceError, decode_event, in_lines
 from cotenant.work import Share
 
 _ACTIONS: Mapping[str, type[Action]] = {"Launch": Launch, "Respond": Respond}
@@ -24,6 +24,11 @@ def losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, lis
 
     Raises TraceError where the trace says no lanes, or a record has wrong fields.
     """
+    with in_lines(records) as lines:
+        return _losses_of(head, lines)
+
+
+def _losses_of(head: Header, records: Iterable[Record]) -> tuple[LossAccount, list[Loss]]:
     losses: list[Loss] = []
     tables = dict(head.tables)
     account = LossAccount(TablePredictor(tables, head.scales), _lanes(head.policy_options), head.tenants, losses.append)
@@ -51,4 +56,4 @@ def _lanes(options: Mapping[str, Any]) -> tuple[Share, ...]:
     try:
         return convert(lanes, tuple[Share, ...])
     except ValidationError as error:
-        raise TraceError(f"'policy_options' of the trace has wrong lanes ({error})") from None
+        raise TraceError(f"line 1 or a later one: 'policy_options' has wrong lanes ({error})") from None

@@ -7,9 +7,11 @@ tables and machine. Each further line is `[time_ns, kind, event, [[kind, action]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import msgspec
 from msgspec import convert
@@ -18,18 +20,20 @@ from cotenant.core import events as core_events
 from cotenant.core.actions import Action, PolicyFault
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event
-from cotenant.core.predictor import Predictor
-from cotenant.core.snapshot import Decision, Policy, Snapshot
-from cotenant.errors import CotenantError, ProtocolViolationError
-from cotenant.files import decode
+from cotenant.core.snapshot import Policy
+from cotenant.errors import CotenantError
+from cotenant.files import UNREADABLE, decode, open_regular
 from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.types import Query, StageQuery, Tenant
+from cotenant.trace.record_check import RecordCheck
+from cotenant.trace.recorded_policy import RecordedPolicy
+from cotenant.types import StageQuery, Tenant
 from cotenant.work import Machine, Share, Work
 
 FORMAT = "cotenant-trace/2"
+_MOST_LINE_BYTES = 256 << 20
 _MOST_RECORDS = 1 << 12
 """Records kept in memory at most."""
 
@@ -74,12 +78,13 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line: an event and what it caused, as plain data."""
+    """One line: an event and what it caused, as plain data. `where` are the file and the line, for errors."""
 
     time_ns: int
     kind: str
     event: dict[str, Any]
     actions: list[tuple[str, dict[str, Any]]]
+    where: str = field(default="the record", compare=False)
 
 
 def header(
@@ -117,7 +122,7 @@ def _options(policy: Policy) -> dict[str, Any]:
     """What the policy was made with."""
     if not is_dataclass(policy):
         return {}
-    return {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+    return {each.name: getattr(policy, each.name) for each in fields(policy) if each.init}
 
 
 class _PlainPolicy(msgspec.Struct):
@@ -249,29 +254,75 @@ class TraceWriter:
 
 
 def read(path: Path) -> tuple[Header, Iterator[Record]]:
-    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError."""
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read ({error.strerror})") from None
+    """Open a log. A last line cut short by a crash ends the records; any other damage raises TraceError.
+
+    Damage is also a line that does not follow from those before it: see `record_check`.
+    """
+    file = open_regular(path, TraceError)
     try:
         mend = "is it the trace of 'cotenant serve' or 'cotenant simulate'?"
-        head = decode(file.readline(), Header, f"{path}: line 1", TraceError, mend, FORMAT)
+        head = decode(_line(file, path), Header, f"{path}: line 1", TraceError, mend, FORMAT)
     except TraceError:
         file.close()
         raise
     return head, _records(path, file)
 
 
+def _line(file: BinaryIO, path: Path) -> bytes:
+    try:
+        line = file.readline(_MOST_LINE_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: line 1 or a later one cannot be read ({error.strerror})") from None
+    if len(line) == _MOST_LINE_BYTES:
+        raise TraceError(f"{path}: a line has {_MOST_LINE_BYTES} bytes or more, expected less")
+    return line
+
+
 def _records(path: Path, file: BinaryIO) -> Iterator[Record]:
+    check = RecordCheck()
     with file:
-        for number, line in enumerate(file, start=2):
+        for number, line in enumerate(iter(partial(_line, file, path), b""), start=2):
+            where = f"{path}: line {number}"
             if not line.endswith(b"\n"):
                 return
             try:
-                yield Record(*_RECORD.decode(line))
-            except msgspec.MsgspecError as error:
-                raise TraceError(f"{path}: line {number} is not a record ({error})") from None
+                record = Record(*_RECORD.decode(line), where)
+            except UNREADABLE as error:
+                raise TraceError(f"{where} is not a record ({error})") from None
+            try:
+                check(record.time_ns, _plain_event(record.kind, record.event), record.actions)
+            except (CotenantError, *UNREADABLE) as error:
+                raise TraceError(f"{where} does not follow from those before it ({error})") from None
+            yield record
+
+
+@contextmanager
+def in_lines(records: Iterable[Record]) -> Iterator[Iterator[Record]]:
+    """The same records. What the caller raises since they do not fit together becomes a TraceError with the line."""
+    where = "line 1"
+
+    def told() -> Iterator[Record]:
+        nonlocal where
+        for record in records:
+            where = record.where
+            yield record
+
+    try:
+        yield told()
+    except TraceError:
+        raise
+    except (CotenantError, msgspec.MsgspecError, LookupError, ArithmeticError) as error:
+        reason = str(error) if isinstance(error, CotenantError) else f"{type(error).__name__}: {error}"
+        raise TraceError(f"the log does not fit together up to {where} ({reason})") from error
+
+
+def _plain_event(kind: str, event: Mapping[str, Any]) -> object:
+    """The event of a record, with plain data in place of a policy or a predictor. Raises as `decode_event`."""
+    if kind == "PredictorChanged":
+        return msgspec.convert(event.get("predictor"), _PlainPredictor)
+    if kind == "PolicyChanged":
+        return msgspec.convert(event, _PlainPolicy)
+    return None if kind == "LogFull" else decode_event(kind, event)
 
 
 def work_of(launch: Mapping[str, Any]) -> Work:
@@ -293,11 +344,11 @@ def decode_event(
         if cls is core_events.PolicyChanged:
             found = msgspec.convert(event, _PlainPolicy)
             return core_events.PolicyChanged(make_policy(found.policy, found.policy_options))
-        if cls is core_events.QueryArrived and "part_of" in event["query"]:
+        if cls is core_events.QueryArrived and "part_of" in (event["query"] or ()):
             query = msgspec.convert(event["query"], StageQuery)
             return core_events.QueryArrived(query, event.get("more", False))
         return msgspec.convert(event, cls)  # type: ignore[no-any-return]
-    except (msgspec.MsgspecError, KeyError) as error:
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError) as error:
         raise TraceError(f"a record of kind {kind!r} has wrong fields ({error})") from None
 
 
@@ -309,48 +360,16 @@ def replay(
     `make_policy(name, options)` builds the policy, `find_groups` gives fitted predictors of groups. `same_decisions`
     says whether the two agree: then a change of code changed no decision.
     """
-    policy = _AsRecorded(make_policy(head.policy, head.policy_options))
-    plain = _PlainPredictor(head.tables, head.scales, head.groups, head.quantile, head.factor, head.margin, head.beside)
-    predictor = _predictor_of(plain, find_groups)
-    engine = Engine(head.tenants, policy.asked, predictor, head.whole)
-    for record in records:
-        if record.kind == "LogFull":
-            return
-        told = event = decode_event(record.kind, record.event, find_groups, make_policy)
-        if isinstance(event, core_events.PolicyChanged):
-            policy = _AsRecorded(event.policy)
-            told = core_events.PolicyChanged(policy.asked)
-        policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
-        yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))
-
-
-class _AsRecorded:
-    """A policy that fails where it failed in a recorded run, whether it would now or not: there it is not asked."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self.faults: list[PolicyFault] = []
-        """Those of the present event."""
-
-    @property
-    def asked(self) -> Policy:
-        """It, for an engine."""
-        return cast(Policy, self)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
-        """See Policy."""
-        self._fail("queue_key", query.id)
-        return self._policy.queue_key(query, tenant, predictor)
-
-    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
-        """See Policy."""
-        self._fail("decide", -1)
-        return self._policy.decide(snapshot, memory)
-
-    def _fail(self, call: str, query: int) -> None:
-        for fault in self.faults:
-            if (fault.policy, fault.call, fault.query) == (self._policy.name, call, query):
-                raise ProtocolViolationError(fault.reason)
+    with in_lines(records) as lines:
+        policy = RecordedPolicy(make_policy(head.policy, head.policy_options))
+        predictor = _predictor_of(msgspec.convert(head, _PlainPredictor, from_attributes=True), find_groups)
+        engine = Engine(head.tenants, policy.asked, predictor, head.whole)
+        for record in lines:
+            if record.kind == "LogFull":
+                return
+            told = event = decode_event(record.kind, record.event, find_groups, make_policy)
+            if isinstance(event, core_events.PolicyChanged):
+                policy = RecordedPolicy(event.policy)
+                told = core_events.PolicyChanged(policy.asked)
+            policy.faults = [convert(each, PolicyFault) for kind, each in record.actions if kind == "PolicyFault"]
+            yield record, encode(record.time_ns, event, engine.handle(told, record.time_ns))

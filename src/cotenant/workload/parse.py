@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.files import convert, read_toml, to_table, toml_text
+from cotenant.files import MOST_BYTES, convert, open_regular, read_toml, to_table, toml_text
 from cotenant.workload.spec import (
     NS_PER_S,
     Gamma,
@@ -77,7 +78,7 @@ def _tenant(table: Any, source: str, at: str, folder: Path) -> Any:
 def _read_trace(file: Path, model: str, where: str) -> tuple[int, ...]:
     """Read column `time_s` of a CSV file: all rows, or those of `model` when there is a column `model`."""
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with TextIOWrapper(open_regular(file, ConfigError, "", MOST_BYTES), encoding="utf-8", newline="") as lines:
             rows = csv.DictReader(lines)
             columns = rows.fieldnames or []
             if "time_s" not in columns:

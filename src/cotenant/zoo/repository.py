@@ -63,7 +63,9 @@ def _make(model: str, directory: Path, slo_ms: int | None) -> bool:
     ours = current is None or current == stamp.get("config")
     if same_model and (current == _digest(config) or not ours):
         return False
+    directory.mkdir(parents=True, exist_ok=True)
     if not same_model:
+        model_file.parent.mkdir(parents=True, exist_ok=True)
         _write_model(model, model_file)
         if spec.labelled:
             write_whole(labels_file, "".join(f"{label}\n" for label in _labels(model)).encode("utf-8"))

@@ -73,6 +73,7 @@ def choice_path(cache_dir: Path, content: str) -> Path:
 
 def save_choice(path: Path, choice: KernelChoice) -> None:
     """Keep a choice."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     save(path, choice)
 
 

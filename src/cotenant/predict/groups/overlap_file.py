@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from cotenant.errors import CotenantError
-from cotenant.files import decode, write_whole
+from cotenant.files import decode, read_bytes, write_whole
 from cotenant.predict.conformal import Margins
 from cotenant.predict.groups.measured import MeasuredGroups, MemberKey
 from cotenant.predict.groups.overlap import OverlapModel, OverlapPredictor
@@ -70,15 +70,12 @@ def save_overlap(path: Path, predictor: OverlapPredictor) -> None:
 def read_overlap(path: Path, quantile: float = 0.5) -> OverlapPredictor:
     """Read what `save_overlap` wrote. Raises OverlapFileError when it is not that, or does not fit together."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        content = read_bytes(path, OverlapFileError, "make it with 'cotenant profile --groups'")
+        with np.load(BytesIO(content), allow_pickle=False) as stored:
             meta = decode(stored[_META].tobytes(), _Meta, str(path), OverlapFileError, "fit it anew", FORMAT)
             weights = {name[2:]: stored[name] for name in stored.files if name.startswith("w_")}
             lengths, members = stored["lengths"], stored["members"]
-    except OSError as error:
-        raise OverlapFileError(
-            f"{path}: cannot be read ({error.strerror or error}); make it with 'cotenant profile --groups'"
-        ) from None
-    except (KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
         raise OverlapFileError(f"{path}: is no fitted predictor ({error}); fit it anew") from None
     width = weights["b3"].size if "b3" in weights else 0
     count = len(meta.tenants) + 1
