@@ -116,32 +116,34 @@ def test_turns_are_smooth_and_equal_ones_go_to_the_node_with_least_under_way() -
 
 
 def test_silence_death_and_suspicion() -> None:
-    detector = Detector(DetectorSettings(interval_ns=10, misses=3))
-    for node in ("quiet", "dead", "suspect", "cleared", "well"):
-        detector.heard(node, 0)
+    detector = Detector(10)
+    nodes = ("quiet", "dead", "suspect", "cleared", "well")
+    for node in nodes:
+        detector.watch(node, 4, 2)
     detector.died("dead", "killed")
-    detector.suspect("suspect", 5)
-    detector.suspect("suspect", 14)  # the first one counts
-    detector.suspect("cleared", 5)
-    detector.heard("cleared", 8)
-    detector.suspect("unknown", 5)
-    assert detector.lost(15) == {"dead": "killed"}
-    assert set(detector.lost(16)) == {"dead", "suspect"}
-    for node in ("well", "cleared"):
-        detector.heard(node, 30)
-    assert set(detector.lost(30)) == {"dead", "suspect"}
-    assert detector.lost(31)["quiet"] == "no heartbeat for 0.0 s"
+    for node in ("suspect", "cleared", "unknown"):
+        detector.suspect(node)
+    detector.tick(0, nodes)  # the first interval has no known length
+    assert detector.lost() == {"dead": "killed"}
+    detector.tick(10, ["quiet", "suspect", "cleared"])
+    detector.heard("cleared")
+    detector.tick(20, ["quiet", "suspect", "cleared"])
+    assert set(detector.lost()) == {"dead", "suspect"}
+    detector.tick(30, ["quiet", "cleared"])
+    detector.tick(51, ["quiet", "cleared"])  # the watcher was late
+    assert set(detector.lost()) == {"dead", "suspect"}
+    detector.tick(61, ["quiet", "cleared"])
+    assert detector.lost()["quiet"] == "4 heartbeats in a row were not answered"
     for node in ("quiet", "dead", "suspect"):
         detector.forget(node)
-    assert detector.lost(60) == {}
+    assert detector.lost() == {}
     assert detector.watched == ("cleared", "well")
 
 
-def test_settings_are_checked() -> None:
-    with pytest.raises(InvalidValueError, match="misses is 0"):
-        DetectorSettings(misses=0)
-    with pytest.raises(InvalidValueError, match="interval_ns is 0"):
-        DetectorSettings(interval_ns=0)
+@pytest.mark.parametrize("name", ["interval_ns", "misses", "suspect_misses", "gateway_misses"])
+def test_settings_are_checked(name: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"{name} is 0"):
+        DetectorSettings(**{name: 0})
 
 
 # --- what is planned anew ---------------------------------------------------------------------------------------------
