@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -418,6 +419,91 @@ def test_a_node_that_cannot_join_is_tried_again_later() -> None:
     rig.now_ns += 6 * S
     rig.controller.join_nodes()
     assert rig.world.agents == {"n0"}
+
+
+def test_a_gateway_that_does_not_answer_costs_no_node() -> None:
+    rig = Rig("n0", "n1")
+    rig.begin()
+    real = rig.world.report
+
+    def hangs() -> GatewayReport:
+        rig.now_ns += 30 * S
+        raise TimeoutError("the gateway did not answer")
+
+    for report in (hangs, hangs, real, hangs, real):
+        rig.world.report = report  # type: ignore[method-assign]
+        rig.watch()
+    assert rig.world.take_log() == []
+    assert [node["state"] for node in rig.controller.status()["nodes"]] == ["serving", "serving"]
+
+
+@pytest.mark.parametrize("held", ["none", "a part", "all"])
+def test_a_node_that_joins_is_planned_with_at_once_where_no_whole_plan_is_held(held: str) -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    gone = {"none": ("n0", "n1", "n2"), "a part": ("n0", "n1"), "all": ("n0",)}[held]
+    rig.world.dead.update(gone)
+    rig.controller.watch_once()
+    rig.controller.plan_once()
+    rig.world.dead.clear()
+    rig.controller._wake.clear()
+    rig.now_ns += 6 * S
+    rig.controller.join_nodes()
+    assert len(rig.controller.status()["nodes"]) == 3
+    assert rig.controller._wake.is_set() == (held != "all")
+
+
+def test_a_node_that_hangs_while_it_joins_holds_up_no_plan() -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    rig.world.dead.add("n2")
+    rig.controller.watch_once()
+    rig.world.dead.clear()
+    rig.now_ns += 6 * S
+    hung, real = threading.Event(), rig.world.join
+
+    def hangs(node: Node) -> None:
+        assert hung.wait(60)
+        real(node)
+
+    rig.world.join = hangs  # type: ignore[method-assign]
+    rig.controller._joins.begin(rig.controller._state.members)
+    rig.controller._joins.begin(rig.controller._state.members)
+    [joining] = rig.controller._joins.under_way()
+    rig.world.dead.add("n0")
+    rig.controller.watch_once()
+    rig.controller.plan_once()
+    assert sorted(rig.world.table.addresses) == ["n1"]
+    hung.set()
+    joining.result(60)
+    rig.controller.plan_once()
+    assert sorted(rig.world.table.addresses) == ["n1", "n2"]
+
+
+def test_a_node_that_hangs_in_a_change_holds_up_no_other_plan_once_it_is_lost() -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    rig.world.dead.add("n0")
+    rig.controller.watch_once()
+    real, reached, hung = rig.world.call, threading.Event(), threading.Event()
+
+    def call(node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        if (node, method) == ("n2", "prepare"):
+            reached.set()
+            assert hung.wait(60)
+        return real(node, method, *arguments, timeout_s=timeout_s)
+
+    rig.world.call = call  # type: ignore[method-assign]
+    planning = threading.Thread(target=rig.controller.plan_once)
+    planning.start()
+    assert reached.wait(60)
+    rig.world.dead.add("n2")
+    rig.controller.watch_once()
+    planning.join(60)
+    assert not planning.is_alive()
+    rig.controller.plan_once()
+    assert sorted(rig.world.table.addresses) == ["n1"]
+    hung.set()
 
 
 def test_stop_ends_every_agent() -> None:

@@ -183,7 +183,7 @@ class Controller:
         if party == GATEWAY:
             _log.error("the gateway is lost: %s; another one takes its place", reason)
             self._gateway.drop()
-        else:
+        elif not self._stop.is_set():
             self._stop.set()
             self._failed(
                 f"the head of Ray has ended ({reason}), and without it no cluster goes on: "
@@ -231,10 +231,11 @@ class Controller:
         with self._lock:
             self._state.members[node.name] = node
             self._state.gone.pop(node.name, None)
-            held = self._state.held
+            state = self._state
+            whole = state.held is not None and state.held.whole and not state.lost
         self._heartbeats.watch(node.name)
         _log.info("node %r joined: a %r", node.name, node.device)
-        if held is None or not held.whole:
+        if not whole:
             self._wake.set()
 
     def plan_once(self) -> None:
