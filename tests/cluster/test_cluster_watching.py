@@ -157,6 +157,12 @@ class Watching(RuleBasedStateMachine):
     def the_controller_stalls_in_a_question(self, intervals: float) -> None:
         self.world.stall_ns = round(intervals * INTERVAL_NS)
 
+    @rule(times=st.integers(2, 12), intervals=st.floats(0.1, 20))
+    def the_controller_runs_now_and_then(self, times: int, intervals: float) -> None:
+        for _ in range(times):
+            self.the_controller_stalls_in_a_question(intervals)
+            self.watch(1)
+
     @rule(intervals=st.floats(0.1, 200))
     def the_controller_stalls_between_questions(self, intervals: float) -> None:
         self.world.now_ns += round(intervals * INTERVAL_NS)
