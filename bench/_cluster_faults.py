@@ -98,7 +98,7 @@ class Faults:
         _send(signal.SIGCONT, stopped.pids if stopped else ())
 
     def _strike(self, fault: Fault, now_ns: int) -> None:
-        nodes = [node for node in self._up.status()["nodes"] if node["state"] == "serving" and node["pid"]]
+        nodes = serving_nodes(self._up)
         if fault.party == NODE:
             victim = nodes.pop(sum(each.fault.party == NODE for each in self.done) % len(nodes))
             pids = (victim["agent_pid"], victim["pid"])
@@ -112,6 +112,18 @@ class Faults:
         _send(signal.SIGSTOP if fault.stop_s else signal.SIGKILL, pids)
         self.done.append(strike)
         self._stopped = strike if fault.stop_s else None
+
+
+def kill_node(up: Cluster, turn: int) -> None:
+    """SIGKILL for agent and server of one of the nodes that serve, as for a node that loses its power."""
+    nodes = serving_nodes(up)
+    victim = nodes[turn % len(nodes)]
+    _send(signal.SIGKILL, (victim["agent_pid"], victim["pid"]))
+
+
+def serving_nodes(up: Cluster) -> list[dict[str, Any]]:
+    """The nodes that serve, with their processes."""
+    return [node for node in up.status()["nodes"] if node["state"] == "serving" and node["pid"]]
 
 
 def descendants(pid: int) -> list[int]:

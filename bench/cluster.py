@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from bench._cluster_counts import lost_queries, read_counts, settled
 from bench._cluster_faults import (
     CONTROLLER,
     GATEWAY,
@@ -99,14 +99,7 @@ SEED = 1
 ECHOES, QUICK_ECHOES = 400, 50
 SETTLE_S = 30.0
 """Queries that clients have given up may be inside for so long after the load."""
-FIELDS = {
-    "cotenant_gateway_offered_total": "offered",
-    "cotenant_gateway_retries_total": "retried",
-    "cotenant_gateway_repeats_total": "repeated",
-}
-"""The field of `Counts` for each counter without outcomes."""
 _STOP_S = 60.0
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +206,8 @@ def _ended(
         rows += _rows(result, done, {"changes": []}, period_s)
         if not fault.ends_all:
             sent = sum(_sent(result).values())
-            counts = settled(up.counts, {}, SETTLE_S).values()
+            came = {tenant: each.offered for tenant, each in up.counts().items()}
+            counts = settled(up.counts, came, SETTLE_S).values()
             rows[-1]["lost"] = sum(abs(each.offered - each.ended) for each in counts)
             rows[-1]["lost"] += max(0, sum(each.offered for each in counts) - sent)
     log = up.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
@@ -246,33 +240,6 @@ def cluster(root: Path, rates: dict[str, float], period_s: float) -> Iterator[Up
         words += ["--period", str(period_s), "--planner", PLANNER, "--headroom", str(HEADROOM)]
         with running(*words, log=folder / "log", environment={"TMPDIR": name}, stop_s=_STOP_S) as up:
             yield Up(up.http_url, up.grpc_url, up.process.pid, folder / "log")
-
-
-def read_counts(page: str) -> dict[str, Counts]:
-    """The counts of a gateway by tenant, from its page for Prometheus."""
-    found: dict[str, dict[str, int]] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                field = sample.labels.get("outcome") or FIELDS[sample.name]
-                found.setdefault(sample.labels["tenant"], {})[field] = round(sample.value)
-    return {tenant: Counts(**fields) for tenant, fields in found.items()}
-
-
-def settled(look: Callable[[], Mapping[str, Counts]], sent: Mapping[str, int], limit_s: float) -> Mapping[str, Counts]:
-    """The counts once every query that was sent has come and has ended, or those at the end of `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        counts = look()
-        if not lost_queries(sent, counts) or time.monotonic() > deadline:
-            return counts
-        time.sleep(_POLL_S)
-
-
-def lost_queries(sent: Mapping[str, int], counts: Mapping[str, Counts]) -> int:
-    """Queries that were sent and did not come, or came and did not end, and those that did so twice."""
-    found = {tenant: counts.get(tenant, Counts()) for tenant in sent}
-    return sum(abs(sent[name] - each.offered) + abs(each.offered - each.ended) for name, each in found.items())
 
 
 def _sent(result: LoadResult) -> dict[str, int]:
