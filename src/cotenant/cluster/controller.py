@@ -218,6 +218,8 @@ class Controller:
                         self._monitor.close_window(self._now_ns())
                     self.plan_once()
                 self._joins.begin(self._state.members)
+            except (CotenantError, TimeoutError) as error:
+                _log.error("planning failed, what runs goes on: %s", error)
             except Exception:
                 _log.exception("planning failed; what runs goes on")
 

@@ -16,7 +16,7 @@ class Fleet(Protocol):
     """The nodes and their agents. Thread-safe."""
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machines that are there, with an agent or without."""
+        """The machines that are there, with an agent or without. Raises what `check` raises."""
         ...
 
     def join(self, node: Node) -> None:

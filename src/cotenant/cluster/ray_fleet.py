@@ -134,6 +134,7 @@ class RayFleet:
 
     def nodes(self) -> tuple[Node, ...]:
         """See Fleet."""
+        self.check()  # without its head Ray would wait for a minute, and then end this process
         found = []
         for entry in self._ray.nodes():
             if entry["Alive"]:
