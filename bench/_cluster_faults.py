@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from bench._registry import BenchError
 from cotenant.load import LiveStats
 from cotenant.types import ANSWERS
 
@@ -107,6 +108,8 @@ class Faults:
         else:
             title = _TITLES[fault.party]
             pids = tuple(pid for pid in descendants(self._up.pid) if title in command(pid))
+            if not pids:
+                raise BenchError(f"no process of the cluster is called {title!r}: the {fault.party} cannot be hit")
         healthy = {node["node"]: os.pidfd_open(node["agent_pid"]) for node in nodes}
         strike = Strike(fault, now_ns, now_ns + round(fault.stop_s * 1e9), pids, healthy)
         _send(signal.SIGSTOP if fault.stop_s else signal.SIGKILL, pids)

@@ -360,13 +360,12 @@ def _show(
 ) -> None:
     console = Console()
     mix = ", ".join(f"{model} {sent[model]:.1f} of {planned[model]:.1f}/s" for model in MODELS)
-    table = Table("fault", "at s", "gap s", "killed", "changed in s", "guests", "before %", "during %", "after %")
-    table.add_column("unanswered")
+    table = Table("fault", "gap s", "killed", "before %", "during %", "after %", "unanswered")
     table.title = f"Faults of a cluster of two nodes; sent of planned: {mix}"
     for row in rows:
         table.add_row(
             row["fault"],
-            *(str(row[key]) for key in ("at_s", "longest_gap_s", "healthy_nodes_killed", "replanned_s", "left_out")),
+            *(str(row[key]) for key in ("longest_gap_s", "healthy_nodes_killed")),
             *(str(row[f"{key}_pct"]) for key in ("before", "during", "after")),
             f"{row['unanswered']} of {row['during']}",
         )

@@ -23,7 +23,7 @@ from cotenant.plan.types import DeviceType, Load
 
 MS = 1_000_000
 INTERVAL_NS = 500 * MS
-DETECTOR = DetectorSettings(INTERVAL_NS, misses=8, suspect_misses=3, gateway_misses=60)
+DETECTOR = DetectorSettings(INTERVAL_NS, misses=7, suspect_misses=3, gateway_misses=60)
 NODES = ("steady", "suspected", "mortal")
 """`steady` stalls long, `suspected` stalls briefly and is called broken by the gateway, `mortal` may be gone."""
 LONGEST = {"steady": DETECTOR.misses - 2, "suspected": DETECTOR.suspect_misses - 2, "mortal": DETECTOR.misses - 2}

@@ -185,6 +185,7 @@ class Controller:
             self._gateway.drop()
         elif not self._stop.is_set():
             self._stop.set()
+            _log.error("the head of Ray is lost: %s; the cluster ends", reason)
             self._failed(
                 f"the head of Ray has ended ({reason}), and without it no cluster goes on: "
                 "start it again, then 'cotenant cluster up'"

@@ -18,7 +18,7 @@ class DetectorSettings:
     """
 
     interval_ns: int = 500_000_000
-    misses: int = 8
+    misses: int = 7
     suspect_misses: int = 3
     gateway_misses: int = 60
 
