@@ -1,15 +1,19 @@
-"""A node lost under load: two nodes on one machine, agent and server of one get SIGKILL, and the plan is made anew.
+"""Faults of a cluster under load: nodes, gateway, head of Ray and controller get SIGSTOP for 9 s, and SIGKILL, in turn.
 
 `cotenant cluster up` with two nodes of one core each on the loopback address (Ray on the same machine), ResNet-50,
 MiniLM and magika with four times the SLOs of the quick start, planned from their profile for rates that need both
-nodes; a part of these rates is sent, open loop, Poisson, over HTTP, so that one node could carry it. Nodes take turns
-in being killed; a new agent takes the place of a killed one. Load generator, gateway, controller and Ray share the
-two cores with the nodes: the times are those of such a machine.
+nodes; a part of these rates is sent, open loop, Poisson, over HTTP, so that one node could carry it. A fault of a node
+is one of its agent and its server. Load generator, gateway, controller and Ray share the two cores with the nodes: the
+times are those of such a machine.
 
-The node that is left cannot plan for all three: whom its plan leaves out is a guest there. Recovery runs from the
-kill to the arrival of the last query that was refused or failed because of it. A query is lost when client and
-gateway do not agree on exactly one outcome of it, by the gateway's own counts once they stand still. Every answer is
-held against what its inputs were answered alone (`foreign_answers`).
+The node that is left cannot plan for all three: a tenant that its plan leaves out is a guest there. Recovery runs from
+SIGKILL of a node to the arrival of the last query that was refused or failed because of it. A query is lost when client
+and gateway do not agree on exactly one outcome of it, by the gateway's own counts once they stand still. A gateway that
+is killed takes its counts with it: only what came to the one after it is compared. Every answer is held against what
+its inputs were answered alone (`foreign_answers`).
+
+`longest_gap_s` is the longest time in which a tenant sent queries and none was answered, without the time in which the
+gateway was stopped, and without what follows the death of the controller or of Ray's head: these end the cluster.
 """
 
 from __future__ import annotations
@@ -17,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import statistics
 import tempfile
 import time
@@ -28,10 +31,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from bench._cluster_counts import lost_queries, read_counts, settled
+from bench._cluster_faults import (
+    CONTROLLER,
+    GATEWAY,
+    NODE,
+    RAY_HEAD,
+    STOP_S,
+    Family,
+    Fault,
+    Faults,
+    Strike,
+    longest_gap_s,
+)
 from bench._registry import BenchError
 from bench._server import cache_folder
 from bench._tenants import (
@@ -47,7 +62,7 @@ from bench._tenants import (
     workload,
 )
 from cotenant.cluster.types import Counts
-from cotenant.load import LiveStats, LoadResult, run_load_process
+from cotenant.load import LoadResult, run_load_process
 from cotenant.load.http import HttpPool
 from cotenant.plan.follow import largest_fit
 from cotenant.plan.planners import make_planner
@@ -55,7 +70,7 @@ from cotenant.plan.sources import basis_of, read_profile_costs
 from cotenant.plan.types import DeviceType, Load
 from cotenant.serve.server_process import running
 from cotenant.types import Outcome
-from cotenant.workload import for_capacity
+from cotenant.workload import Workload, for_capacity
 
 NAME = "cluster"
 MODELS = ("magika", "minilm", "resnet50")
@@ -69,20 +84,22 @@ PERIOD_S, QUICK_PERIOD_S = 5.0, 3.0
 CYCLE_PERIODS = 5
 """Periods from one kill to the next: two to recover, and time for the node to come back."""
 BEFORE_S = 5.0
-KILLS, QUICK_KILLS = 6, 1
+FAULTS = (
+    *(Fault(NODE), Fault(NODE), Fault(NODE), Fault(NODE, STOP_S)),
+    *(Fault(GATEWAY, STOP_S), Fault(CONTROLLER, STOP_S), Fault(RAY_HEAD, STOP_S)),
+)
+"""Those after which client and gateway count the same."""
+LAST = ((Fault(RAY_HEAD),), (Fault(GATEWAY), Fault(CONTROLLER)))
+"""Those at the end of the first cluster, and those of a second one."""
+QUICK_FAULTS = (Fault(NODE),)
+END_S = 60.0
+"""All processes of a cluster that cannot go on must have ended within this time."""
 WARM_UP_S = 2.0
 SEED = 1
 ECHOES, QUICK_ECHOES = 400, 50
 SETTLE_S = 30.0
 """Queries that clients have given up may be inside for so long after the load."""
-FIELDS = {
-    "cotenant_gateway_offered_total": "offered",
-    "cotenant_gateway_retries_total": "retried",
-    "cotenant_gateway_repeats_total": "repeated",
-}
-"""The field of `Counts` for each counter without outcomes."""
 _STOP_S = 60.0
-_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,8 @@ class Up:
 
     url: str
     grpc: str
+    pid: int
+    log: Path
 
     def status(self) -> dict[str, Any]:
         """What it says of itself."""
@@ -114,9 +133,8 @@ def run(
     """Measure; models are kept in the user's cache folder. Files of other devices and `data_dir` are not used."""
     if profile or util or constants:
         print("figures of other devices are not used: this benchmark profiles and serves on this machine")
-    kills = QUICK_KILLS if quick else KILLS
+    faults = QUICK_FAULTS if quick else FAULTS
     period_s = QUICK_PERIOD_S if quick else PERIOD_S
-    cycle_s = period_s * CYCLE_PERIODS
     if len(os.sched_getaffinity(0)) < NODES:
         raise BenchError(f"two nodes need {NODES} cores")
     root, service_ns = prepare(cache_folder() / "cluster", MODELS, "", quick)
@@ -127,25 +145,74 @@ def run(
     inputs = sample_all(root, MODELS)
     with cluster(root, planned, period_s) as up:
         asyncio.run(warm_up(up.url, "", inputs))
-        killer = Killer(up, kills, cycle_s)
-        load = workload(root, "", sent, SEED, cycle_s * kills + BEFORE_S, WARM_UP_S)
-        result = run_load_process(
-            load, http_url=up.url, grpc_url=up.grpc, inputs=inputs, on_tick=killer.tick, tick_s=0.05, check=True
-        )
+        done, result = _struck(up, faults, period_s, workload_of(root, sent), inputs)
         counts = settled(up.counts, _sent(result), SETTLE_S)
+        lost = lost_queries(_sent(result), counts)
         status = up.status()
         added_ms = asyncio.run(_added_ms(up, inputs, QUICK_ECHOES if quick else ECHOES))
-    rows = _rows(result, killer.at_ns, status, period_s)
+        rows = _rows(result, done, status, period_s)
+        if not quick:
+            rows += _ended(up, LAST[0], period_s, workload_of(root, sent), inputs)
+    if not quick:
+        with cluster(root, planned, period_s) as up:
+            rows += _ended(up, LAST[1], period_s, workload_of(root, sent), inputs)
+    lost += sum(row["lost"] for row in rows)
     reasons = _reasons(result)
-    summary = _summary(rows, lost_queries(_sent(result), counts), counts, reasons, added_ms)
+    summary = _summary(rows, lost, counts, reasons, added_ms)
     summary["foreign_answers"] = result.wrong_answers
     _show(rows, summary, sent, planned, reasons)
     if quick:
         print(
-            f"quick: {QUICK_KILLS} kill instead of {KILLS}, a period of {QUICK_PERIOD_S:g} instead of {PERIOD_S:g} s, "
+            f"quick: SIGKILL of one node alone, a period of {QUICK_PERIOD_S:g} instead of {PERIOD_S:g} s, "
             "a coarser profile"
         )
     return {"summary": summary, "rows": rows, "seeds": [SEED]}
+
+
+def workload_of(root: Path, sent: Mapping[str, float]) -> Callable[[float], Workload]:
+    """Arrivals for so many seconds after warming up."""
+    return lambda seconds: workload(root, "", sent, SEED, seconds, WARM_UP_S)
+
+
+def _struck(
+    up: Up, faults: Sequence[Fault], period_s: float, load: Callable[[float], Workload], inputs: Inputs
+) -> tuple[list[Strike], LoadResult]:
+    """Send load, and do the faults one after the other."""
+    cycle_s = period_s * CYCLE_PERIODS
+    schedule = Faults(up, faults, WARM_UP_S + BEFORE_S, cycle_s)
+    try:
+        result = run_load_process(
+            load(cycle_s * len(faults) + BEFORE_S),
+            http_url=up.url,
+            grpc_url=up.grpc,
+            inputs=inputs,
+            on_tick=schedule.tick,
+            tick_s=0.05,
+            check=True,
+        )
+    finally:
+        schedule.end()
+    schedule.done[-1].look()
+    return schedule.done, result
+
+
+def _ended(
+    up: Up, faults: Sequence[Fault], period_s: float, load: Callable[[float], Workload], inputs: Inputs
+) -> list[dict[str, Any]]:
+    """Faults of which the last one ends the cluster: rows, with the processes that did not end with it."""
+    family, rows = Family(up.pid), []
+    for fault in faults:
+        done, result = _struck(up, (fault,), period_s, load, inputs)
+        rows += _rows(result, done, {"changes": []}, period_s)
+        if not fault.ends_all:
+            sent = sum(_sent(result).values())
+            came = {tenant: each.offered for tenant, each in up.counts().items()}
+            counts = settled(up.counts, came, SETTLE_S).values()
+            rows[-1]["lost"] = sum(abs(each.offered - each.ended) for each in counts)
+            rows[-1]["lost"] += max(0, sum(each.offered for each in counts) - sent)
+    log = up.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = [line for line in log if line.startswith("cotenant:")]
+    return [*rows[:-1], rows[-1] | {"longest_gap_s": None, "outlived": family.outlived(END_S), "said": said}]
 
 
 def _plannable(root: Path, service_ns: dict[str, float]) -> dict[str, float]:
@@ -161,30 +228,6 @@ def _plannable(root: Path, service_ns: dict[str, float]) -> dict[str, float]:
     return {model: rate * fitted.share * PLANNED for model, rate in rates.items()}
 
 
-class Killer:
-    """Kills a node that serves at its times; called by the load generator's ticks."""
-
-    def __init__(self, up: Up, kills: int, cycle_s: float) -> None:
-        self._up = up
-        self._due = [WARM_UP_S + BEFORE_S + cycle_s * index for index in range(kills)]
-        self.at_ns: list[int] = []
-        """When, in nanoseconds from the start of the load."""
-
-    def tick(self, stats: LiveStats) -> None:
-        """Kill if it is time."""
-        if len(self.at_ns) < len(self._due) and stats.elapsed_ns >= self._due[len(self.at_ns)] * 1e9:
-            kill_node(self._up, len(self.at_ns))
-            self.at_ns.append(stats.elapsed_ns)
-
-
-def kill_node(up: Up, turn: int) -> None:
-    """SIGKILL for agent and server of one of the nodes that serve, as for a node that loses its power."""
-    serving = [node for node in up.status()["nodes"] if node["state"] == "serving" and node["pid"]]
-    victim = serving[turn % len(serving)]
-    for pid in (victim["agent_pid"], victim["pid"]):
-        os.kill(pid, signal.SIGKILL)
-
-
 @contextmanager
 def cluster(root: Path, rates: dict[str, float], period_s: float) -> Iterator[Up]:
     """`cotenant cluster up` on free ports until the block ends. Raises StartError when it does not start."""
@@ -196,34 +239,7 @@ def cluster(root: Path, rates: dict[str, float], period_s: float) -> Iterator[Up
         words = ["cluster", "up", str(folder / "tenants.toml"), str(root), "--local-nodes", str(NODES), "--floor", "1"]
         words += ["--period", str(period_s), "--planner", PLANNER, "--headroom", str(HEADROOM)]
         with running(*words, log=folder / "log", environment={"TMPDIR": name}, stop_s=_STOP_S) as up:
-            yield Up(up.http_url, up.grpc_url)
-
-
-def read_counts(page: str) -> dict[str, Counts]:
-    """The counts of a gateway by tenant, from its page for Prometheus."""
-    found: dict[str, dict[str, int]] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                field = sample.labels.get("outcome") or FIELDS[sample.name]
-                found.setdefault(sample.labels["tenant"], {})[field] = round(sample.value)
-    return {tenant: Counts(**fields) for tenant, fields in found.items()}
-
-
-def settled(look: Callable[[], Mapping[str, Counts]], sent: Mapping[str, int], limit_s: float) -> Mapping[str, Counts]:
-    """The counts once every query that was sent has come and has ended, or those at the end of `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        counts = look()
-        if not lost_queries(sent, counts) or time.monotonic() > deadline:
-            return counts
-        time.sleep(_POLL_S)
-
-
-def lost_queries(sent: Mapping[str, int], counts: Mapping[str, Counts]) -> int:
-    """Queries that were sent and did not come, or came and did not end, and those that did so twice."""
-    found = {tenant: counts.get(tenant, Counts()) for tenant in sent}
-    return sum(abs(sent[name] - each.offered) + abs(each.offered - each.ended) for name, each in found.items())
+            yield Up(up.http_url, up.grpc_url, up.process.pid, folder / "log")
 
 
 def _sent(result: LoadResult) -> dict[str, int]:
@@ -252,31 +268,38 @@ async def _added_ms(up: Up, inputs: Inputs, echoes: int) -> float:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _rows(result: LoadResult, kills: Sequence[int], status: dict[str, Any], period_s: float) -> list[dict[str, Any]]:
-    """One row a kill."""
+def _rows(result: LoadResult, done: Sequence[Strike], status: dict[str, Any], period_s: float) -> list[dict[str, Any]]:
+    """One row a fault."""
     queries = list(result.records)
-    changes = [change for change in status["changes"] if change["reason"] == "nodes were lost"]
+    changes = iter([change for change in status["changes"] if change["reason"] == "nodes were lost"])
     rows = []
-    for number, kill_ns in enumerate(kills):
-        recover_ns = kill_ns + round(2 * period_s * 1e9)
-        end_ns = kill_ns + round((period_s * CYCLE_PERIODS - BEFORE_S) * 1e9)
-        before = [q for q in queries if kill_ns - BEFORE_S * 1e9 <= q.scheduled_ns and q.ended_ns < kill_ns]
-        during = [q for q in queries if q.ended_ns >= kill_ns and q.scheduled_ns < recover_ns]
+    for number, strike in enumerate(done):
+        at_ns, fault = strike.at_ns, strike.fault
+        recover_ns = at_ns + round(2 * period_s * 1e9)
+        end_ns = at_ns + round((period_s * CYCLE_PERIODS - BEFORE_S) * 1e9)
+        before = [q for q in queries if at_ns - BEFORE_S * 1e9 <= q.scheduled_ns and q.ended_ns < at_ns]
+        during = [q for q in queries if q.ended_ns >= at_ns and q.scheduled_ns < recover_ns]
         after = [q for q in queries if recover_ns <= q.scheduled_ns < end_ns]
         unanswered = [
             q.scheduled_ns
             for q in (*during, *after)
             if q.outcome not in (Outcome.ANSWERED, Outcome.LATE, Outcome.DROPPED)
         ]
+        change = next(changes, {}) if fault.party == NODE else {}
         rows.append(
             {
-                "kill": number,
-                "at_s": round(kill_ns / 1e9, 2),
-                "recovery_s": round(max(0.0, (max(unanswered, default=kill_ns) - kill_ns) / 1e9), 3),
-                "replanned_s": changes[number]["took_s"] if number < len(changes) else None,
-                "share": changes[number]["share"] if number < len(changes) else None,
-                "nodes": changes[number]["nodes"] if number < len(changes) else None,
-                "left_out": " ".join(changes[number]["left_out"]) if number < len(changes) else None,
+                "fault": fault.name,
+                "number": number,
+                "at_s": round(at_ns / 1e9, 2),
+                "recovery_s": round(max(0.0, (max(unanswered, default=at_ns) - at_ns) / 1e9), 3),
+                "longest_gap_s": round(
+                    longest_gap_s(queries, strike.resumed_ns if fault.halts_all else at_ns, end_ns), 2
+                ),
+                "healthy_nodes_killed": 0 if fault.ends_all else strike.killed,
+                "lost": 0,
+                "replanned_s": change.get("took_s"),
+                "share": change.get("share"),
+                "left_out": " ".join(change.get("left_out", ())),
                 **{
                     f"{name}_pct": _in_time_pct(each)
                     for name, each in (("before", before), ("during", during), ("after", after))
@@ -305,13 +328,17 @@ def _in_time_pct(queries: Sequence[Any]) -> float:
 def _summary(
     rows: list[dict[str, Any]], lost: int, counts: Mapping[str, Counts], reasons: dict[str, int], added_ms: float
 ) -> dict[str, float]:
+    nodes = [row for row in rows if row["fault"] == Fault(NODE).name]
     return {
         "lost_queries": lost,
-        "recovery_s": statistics.median(row["recovery_s"] for row in rows),
-        "recovery_max_s": max(row["recovery_s"] for row in rows),
-        "attainment_before_pct": round(statistics.mean(row["before_pct"] for row in rows), 2),
-        "attainment_during_pct": round(statistics.mean(row["during_pct"] for row in rows), 2),
-        "attainment_after_pct": round(statistics.mean(row["after_pct"] for row in rows), 2),
+        "healthy_nodes_killed": sum(row["healthy_nodes_killed"] for row in rows),
+        "longest_gap_s": max(row["longest_gap_s"] or 0.0 for row in rows),
+        "outlived": sum(row.get("outlived", 0) for row in rows),
+        "recovery_s": statistics.median(row["recovery_s"] for row in nodes),
+        "recovery_max_s": max(row["recovery_s"] for row in nodes),
+        "attainment_before_pct": round(statistics.mean(row["before_pct"] for row in nodes), 2),
+        "attainment_during_pct": round(statistics.mean(row["during_pct"] for row in nodes), 2),
+        "attainment_after_pct": round(statistics.mean(row["after_pct"] for row in nodes), 2),
         "unanswered": sum(row["unanswered"] for row in rows),
         "retried": sum(each.retried for each in counts.values()),
         "repeated": sum(each.repeated for each in counts.values()),
@@ -333,11 +360,12 @@ def _show(
 ) -> None:
     console = Console()
     mix = ", ".join(f"{model} {sent[model]:.1f} of {planned[model]:.1f}/s" for model in MODELS)
-    table = Table("kill at s", "recovery s", "changed in s", "guests", "before %", "during %", "after %", "unanswered")
-    table.title = f"SIGKILL for agent and server of one of two nodes; sent of planned: {mix}"
+    table = Table("fault", "gap s", "killed", "before %", "during %", "after %", "unanswered")
+    table.title = f"Faults of a cluster of two nodes; sent of planned: {mix}"
     for row in rows:
         table.add_row(
-            *(str(row[key]) for key in ("at_s", "recovery_s", "replanned_s", "left_out")),
+            row["fault"],
+            *(str(row[key]) for key in ("longest_gap_s", "healthy_nodes_killed")),
             *(str(row[f"{key}_pct"]) for key in ("before", "during", "after")),
             f"{row['unanswered']} of {row['during']}",
         )

@@ -50,11 +50,12 @@ from bench._carry import (
     write_model,
     write_torch,
 )
+from bench._cluster_faults import kill_node
 from bench._mixing import KINDS, Alone, drawn
 from bench._registry import BenchError
 from bench._server import serving, worker_pid
 from bench._tenants import profiled
-from bench.cluster import cluster, kill_node
+from bench.cluster import cluster
 from cotenant.measure.solo import Effort
 from cotenant.plan.elastic import Elastic
 from cotenant.plan.file import PlanFile, Request, plan_text

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from bench.cluster import lost_queries, read_counts, settled
+from bench._cluster_counts import lost_queries, read_counts, settled
+from bench._cluster_faults import longest_gap_s
 from cotenant.cluster.gateway import metrics_page
 from cotenant.cluster.types import Counts
+from cotenant.types import Outcome
 
 SENT = {"a": 10, "b": 3}
 ALL = {"a": Counts(offered=10, in_time=6, late=1, refused=1, failed=1, cancelled=1), "b": Counts(offered=3, in_time=3)}
@@ -37,3 +41,24 @@ def test_what_has_come_is_waited_for_until_it_has_ended() -> None:
     looks = [{}, {**ALL, "a": Counts(offered=10, in_time=8)}, {**ALL, "a": Counts(offered=10, in_time=9)}, ALL, {}]
     assert settled(lambda: looks.pop(0), SENT, 60.0) == ALL
     assert looks == [{}]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "gap_s"),
+    [
+        ("....", 0.0),
+        (".x..", 1.0),
+        (".xx.", 2.0),
+        ("x.x.", 1.0),
+        ("..xx", 2.0),  # to the end
+        ("xxxx", 4.0),
+    ],
+)
+def test_a_gap_runs_from_a_query_without_an_answer_to_the_next_with_one(outcomes: str, gap_s: float) -> None:
+    queries = [
+        SimpleNamespace(tenant="a", scheduled_ns=at * 10**9, outcome=Outcome.LATE if said == "." else Outcome.FAILED)
+        for at, said in enumerate(outcomes)
+    ]
+    others = [SimpleNamespace(tenant="b", scheduled_ns=5 * 10**8, outcome=Outcome.ANSWERED)]
+    assert longest_gap_s((*queries, *others), 0, 4 * 10**9) == gap_s
+    assert longest_gap_s(queries, 4 * 10**9, 5 * 10**9) == 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,7 @@ COSTS = TableCosts({"core": {name: {1: {1: 10 * MS}} for name in "abc"}}, dict.f
 LOADS = tuple(Load(name, name, rate, 200 * MS) for name, rate in (("a", 80.0), ("b", 70.0)))
 SETTINGS = ControllerSettings(
     drain_s=5.0,
-    detector=DetectorSettings(interval_ns=S, misses=3),
+    detector=DetectorSettings(interval_ns=S, misses=3, suspect_misses=2, gateway_misses=5),
     follow=FollowSettings(
         TrackingSettings(headroom=0.0, alpha=1.0, windows=1, patience=1), ScalingSettings(margin=0.0)
     ),
@@ -63,6 +64,7 @@ class World:
         self.suspects: tuple[str, ...] = ()
         self.published: dict[str, Any] = {}
         self.gateway_is_gone = False
+        self.ray_problem: Exception | None = None
 
     def nodes(self) -> tuple[Node, ...]:
         return tuple(self.machines)
@@ -112,11 +114,17 @@ class World:
     def set_status(self, status: bytes) -> None:
         self.published = json.loads(status)
 
+    def check(self) -> None:
+        if self.ray_problem is not None:
+            raise self.ray_problem
+
     def report(self) -> GatewayReport:
         if self.gateway_is_gone:
             raise ClusterError("the gateway did not start")
         suspects, self.suspects = self.suspects, ()
-        return GatewayReport(dict(self.counts), self.under_way.pop(0) if self.under_way else {}, suspects, 0)
+        return GatewayReport(
+            dict(self.counts), self.under_way.pop(0) if self.under_way else {}, suspects, self.table.version
+        )
 
     @property
     def runs(self) -> dict[str, tuple[tuple[str, ...], frozenset[str]]]:
@@ -140,6 +148,11 @@ class Rig:
         self.controller.join_nodes()
         self.controller.plan_once()
         return self.world.take_log()
+
+    def watch(self) -> None:
+        """One interval passes."""
+        self.now_ns += S
+        self.controller.watch_once()
 
     def rates(self, **rates: float) -> None:
         """Let ten seconds pass with queries at these rates."""
@@ -217,15 +230,15 @@ def test_without_a_gateway_nodes_are_watched_all_the_same() -> None:
 def test_silence_and_suspicion_end_a_node_as_well() -> None:
     rig = Rig("n0", "n1", "n2")
     rig.begin()
+    rig.watch()
     rig.world.fails["n0", "report"] = TimeoutError()
     rig.world.suspects = ("n1",)
     rig.world.fails["n1", "report"] = TimeoutError()
-    rig.controller.watch_once()
-    rig.now_ns += S + 1
-    rig.controller.watch_once()
+    rig.watch()
+    assert rig.world.take_log() == []
+    rig.watch()
     assert rig.world.take_log() == ["table a>n0 b> without n1"]
-    rig.now_ns += 2 * S
-    rig.controller.watch_once()
+    rig.watch()
     assert rig.world.take_log() == ["table a> b> without n0"]
 
 
@@ -240,20 +253,18 @@ def test_a_server_that_ended_is_a_lost_node() -> None:
 def test_a_server_that_is_slow_once_is_none() -> None:
     rig = Rig("n0", "n1")
     rig.begin()
-    rig.world.reports["n1"] = NodeReport(None, "its server does not answer: timed out")
-    rig.now_ns += 2 * S
-    rig.controller.watch_once()
-    del rig.world.reports["n1"]
-    rig.now_ns += S
-    rig.controller.watch_once()
-    rig.now_ns += S
-    rig.controller.watch_once()
+    rig.watch()
+    slow = NodeReport(None, "its server does not answer: timed out")
+    for _ in range(3):
+        rig.world.reports["n1"] = slow
+        rig.watch()
+        rig.watch()
+        del rig.world.reports["n1"]
+        rig.watch()
     assert rig.world.take_log() == []
-    rig.world.reports["n1"] = NodeReport(None, "its server does not answer: timed out")
-    rig.now_ns += 3 * S
-    rig.controller.watch_once()
-    rig.now_ns += 1
-    rig.controller.watch_once()
+    rig.world.reports["n1"] = slow
+    for _ in range(3):
+        rig.watch()
     assert rig.world.take_log() == ["table a>n0 b> without n1"]
 
 
@@ -408,6 +419,91 @@ def test_a_node_that_cannot_join_is_tried_again_later() -> None:
     rig.now_ns += 6 * S
     rig.controller.join_nodes()
     assert rig.world.agents == {"n0"}
+
+
+def test_a_gateway_that_does_not_answer_costs_no_node() -> None:
+    rig = Rig("n0", "n1")
+    rig.begin()
+    real = rig.world.report
+
+    def hangs() -> GatewayReport:
+        rig.now_ns += 30 * S
+        raise TimeoutError("the gateway did not answer")
+
+    for report in (hangs, hangs, real, hangs, real):
+        rig.world.report = report  # type: ignore[method-assign]
+        rig.watch()
+    assert rig.world.take_log() == []
+    assert [node["state"] for node in rig.controller.status()["nodes"]] == ["serving", "serving"]
+
+
+@pytest.mark.parametrize("held", ["none", "a part", "all"])
+def test_a_node_that_joins_is_planned_with_at_once_where_no_whole_plan_is_held(held: str) -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    gone = {"none": ("n0", "n1", "n2"), "a part": ("n0", "n1"), "all": ("n0",)}[held]
+    rig.world.dead.update(gone)
+    rig.controller.watch_once()
+    rig.controller.plan_once()
+    rig.world.dead.clear()
+    rig.controller._wake.clear()
+    rig.now_ns += 6 * S
+    rig.controller.join_nodes()
+    assert len(rig.controller.status()["nodes"]) == 3
+    assert rig.controller._wake.is_set() == (held != "all")
+
+
+def test_a_node_that_hangs_while_it_joins_holds_up_no_plan() -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    rig.world.dead.add("n2")
+    rig.controller.watch_once()
+    rig.world.dead.clear()
+    rig.now_ns += 6 * S
+    hung, real = threading.Event(), rig.world.join
+
+    def hangs(node: Node) -> None:
+        assert hung.wait(60)
+        real(node)
+
+    rig.world.join = hangs  # type: ignore[method-assign]
+    rig.controller._joins.begin(rig.controller._state.members)
+    rig.controller._joins.begin(rig.controller._state.members)
+    [joining] = rig.controller._joins.under_way()
+    rig.world.dead.add("n0")
+    rig.controller.watch_once()
+    rig.controller.plan_once()
+    assert sorted(rig.world.table.addresses) == ["n1"]
+    hung.set()
+    joining.result(60)
+    rig.controller.plan_once()
+    assert sorted(rig.world.table.addresses) == ["n1", "n2"]
+
+
+def test_a_node_that_hangs_in_a_change_holds_up_no_other_plan_once_it_is_lost() -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.begin()
+    rig.world.dead.add("n0")
+    rig.controller.watch_once()
+    real, reached, hung = rig.world.call, threading.Event(), threading.Event()
+
+    def call(node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
+        if (node, method) == ("n2", "prepare"):
+            reached.set()
+            assert hung.wait(60)
+        return real(node, method, *arguments, timeout_s=timeout_s)
+
+    rig.world.call = call  # type: ignore[method-assign]
+    planning = threading.Thread(target=rig.controller.plan_once)
+    planning.start()
+    assert reached.wait(60)
+    rig.world.dead.add("n2")
+    rig.controller.watch_once()
+    planning.join(60)
+    assert not planning.is_alive()
+    rig.controller.plan_once()
+    assert sorted(rig.world.table.addresses) == ["n1"]
+    hung.set()
 
 
 def test_stop_ends_every_agent() -> None:

@@ -79,6 +79,8 @@ class FakeRay:
     def __init__(self) -> None:
         self.actors: list[FakeActor] = []
         self.start_problems: list[Exception | None] = []
+        self.hangs = False
+        """Actors are stopped, and answer no call."""
 
     def remote(self, _: type) -> Any:
         def make(*_: Any) -> FakeActor:
@@ -89,7 +91,14 @@ class FakeRay:
 
     def get(self, work: Callable[[], Any], timeout: float) -> Any:
         assert timeout > 0
+        if self.hangs:
+            raise GetTimeoutError("no answer")
         return work()
+
+    def wait(self, calls: list[Callable[[], Any]], timeout: float) -> tuple[list[Any], list[Any]]:
+        assert timeout == 0
+        done = [call for call in calls if not self.hangs]
+        return done, [call for call in calls if call not in done]
 
     def kill(self, actor: FakeActor) -> None:
         actor.end()
@@ -138,7 +147,7 @@ def test_a_table_that_comes_while_there_is_no_gateway_is_that_of_the_next_one(ra
     gateway = made(ray)
     gateway.set_table(TABLE)
     ray.actors[0].end()
-    ray.start_problems = [PROBLEMS[0], PROBLEMS[0]]
+    ray.start_problems = [PROBLEMS[0]]
     later = RoutingTable(4, (), {})
     gateway.set_table(later)
     gateway.set_status(b"{}")
@@ -206,3 +215,19 @@ def test_the_repository_s_settings_reach_the_gateway_and_the_controller(
     Head(work, tmp_path, HeadSettings(), ControllerSettings()).close()
     assert seen["max_body_bytes"] == limit_mib * (1 << 20)
     assert seen["last"].stop_s > drain_s + STOP_MARGIN_S
+
+
+def test_a_gateway_that_hangs_is_no_gateway_that_ended(ray: FakeRay) -> None:
+    gateway = made(ray)
+    ray.hangs = True
+    with pytest.raises(TimeoutError, match="did not answer within"):
+        gateway.report()
+    gateway.set_table(TABLE)
+    for _ in range(3):
+        gateway.set_status(b"{}")
+    assert not ray.actors[0].ended
+    gateway.drop()
+    assert ray.actors[0].ended
+    ray.hangs = False
+    gateway.report()
+    assert ray.actors[-1].tables == [TABLE]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +15,12 @@ from hypothesis import strategies as st
 
 from cotenant.cluster.balance import Balancer
 from cotenant.cluster.detector import Detector, DetectorSettings
-from cotenant.cluster.head import models_of, read_note, started, write_note
+from cotenant.cluster.head import models_of
 from cotenant.cluster.load_monitor import LoadMonitor
+from cotenant.cluster.node_home import NodeHome, remove_orphans
 from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
 from cotenant.cluster.node_server import node_config
+from cotenant.cluster.note import Note, read_note, started
 from cotenant.cluster.ray_fleet import need_ray, node_of
 from cotenant.cluster.types import Address, ClusterError, Counts, GatewayReport, Node, NodePlan, NodeReport, Served
 from cotenant.errors import InvalidValueError
@@ -116,32 +123,34 @@ def test_turns_are_smooth_and_equal_ones_go_to_the_node_with_least_under_way() -
 
 
 def test_silence_death_and_suspicion() -> None:
-    detector = Detector(DetectorSettings(interval_ns=10, misses=3))
-    for node in ("quiet", "dead", "suspect", "cleared", "well"):
-        detector.heard(node, 0)
+    detector = Detector(10)
+    nodes = ("quiet", "dead", "suspect", "cleared", "well")
+    for node in nodes:
+        detector.watch(node, 4, 2)
     detector.died("dead", "killed")
-    detector.suspect("suspect", 5)
-    detector.suspect("suspect", 14)  # the first one counts
-    detector.suspect("cleared", 5)
-    detector.heard("cleared", 8)
-    detector.suspect("unknown", 5)
-    assert detector.lost(15) == {"dead": "killed"}
-    assert set(detector.lost(16)) == {"dead", "suspect"}
-    for node in ("well", "cleared"):
-        detector.heard(node, 30)
-    assert set(detector.lost(30)) == {"dead", "suspect"}
-    assert detector.lost(31)["quiet"] == "no heartbeat for 0.0 s"
+    for node in ("suspect", "cleared", "unknown"):
+        detector.suspect(node)
+    detector.tick(0, nodes)  # the first interval has no known length
+    assert detector.lost() == {"dead": "killed"}
+    detector.tick(10, ["quiet", "suspect", "cleared"])
+    detector.heard("cleared")
+    detector.tick(20, ["quiet", "suspect", "cleared"])
+    assert set(detector.lost()) == {"dead", "suspect"}
+    detector.tick(30, ["quiet", "cleared"])
+    detector.tick(51, ["quiet", "cleared"])  # the watcher was late
+    assert set(detector.lost()) == {"dead", "suspect"}
+    detector.tick(61, ["quiet", "cleared"])
+    assert detector.lost()["quiet"] == "4 heartbeats in a row were not answered"
     for node in ("quiet", "dead", "suspect"):
         detector.forget(node)
-    assert detector.lost(60) == {}
+    assert detector.lost() == {}
     assert detector.watched == ("cleared", "well")
 
 
-def test_settings_are_checked() -> None:
-    with pytest.raises(InvalidValueError, match="misses is 0"):
-        DetectorSettings(misses=0)
-    with pytest.raises(InvalidValueError, match="interval_ns is 0"):
-        DetectorSettings(interval_ns=0)
+@pytest.mark.parametrize("name", ["interval_ns", "misses", "suspect_misses", "gateway_misses"])
+def test_settings_are_checked(name: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"{name} is 0"):
+        DetectorSettings(**{name: 0})
 
 
 # --- what is planned anew ---------------------------------------------------------------------------------------------
@@ -282,17 +291,60 @@ def test_tenants_are_found_in_the_repository(tmp_path_factory: pytest.TempPathFa
         models_of(root, [known, Load("x", "two", 1.0, 1)])
 
 
-def test_a_note_of_a_process_that_has_ended_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_note_is_held_by_one_process_and_removed_by_it_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("n") / "note.json"
     with pytest.raises(ClusterError, match="no cluster was started here"):
         read_note(path)
-    write_note(Address("127.0.0.1", 7, 8), path)
+    note = Note(path)
+    with pytest.raises(ClusterError, match="is still starting"):
+        read_note(path)
+    note.write(Address("127.0.0.1", 7, 8))
     assert read_note(path)["http_port"] == 7
     assert path.stat().st_mode & 0o077 == 0
-    path.write_text(path.read_text().replace('"started": "', '"started": "1'))
+    for _ in range(2):
+        with pytest.raises(
+            ClusterError, match=rf"runs on this machine already \(process {os.getpid()}\).*cluster down"
+        ):
+            Note(path)
+        assert read_note(path)["http_port"] == 7
+    path.unlink()  # by hand: the next one is no business of the first
+    second = Note(path)
+    note.remove()
+    note.remove()
+    assert path.exists()
+    second.remove()
+    assert not path.exists()
+
+
+def test_a_note_of_a_process_that_has_ended_is_none(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("n") / "note.json"
+    code = "import sys, os; from pathlib import Path; from cotenant.cluster.note import Note; "
+    code += "from cotenant.cluster.types import Address; Note(Path(sys.argv[1])).write(Address('h', 7, 8)); os._exit(1)"
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
+    assert path.exists()
     with pytest.raises(ClusterError, match="cotenant cluster up"):
         read_note(path)
+    Note(path).write(Address("127.0.0.1", 70, 8))  # taken over
+    assert read_note(path)["http_port"] == 70
     assert started(1 << 30) == ""
+
+
+def test_folders_of_agents_that_ended_are_removed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import os; from cotenant.cluster.node_home import NodeHome; print(NodeHome().path, flush=True); os._exit(1)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60, env=environment)
+    foreign = tmp_path / "cotenant-node-of-before"
+    foreign.mkdir()
+    mine = NodeHome()
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_orphans()
+    assert set(tmp_path.iterdir()) == {foreign, mine.path}
+    mine.remove()
+    mine.remove()
+    assert set(tmp_path.iterdir()) == {foreign}
 
 
 def test_without_ray_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,13 +56,14 @@ class Cluster:
         for model, (tenant, _) in MODELS.items():
             tenants.append(f'[[tenant]]\nname = "{tenant}"\nmodel = "{model}"\nrate = 40.0\nslo_ms = {SLO_MS}')
         (folder / "tenants.toml").write_text("\n".join(tenants) + "\n")
+        self.folder, self.costs = folder, ("--profiles", str(folder / "costs.json"))
         self.environment = {**os.environ, "TMPDIR": str(folder)}
         self.log = folder / "cluster.log"
         self._stderr = self.log.open("w", encoding="utf-8")
         self.popen = subprocess.Popen(
             [
                 *(sys.executable, "-m", "cotenant", "cluster", "up", str(folder / "tenants.toml")),
-                *(str(folder / "models"), "--profiles", str(folder / "costs.json"), "--local-nodes", "2", "--json"),
+                *(str(folder / "models"), *self.costs, "--local-nodes", "2", "--json"),
                 *("--http-port", "0", "--grpc-port", "0", "--planner", "elastic_int", "--headroom", "0"),
                 *("--floor", "1", "--period", str(PERIOD_S), "--heartbeat", "0.25", *arguments),
             ],
@@ -222,6 +223,11 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
     assert retried(lambda: infer_once(cluster.url, "chooser", INPUTS["chooser"][0]))["y"].tolist() == [[2.0, 3.0]]
     assert retried(cluster.status)["share"] == 1.0
 
+    again = cluster.command("up", str(cluster.folder / "tenants.toml"), str(cluster.folder / "models"), *cluster.costs)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "a cluster of yours runs on this machine already" in again.stderr
+    assert cluster.command("status").returncode == 0
+
     family = [os.pidfd_open(pid) for pid in descendants(cluster.popen.pid)]
     assert len(family) > 6
     stopped = cluster.command("down")
@@ -233,6 +239,23 @@ def test_a_killed_node_is_planned_around_and_no_query_is_without_an_outcome(clus
     none = cluster.command("status")
     assert (none.returncode, none.stdout) == (2, "")
     assert "no cluster was started here" in none.stderr
+    assert list(cluster.folder.glob("cotenant-*")) == [], "folders were left behind"
+
+
+@pytest.mark.alone
+def test_the_death_of_ray_s_head_ends_a_cluster_with_one_sentence(cluster: Cluster) -> None:
+    children = descendants(cluster.popen.pid)
+    [head] = [pid for pid in children if "/gcs/gcs_server" in title(pid)]
+    family = [os.pidfd_open(pid) for pid in children]
+    os.kill(head, signal.SIGKILL)
+    assert cluster.popen.wait(START_S) == 2
+    for process in family:
+        assert select.select([process], [], [], START_S)[0], "a process has outlived its cluster"
+        os.close(process)
+    said = [line for line in cluster.log.read_text(encoding="utf-8").splitlines() if line.startswith("cotenant:")]
+    assert len(said) == 1
+    assert "the head of Ray has ended" in said[0]
+    assert list(cluster.folder.glob("cotenant-*")) == []
 
 
 def title(pid: int) -> str:

@@ -60,8 +60,9 @@ def up(
 ) -> None:
     """Start agents on the nodes, a controller and a gateway, and run until a signal or 'cotenant cluster down'."""
     from cotenant.cluster.detector import DetectorSettings
-    from cotenant.cluster.head import Head, HeadSettings, read_spec, state_path, write_note
+    from cotenant.cluster.head import Head, HeadSettings, read_spec
     from cotenant.cluster.interfaces import ControllerSettings
+    from cotenant.cluster.note import Note
     from cotenant.cluster.ray_fleet import need_ray
     from cotenant.log import log_to_stderr
     from cotenant.plan.follow import FollowSettings
@@ -77,11 +78,22 @@ def up(
         follow=FollowSettings(TrackingSettings(headroom=headroom), floor=floor),
     )
     stop = threading.Event()
-    head = Head(work, repository, settings, control)
+    failures: list[str] = []
+
+    def failed(sentence: str) -> None:
+        failures.append(sentence)
+        stop.set()
+
+    note = Note()
+    try:
+        head = Head(work, repository, settings, control, failed)
+    except BaseException:
+        note.remove()
+        raise
     try:
         for number in (signal.SIGTERM, signal.SIGINT):  # once Ray has set its own handlers, which end the process
             signal.signal(number, lambda *_: stop.set())
-        write_note(head.address)
+        note.write(head.address)
         ready: dict[str, Any] = {
             "host": head.address.host,
             "http_port": head.address.http_port,
@@ -98,7 +110,9 @@ def up(
         stop.wait()
     finally:
         head.close()
-        state_path().unlink(missing_ok=True)
+        note.remove()
+    if failures:
+        raise CotenantError(failures[0])
 
 
 @cluster.command()
@@ -109,7 +123,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the nodes, what runs where, rates and attainment."""
-    from cotenant.cluster.head import read_note
+    from cotenant.cluster.note import read_note
 
     if not url:
         note = read_note()
@@ -128,7 +142,7 @@ def status(
 @cluster.command()
 def down() -> None:
     """Stop the cluster that 'cotenant cluster up' runs on this machine, and wait until all of it has ended."""
-    from cotenant.cluster.head import read_note, started
+    from cotenant.cluster.note import read_note, started
 
     note = read_note()
     os.kill(int(note["pid"]), signal.SIGTERM)

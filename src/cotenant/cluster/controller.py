@@ -6,38 +6,40 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from cotenant.cluster.detector import Detector
+from cotenant.cluster.drain import drained
+from cotenant.cluster.heartbeats import GATEWAY, RAY_HEAD, Heartbeats, Question, Wait
 from cotenant.cluster.interfaces import Change, ClusterSpec, ControllerSettings, Fleet, GatewayLink
+from cotenant.cluster.joins import PAUSE_NS, Joins
 from cotenant.cluster.load_monitor import LoadMonitor
-from cotenant.cluster.node_plans import assign, gains, inventory_of, node_plans_of, place_guests, routing_table_of
-from cotenant.cluster.state import ClusterState
-from cotenant.cluster.types import (
-    Address,
-    ClusterError,
-    GatewayReport,
-    Node,
-    NodeLostError,
-    NodePlan,
-    NodeReport,
+from cotenant.cluster.node_plans import (
+    assign,
+    gains,
+    inventory_of,
+    lets_go,
+    node_plans_of,
+    place_guests,
+    routing_table_of,
 )
+from cotenant.cluster.state import ClusterState
+from cotenant.cluster.types import Address, ClusterError, GatewayReport, Node, NodeLostError, NodePlan, NodeReport
 from cotenant.errors import CotenantError
 from cotenant.plan.follow import PlanFollower, Reason, RunningPlan, Step, asked_loads
 from cotenant.plan.types import Load
 
 _log = logging.getLogger("cotenant.cluster")
-_CHANGES_KEPT = 50
-_JOIN_PAUSE_NS = 5_000_000_000
-_POLL_S = 0.02
+_THREADS = 32
 
 
 class Controller:
     """See the module. `watch_once` and `plan_once` are what its two threads do again and again.
 
-    `now_ns` is a monotonic clock.
+    `now_ns` is a monotonic clock. `failed` is called, with a sentence, when the cluster cannot go on. `pool` and
+    `wait_for` run and await questions; both are given where time is simulated.
     """
 
     def __init__(
@@ -47,6 +49,9 @@ class Controller:
         work: ClusterSpec,
         settings: ControllerSettings | None = None,
         now_ns: Callable[[], int] = time.monotonic_ns,
+        failed: Callable[[str], None] = _log.error,
+        pool: Executor | None = None,
+        wait_for: Wait = wait,
     ) -> None:
         self._fleet = fleet
         self._gateway = gateway
@@ -55,11 +60,11 @@ class Controller:
         self._now_ns = now_ns
         self._lock = threading.RLock()
         self._state = ClusterState()
-        self._detector = Detector(self._settings.detector)
         self._monitor = LoadMonitor(work.loads, work.models, self._settings.follow.tracking)
-        self._pending: dict[str, Future[NodeReport]] = {}
-        self._join_after: dict[str, int] = {}
-        self._pool = ThreadPoolExecutor(32, "cotenant-cluster")
+        self._failed = failed
+        self._pool = pool or ThreadPoolExecutor(_THREADS, "cotenant-cluster")
+        self._heartbeats = Heartbeats(self._settings.detector, self._pool.submit, wait_for)
+        self._joins = Joins(fleet, work.kinds, self._pool, self._joined, now_ns)
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -89,6 +94,7 @@ class Controller:
     def stop(self) -> None:
         """Stop following and end all agents with their servers."""
         self.halt()
+        wait(self._joins.under_way(), self._settings.stop_s)
         wait([self._pool.submit(self._end, node) for node in list(self._state.members)])
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -102,56 +108,62 @@ class Controller:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def watch_once(self) -> None:
-        """Take heartbeats and what the gateway saw; cut off the nodes that count as lost."""
-        interval_s = self._settings.detector.interval_ns / 1e9
+        """Ask nodes, gateway and the head of Ray, side by side; cut off the nodes that count as lost."""
+        settings = self._settings.detector
+        interval_s = settings.interval_ns / 1e9
+        questions: dict[str, Question] = {GATEWAY: self._gateway.report, RAY_HEAD: self._fleet.check}
         for node in list(self._state.members):
-            if node not in self._pending:
-                self._pending[node] = self._pool.submit(
-                    self._fleet.call, node, "report", timeout_s=interval_s * self._settings.detector.misses
-                )
-        wait(list(self._pending.values()), interval_s)
-        for node, future in list(self._pending.items()):
-            if future.done():
-                del self._pending[node]
-                self._take(node, future)
-        try:
-            self._look_at(self._gateway.report())
-        except ClusterError as error:
-            _log.error("the gateway does not report: %s", error)
+            limit_s = interval_s * settings.misses
+            questions[node] = partial(self._fleet.call, node, "report", timeout_s=limit_s)
+        heard = [
+            party for party, future in self._heartbeats.ask(questions, interval_s).items() if self._take(party, future)
+        ]
+        self._heartbeats.tick(self._now_ns(), questions, heard)
         self._cut_lost()
         self._publish()
 
-    def _take(self, node: str, future: Future[NodeReport]) -> None:
+    def _take(self, party: str, future: Future[Any]) -> bool:
+        """Take an answer; whether it says that the party is well."""
         try:
-            report = future.result()
+            answer = future.result()
         except NodeLostError as error:
-            self._detector.died(node, str(error))
+            self._heartbeats.died(party, str(error))
         except Exception as error:
-            _log.debug("no heartbeat of node %r: %s", node, error)
+            if isinstance(error, ClusterError) and party == RAY_HEAD:
+                self._heartbeats.suspect(party)
+            level = logging.ERROR if party == GATEWAY and isinstance(error, ClusterError) else logging.DEBUG
+            _log.log(level, "no heartbeat of %s: %s", party, error)
         else:
-            with self._lock:
-                member = node in self._state.members
-                silent = node in self._state.table.addresses and report.address is None
-                if member and not silent:
-                    self._state.reports[node] = report
-            if report.ended:
-                self._detector.died(node, report.problem)
-            elif silent:  # a busy server may be slow once; when it stays silent, heartbeats are missed
-                _log.warning("node %r: %s", node, report.problem or "its server is gone")
-            elif member:
-                self._detector.heard(node, self._now_ns())
+            if party == GATEWAY:
+                self._look_at(answer)
+            return party in (GATEWAY, RAY_HEAD) or self._take_report(party, answer)
+        return False
+
+    def _take_report(self, node: str, report: NodeReport) -> bool:
+        with self._lock:
+            member = node in self._state.members
+            silent = node in self._state.table.addresses and report.address is None
+            if member and not silent:
+                self._state.reports[node] = report
+        if report.ended:
+            self._heartbeats.died(node, report.problem)
+        elif silent:  # a busy server may be slow once; when it stays silent, heartbeats are missed
+            _log.warning("node %r: %s", node, report.problem or "its server is gone")
+        return member and not silent and not report.ended
 
     def _look_at(self, report: GatewayReport) -> None:
         for node in report.suspects:
-            self._detector.suspect(node, self._now_ns())
+            self._heartbeats.suspect(node)
         with self._lock:
             self._monitor.observe(report, self._state.reports)
 
     def _cut_lost(self) -> None:
         """Take the nodes that count as lost out of the table, and have the plan made anew."""
         with self._lock:
-            state = self._state
-            lost = self._detector.lost(self._now_ns())
+            lost, state = self._heartbeats.lost(), self._state
+            for party in (GATEWAY, RAY_HEAD):
+                if reason := lost.pop(party, ""):
+                    self._lose(party, reason)
             if not lost:
                 return
             names = tuple(lost)
@@ -159,17 +171,31 @@ class Controller:
             for name, reason in lost.items():
                 _log.error("node %r is lost: %s", name, reason)
                 state.lose(name, reason)
-                self._detector.forget(name)
-                self._pending.pop(name, None)
-                self._join_after[name] = self._now_ns() + _JOIN_PAUSE_NS
+                self._heartbeats.forget(name)
+                self._joins.pause(name)
             self._gateway.set_table(state.table, names)
         for name in names:
             self._pool.submit(self._fleet.drop, name)
         self._wake.set()
 
+    def _lose(self, party: str, reason: str) -> None:
+        self._heartbeats.forget(party)
+        if party == GATEWAY:
+            _log.error("the gateway is lost: %s; another one takes its place", reason)
+            self._gateway.drop()
+        elif not self._stop.is_set():
+            self._stop.set()
+            _log.error("the head of Ray is lost: %s; the cluster ends", reason)
+            self._failed(
+                f"the head of Ray has ended ({reason}), and without it no cluster goes on: "
+                "start it again, then 'cotenant cluster up'"
+            )
+
     def _watch(self) -> None:
-        interval_s = self._settings.detector.interval_ns / 1e9
-        while not self._stop.wait(interval_s):
+        interval_ns = self._settings.detector.interval_ns
+        due_ns = self._now_ns()
+        while not self._stop.wait(max(0.0, (due_ns - self._now_ns()) / 1e9)):
+            due_ns = max(due_ns + interval_ns, self._now_ns())
             try:
                 self.watch_once()
             except Exception:
@@ -178,44 +204,42 @@ class Controller:
     # --- planning ---------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        due_ns = self._now_ns()
-        while not self._stop.is_set():
-            due_ns = max(due_ns + round(self._settings.period_s * 1e9), self._now_ns())
-            while not self._wake.wait(max(0.0, (due_ns - self._now_ns()) / 1e9)) and self._now_ns() < due_ns:
-                continue
+        period_ns = round(self._settings.period_s * 1e9)
+        due_ns = self._now_ns() + period_ns
+        while True:
+            self._wake.wait(max(0.0, min(due_ns - self._now_ns(), PAUSE_NS) / 1e9))
+            woken = self._wake.is_set()
             self._wake.clear()
             if self._stop.is_set():
                 return
             try:
-                with self._lock:
-                    self._monitor.close_window(self._now_ns())
-                self.plan_once()
-                self.join_nodes()
+                if woken or self._now_ns() >= due_ns:
+                    due_ns = self._now_ns() + period_ns
+                    with self._lock:
+                        self._monitor.close_window(self._now_ns())
+                    self.plan_once()
+                self._joins.begin(self._state.members)
+            except (CotenantError, TimeoutError) as error:
+                _log.error("planning failed, what runs goes on: %s", error)
             except Exception:
                 _log.exception("planning failed; what runs goes on")
 
     def join_nodes(self) -> None:
-        """Start agents on the nodes that have none, side by side. One that cannot join is tried again later."""
-        now_ns = self._now_ns()
-        there = {node.name: node for node in self._fleet.nodes() if node.device in self._work.kinds}
-        wanted = [
-            node
-            for name, node in there.items()
-            if name not in self._state.members and now_ns >= self._join_after.get(name, 0)
-        ]
-        joins = {node.name: self._pool.submit(self._fleet.join, node) for node in wanted}
-        for name, future in joins.items():
-            try:
-                future.result()
-            except (CotenantError, TimeoutError) as error:
-                _log.error("node %r cannot join: %s", name, error)
-                self._join_after[name] = self._now_ns() + _JOIN_PAUSE_NS
-                continue
-            with self._lock:
-                self._state.members[name] = there[name]
-                self._state.gone.pop(name, None)
-            self._detector.heard(name, self._now_ns())
-            _log.info("node %r joined: a %r", name, there[name].device)
+        """Start agents on the nodes that have none, and wait for them. One that cannot join is tried again later."""
+        self._joins.begin(self._state.members)
+        wait(self._joins.under_way())
+
+    def _joined(self, node: Node) -> None:
+        """A node has an agent: it is planned with at once, unless a plan that is held serves all without it."""
+        with self._lock:
+            self._state.members[node.name] = node
+            self._state.gone.pop(node.name, None)
+            state = self._state
+            whole = state.held is not None and state.held.whole and not state.lost
+        self._heartbeats.watch(node.name)
+        _log.info("node %r joined: a %r", node.name, node.device)
+        if not whole:
+            self._wake.set()
 
     def plan_once(self) -> None:
         """Look at nodes and rates, and run another plan where they ask for one."""
@@ -259,10 +283,9 @@ class Controller:
         used = len(held.plan.devices)
         _log.info("another plan runs after %.2f s on %d nodes: %s", took_s, used, step.reason.value)
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
-        change = Change(at, step.reason.value, round(took_s, 3), used, round(held.share, 3), held.left_out, detail)
         with self._lock:
-            self._state.breaks = detail
-            self._state.changes = (*self._state.changes, change)[-_CHANGES_KEPT:]
+            share = round(held.share, 3)
+            self._state.changed(Change(at, step.reason.value, round(took_s, 3), used, share, held.left_out, detail))
         self._repair()
 
     def _change(self, held: RunningPlan, loads: Sequence[Load], nodes: Sequence[Node]) -> None:
@@ -294,7 +317,7 @@ class Controller:
             self._gateway.set_table(state.table)
             state.parts, state.addresses, state.held, state.lost = new, addresses, held, False
             left = {node: part for node, part in old.items() if node in state.members}
-        self._drain({node: _let_go(part, new.get(node)) for node, part in left.items()})
+        self._drain({node: lets_go(part, new.get(node)) for node, part in left.items()})
         self._all("apply", {node: part for node, part in new.items() if node not in early}, careful=False)
         self._all("release", {node: part for node, part in new.items() if node in old}, careful=False)
         self._all("pause", {node: None for node in left if node not in new}, careful=False)
@@ -325,11 +348,14 @@ class Controller:
             )
             for node, part in parts.items()
         }
-        wait(list(calls.values()))
+        pending = set(calls.values())
+        while pending:  # a node that is lost meanwhile holds up no change
+            pending = wait(pending, self._settings.detector.interval_ns / 1e9).not_done
+            pending -= {call for node, call in calls.items() if node not in self._state.members}
         found: dict[str, Any] = {}
         failure: BaseException | None = None
         for node, call in calls.items():
-            error = call.exception()
+            error = call.exception() if call.done() else NodeLostError(f"node {node!r} is gone")
             if error is None:
                 found[node], part = call.result(), parts[node]
                 if method in ("apply", "pause"):
@@ -337,7 +363,7 @@ class Controller:
                         self._state.took(node, part.plan if part else None)
                 continue
             if isinstance(error, NodeLostError):
-                self._detector.died(node, str(error))
+                self._heartbeats.died(node, str(error))
                 failure = error
             failure = failure or error
             _log.warning("node %r: %s failed: %s", node, method, error)
@@ -347,22 +373,16 @@ class Controller:
 
     def _drain(self, leaving: Mapping[str, tuple[str, ...]]) -> None:
         """Wait until no query for what leaves is under way."""
+
+        def report() -> GatewayReport:
+            found = self._gateway.report()
+            self._look_at(found)
+            return found
+
         pairs = [(node, model) for node, models in leaving.items() for model in models]
-        deadline_ns = self._now_ns() + round(self._settings.drain_s * 1e9)
-        while pairs and self._now_ns() < deadline_ns:
-            try:
-                report = self._gateway.report()
-            except ClusterError:
-                return  # what was in it has ended with it, and the next one begins with the new table
-            self._look_at(report)
-            pairs = [
-                (node, model)
-                for node, model in pairs
-                if node in self._state.members and report.outstanding.get((node, model), 0)
-            ]
-            if pairs:
-                time.sleep(_POLL_S)
-        for node, model in pairs:
+        until_ns = self._now_ns() + round(self._settings.drain_s * 1e9)
+        version, members = self._state.table.version, self._state.members
+        for node, model in drained(report, pairs, version, members, lambda: self._now_ns() < until_ns):
             _log.warning("node %r: queries for %r are still under way after drain_s", node, model)
 
     # --- looking on ---------------------------------------------------------------------------------------------------
@@ -378,8 +398,3 @@ class Controller:
         import msgspec
 
         self._gateway.set_status(msgspec.json.encode(self.status()))
-
-
-def _let_go(old: NodePlan, new: NodePlan | None) -> tuple[str, ...]:
-    """The models that a node stops serving."""
-    return tuple(model for model in old.models if new is None or model not in new.models)

@@ -1,7 +1,8 @@
-"""When a node counts as lost. Pure: time comes in as `now_ns`."""
+"""When a party counts as lost: heartbeats that were asked for and not answered, in a row. Pure: time comes in."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from cotenant.errors import InvalidValueError
@@ -9,67 +10,91 @@ from cotenant.errors import InvalidValueError
 
 @dataclass(frozen=True, slots=True)
 class DetectorSettings:
-    """A node is lost after `misses` heartbeats in a row that did not come, one each `interval_ns`.
+    """A node is lost after `misses` unanswered heartbeats in a row, one each `interval_ns`.
 
-    One whose connections were refused or broke is lost after one.
+    A node whose connections were refused or broke is lost after `suspect_misses`, the gateway after `gateway_misses`.
 
     Raises InvalidValueError when a value is out of its range.
     """
 
     interval_ns: int = 500_000_000
-    misses: int = 10
+    misses: int = 7
+    suspect_misses: int = 3
+    gateway_misses: int = 60
 
     def __post_init__(self) -> None:
         if self.interval_ns < 1:
             raise InvalidValueError("failure detector", "interval_ns", self.interval_ns, "a positive interval")
-        if self.misses < 1:
-            raise InvalidValueError("failure detector", "misses", self.misses, "at least 1")
+        for name in ("misses", "suspect_misses", "gateway_misses"):
+            if (value := getattr(self, name)) < 1:
+                raise InvalidValueError("failure detector", name, value, "at least 1")
 
 
 class Detector:
-    """Follows the heartbeats of nodes."""
+    """Counts unanswered heartbeats by party. A tick ends one interval; a late tick counts for no party.
 
-    def __init__(self, settings: DetectorSettings | None = None) -> None:
-        self._settings = settings or DetectorSettings()
-        self._heard: dict[str, int] = {}
-        self._suspected: dict[str, int] = {}
+    The watcher asks every party without an open question at the start of an interval, and calls `tick` at its end. A
+    tick is late where more than twice the interval has passed since the one before: then the watcher itself did not
+    run, and answers may wait to be read.
+    """
+
+    def __init__(self, interval_ns: int) -> None:
+        self._interval_ns = interval_ns
+        self._ticked_ns: int | None = None
+        self._limits: dict[str, tuple[int, int]] = {}
+        self._misses: dict[str, int] = {}
+        self._suspected: set[str] = set()
         self._dead: dict[str, str] = {}
 
     @property
     def watched(self) -> tuple[str, ...]:
-        """The nodes that are followed."""
-        return tuple(self._heard)
+        """The parties that are followed."""
+        return tuple(self._limits)
 
-    def heard(self, node: str, now_ns: int) -> None:
-        """A heartbeat came: the agent and its server are well. Also begins to watch a node."""
-        self._heard[node] = now_ns
-        self._suspected.pop(node, None)
+    def watch(self, party: str, misses: int, suspect_misses: int) -> None:
+        """Begin to follow a party, or begin anew: it is lost after so many misses, or so many once it is suspected."""
+        self.forget(party)
+        self._limits[party] = misses, suspect_misses
 
-    def suspect(self, node: str, now_ns: int) -> None:
-        """A connection to a node was refused or broke; the next heartbeat clears it."""
-        if node in self._heard:
-            self._suspected.setdefault(node, now_ns)
+    def forget(self, party: str) -> None:
+        """Stop following a party."""
+        self._limits.pop(party, None)
+        self._misses.pop(party, None)
+        self._suspected.discard(party)
+        self._dead.pop(party, None)
 
-    def died(self, node: str, reason: str) -> None:
-        """It is known that the node is gone: its agent or its server ended."""
-        if node in self._heard:
-            self._dead.setdefault(node, reason)
+    def heard(self, party: str) -> None:
+        """A heartbeat came: the party is well."""
+        self._misses.pop(party, None)
+        self._suspected.discard(party)
 
-    def forget(self, node: str) -> None:
-        """Stop watching a node."""
-        self._heard.pop(node, None)
-        self._suspected.pop(node, None)
-        self._dead.pop(node, None)
+    def suspect(self, party: str) -> None:
+        """A connection to a party was refused or broke; the next heartbeat clears it."""
+        if party in self._limits:
+            self._suspected.add(party)
 
-    def lost(self, now_ns: int) -> dict[str, str]:
-        """The watched nodes that count as lost, with the reason."""
+    def died(self, party: str, reason: str) -> None:
+        """It is known that the party is gone: its process ended."""
+        if party in self._limits:
+            self._dead.setdefault(party, reason)
+
+    def tick(self, now_ns: int, unanswered: Collection[str]) -> None:
+        """An interval ends in which these parties were asked and gave no answer."""
+        late = self._ticked_ns is None or now_ns - self._ticked_ns > 2 * self._interval_ns
+        self._ticked_ns = now_ns
+        if not late:
+            for party in unanswered:
+                self._misses[party] = self._misses.get(party, 0) + 1
+
+    def lost(self) -> dict[str, str]:
+        """The parties that count as lost, with the reason."""
         found = {}
-        silence_ns = self._settings.interval_ns * self._settings.misses
-        for node, heard_ns in self._heard.items():
-            if node in self._dead:
-                found[node] = self._dead[node]
-            elif now_ns - heard_ns > silence_ns:
-                found[node] = f"no heartbeat for {(now_ns - heard_ns) / 1e9:.1f} s"
-            elif node in self._suspected and now_ns - self._suspected[node] > self._settings.interval_ns:
-                found[node] = "connections to it fail, and no heartbeat came since"
+        for party, (misses, suspect_misses) in self._limits.items():
+            missed = self._misses.get(party, 0)
+            if party in self._dead:
+                found[party] = self._dead[party]
+            elif missed >= misses:
+                found[party] = f"{missed} heartbeats in a row were not answered"
+            elif party in self._suspected and missed >= suspect_misses:
+                found[party] = f"connections to it fail, and {missed} heartbeats in a row were not answered"
         return found

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
+from cotenant.cluster.node_home import remove_orphans
 from cotenant.cluster.types import Address, ClusterError, PlannedApplication
 from cotenant.config import load_server_config
 from cotenant.plan.types import DeviceType, Load, PlanError
@@ -103,10 +101,18 @@ def planned_applications(
 class Head:
     """A cluster that runs; `close` ends all of it. Raises ClusterError when it cannot be started.
 
+    `failed` is called, with a sentence, when the cluster cannot go on: it is to be closed then.
     What the repository's `cotenant.toml` says of the server holds for the gateway as for the nodes. Raises ConfigError.
     """
 
-    def __init__(self, work: ClusterSpec, root: Path, settings: HeadSettings, control: ControllerSettings) -> None:
+    def __init__(
+        self,
+        work: ClusterSpec,
+        root: Path,
+        settings: HeadSettings,
+        control: ControllerSettings,
+        failed: Callable[[str], None] = _log.error,
+    ) -> None:
         from cotenant.cluster.controller import Controller
         from cotenant.cluster.node_server import STOP_MARGIN_S
         from cotenant.cluster.ray_fleet import RayFleet, RayGateway, RaySession
@@ -122,7 +128,7 @@ class Head:
                 *(self._session, settings.host, settings.http_port, settings.grpc_port),
                 max_body_bytes=int(server.max_body_mib * (1 << 20)),
             )
-            self._controller = Controller(fleet, self._gateway, work, control)
+            self._controller = Controller(fleet, self._gateway, work, control, failed=failed)
             self._controller.start()
         except BaseException:
             self.close()
@@ -152,50 +158,4 @@ class Head:
         if controller is not None:
             controller.stop()
         self._session.close()
-
-
-# --- finding a running head -------------------------------------------------------------------------------------------
-
-
-def state_path() -> Path:
-    """Where `up` leaves a note for `status` and `down`: one cluster per user and machine."""
-    return Path(tempfile.gettempdir()) / f"cotenant-cluster-{os.getuid()}.json"
-
-
-def write_note(address: Address, path: Path | None = None) -> None:
-    """Leave a note. The file belongs to this user alone."""
-    path = path or state_path()
-    note = {"pid": os.getpid(), "started": started(os.getpid()), "host": address.host, "http_port": address.http_port}
-    partial = path.with_suffix(f".{os.getpid()}")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(note, file)
-    os.replace(partial, path)
-
-
-def read_note(path: Path | None = None) -> Mapping[str, Any]:
-    """The note of the head that runs on this machine. Raises ClusterError when none runs."""
-    path = path or state_path()
-    try:
-        if path.stat().st_uid != os.getuid():
-            raise ClusterError(f"{path}: belongs to another user")
-        note: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        runs = started(int(note["pid"])) == note["started"]
-    except (OSError, ValueError, KeyError, TypeError):
-        runs = False
-    if not runs:
-        raise ClusterError("no cluster was started here by you; start one with 'cotenant cluster up'")
-    return note
-
-
-def started(pid: int) -> str:
-    """When a process started, in the kernel's clock ticks: tells it from a later one of the same number.
-
-    "" when there is none, or it has ended and only waits for its parent to notice.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    fields = text.rpartition(")")[2].split()
-    return "" if fields[0] == "Z" else fields[19]
+        remove_orphans()

@@ -16,7 +16,7 @@ class Fleet(Protocol):
     """The nodes and their agents. Thread-safe."""
 
     def nodes(self) -> tuple[Node, ...]:
-        """The machines that are there, with an agent or without."""
+        """The machines that are there, with an agent or without. Raises what `check` raises."""
         ...
 
     def join(self, node: Node) -> None:
@@ -27,17 +27,31 @@ class Fleet(Protocol):
         """End an agent at once, if it is still there."""
         ...
 
+    def check(self) -> None:
+        """Look whether the head of Ray is there. Raises ClusterError where it refuses a connection, TimeoutError."""
+        ...
+
     def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """Call a method of an agent. Raises NodeLostError when it is gone, TimeoutError, and what the agent raised."""
         ...
 
 
 class GatewayLink(Protocol):
-    """The gateway as the controller sees it: see `Gateway`."""
+    """The gateway as the controller sees it: see `Gateway`. Only `report` waits for a gateway that does not answer."""
 
-    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None: ...  # noqa: D102
+    def set_table(self, table: RoutingTable, lost: tuple[str, ...] = ()) -> None:
+        """Have queries sent by this table. A gateway that does not answer takes it when it goes on."""
+        ...
+
     def set_status(self, status: bytes) -> None: ...  # noqa: D102
-    def report(self) -> GatewayReport: ...  # noqa: D102
+
+    def report(self) -> GatewayReport:
+        """What it counted. Raises ClusterError without a gateway, TimeoutError where it does not answer."""
+        ...
+
+    def drop(self) -> None:
+        """End a gateway that does not answer; the next call starts another one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

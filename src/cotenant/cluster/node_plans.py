@@ -117,3 +117,8 @@ def gains(new: NodePlan, old: NodePlan | None) -> bool:
         return True
     before, after = old.plan.rates_per_s, new.plan.rates_per_s
     return any(rate > before.get(tenant, 0.0) * (1 + 1e-9) for tenant, rate in after.items())
+
+
+def lets_go(old: NodePlan, new: NodePlan | None) -> tuple[str, ...]:
+    """The models that a node stops serving."""
+    return tuple(model for model in old.models if new is None or model not in new.models)

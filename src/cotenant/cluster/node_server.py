@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import tomllib
@@ -24,6 +22,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
+from cotenant.cluster.node_home import NodeHome, remove_orphans
 from cotenant.cluster.types import Address, ClusterError, NodePlan, NodeReport, Served
 from cotenant.config import load_server_config
 from cotenant.files import toml_text, write_whole
@@ -52,7 +51,9 @@ class NodeServer:
         self._repository = repository.resolve()
         self._cores = tuple(cores)
         self._host = host
-        self._home = Path(tempfile.mkdtemp(prefix="cotenant-node-"))
+        remove_orphans()
+        self._folder = NodeHome()
+        self._home = self._folder.path
         self._models = self._home / "models"
         self._models.mkdir()
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,7 +131,7 @@ class NodeServer:
         """Drain and stop the server, whatever else is under way, and remove what was written. Safe to repeat."""
         self._end()
         self._starter.shutdown()
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._folder.remove()
 
     def pause(self) -> None:
         """Drain and stop the server; `prepare` starts one again."""

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ DEVICE_LABEL = "cotenant-device"
 LOOPBACK = "127.0.0.1"
 _JOIN_S = 60.0
 _CALL_S = 30.0
+_TABLE_S = 2.0
+"""A gateway that does not take its table within this time takes it when it goes on."""
+_CONNECT_S = 1.0
 _STORE_BYTES = 80_000_000
 """Object store of a local node: the least that Ray takes; nothing of ours lies in it."""
 _CALLS = 4
@@ -71,6 +75,8 @@ class RaySession:
                 configure_logging=False,
                 **({"_node_ip_address": LOOPBACK} if loopback else {}),
             )
+            host, _, port = str(self.ray.get_runtime_context().gcs_address).rpartition(":")
+            self._head = host.strip("[]"), int(port)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             self.close()
             raise ClusterError(f"Ray at {address or 'this machine'}: {error}") from None
@@ -92,6 +98,15 @@ class RaySession:
             )
         cluster.wait_for_nodes()
         return str(cluster.address)
+
+    def check(self) -> None:
+        """See Fleet."""
+        try:
+            socket.create_connection(self._head, _CONNECT_S).close()
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ClusterError(f"the head of Ray at {self._head[0]}:{self._head[1]}: {error}") from None
 
     def close(self) -> None:
         """Leave the cluster; end it if it was started here. Safe to repeat."""
@@ -119,6 +134,7 @@ class RayFleet:
 
     def nodes(self) -> tuple[Node, ...]:
         """See Fleet."""
+        self.check()  # without its head Ray would wait for a minute, and then end this process
         found = []
         for entry in self._ray.nodes():
             if entry["Alive"]:
@@ -160,6 +176,10 @@ class RayFleet:
         if agent is not None:
             self._ray.kill(agent)
 
+    def check(self) -> None:
+        """See Fleet."""
+        self._session.check()
+
     def call(self, node: str, method: str, *arguments: Any, timeout_s: float) -> Any:
         """See Fleet."""
         with self._lock:
@@ -187,7 +207,7 @@ class RayFleet:
 
 
 class RayGateway:
-    """The gateway in an actor of its own, on the machine of the controller. Implements `GatewayLink`.
+    """The gateway in an actor of its own, on the machine of the controller. Implements `GatewayLink`. Thread-safe.
 
     When its process ends, another one takes its place at the same ports, with the same table: at once, or, where that
     fails, at the next call. Until it is there `report` raises ClusterError; a table is kept for it.
@@ -198,6 +218,8 @@ class RayGateway:
         self._max_body_bytes = max_body_bytes
         self._wanted = Address(host, http_port, grpc_port)
         self._table: RoutingTable | None = None
+        self._status: Any = None
+        """The call that carried the last status."""
         self._lock = threading.RLock()
         self._actor: Any = None
         """None, or one that listens and, where there is a table, has it."""
@@ -212,16 +234,30 @@ class RayGateway:
         """See GatewayLink. Without a gateway nothing is sent, and the next one begins with this table."""
         with self._lock:
             self._table = table
-            self._tell("set_table", table, lost)
+        try:
+            self._call("set_table", table, lost, timeout_s=_TABLE_S)
+        except ClusterError as error:
+            _log.error("there is no gateway: %s", error)
+        except TimeoutError:
+            _log.warning("the gateway does not answer: it takes table %d when it goes on", table.version)
 
     def set_status(self, status: bytes) -> None:
-        """See GatewayLink."""
-        self._tell("set_status", status)
+        """See GatewayLink. Not sent while the status before it waits to be read, or while there is no gateway."""
+        actor, waiting = self._actor, self._status
+        if actor is not None and (waiting is None or self._ray.wait([waiting], timeout=0)[0]):
+            self._status = actor.set_status.remote(status)
 
     def report(self) -> GatewayReport:
         """See GatewayLink."""
-        found: GatewayReport = self._call("report")
+        found: GatewayReport = self._call("report", timeout_s=_CALL_S)
         return found
+
+    def drop(self) -> None:
+        """See GatewayLink."""
+        with self._lock:
+            actor, self._actor = self._actor, None
+        if actor is not None:
+            self._ray.kill(actor)
 
     def stop(self) -> None:
         """Let what is under way end, and stop."""
@@ -230,7 +266,7 @@ class RayGateway:
             return
         try:
             self._ray.get(actor.stop.remote(), timeout=_CALL_S)
-        except self._ray.exceptions.RayError as error:
+        except (self._ray.exceptions.RayError, TimeoutError) as error:
             _log.warning("the gateway did not stop: %s", error)
         self._ray.kill(actor)
 
@@ -259,24 +295,23 @@ class RayGateway:
             raise ClusterError(f"the gateway did not start: {error}") from None
         self._actor, self._wanted = actor, address
 
-    def _call(self, method: str, *arguments: Any) -> Any:
-        with self._lock:
-            for _ in range(2):
+    def _call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        for _ in range(2):
+            with self._lock:
                 if self._actor is None:
                     self._start()
                     _log.warning("another gateway listens at the same ports")
-                try:
-                    return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=_CALL_S)
-                except self._ray.exceptions.RayActorError:
-                    _log.error("the gateway ended")
-                    self._actor = None
-            raise ClusterError("the gateway ended, and so did the one after it")
-
-    def _tell(self, method: str, *arguments: Any) -> None:
-        try:
-            self._call(method, *arguments)
-        except ClusterError as error:
-            _log.error("there is no gateway: %s", error)
+                actor = self._actor
+            try:
+                return self._ray.get(getattr(actor, method).remote(*arguments), timeout=timeout_s)
+            except self._ray.exceptions.GetTimeoutError:
+                raise TimeoutError(f"the gateway did not answer within {timeout_s:g} s") from None
+            except self._ray.exceptions.RayActorError:
+                with self._lock:
+                    if self._actor is actor:
+                        _log.error("the gateway ended")
+                        self._actor = None
+        raise ClusterError("the gateway ended, and so did the one after it")
 
 
 def node_of(entry: Mapping[str, Any], kinds: Mapping[str, DeviceType]) -> Node:

@@ -9,6 +9,7 @@ from cotenant.cluster.types import Address, Node, NodePlan, NodeReport, RoutingT
 from cotenant.plan.follow import RunningPlan
 from cotenant.plan.types import DevicePlan
 
+_CHANGES_KEPT = 50
 _MOST_SENT = 1024
 """Plans that are remembered."""
 
@@ -36,6 +37,11 @@ class ClusterState:
         for known in (self.members, self.parts, self.addresses, self.reports):
             known.pop(node, None)
         self.gone[node] = reason
+
+    def changed(self, change: Change) -> None:
+        """Another plan runs."""
+        self.breaks = change.detail
+        self.changes = (*self.changes, change)[-_CHANGES_KEPT:]
 
     def sends(self, plan: DevicePlan) -> None:
         """A node is to be asked to run this."""

@@ -1,0 +1,44 @@
+"""The folder of a node: links to models, plan and log of its server. Removed by others where its agent was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "cotenant-node-"
+_LOCK = "lock"
+
+
+class NodeHome:
+    """A new folder that is locked for as long as this process lives: who can take the lock may remove the folder."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        unlocked = self.path / f"{_LOCK}.new"
+        self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / _LOCK)  # nobody sees a lock that is not held
+
+    def remove(self) -> None:
+        """Remove the folder. Safe to repeat."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_orphans() -> None:
+    """Remove the folders of this user and machine whose agents have ended."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is not there any more, is another user's, or its agent lives
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
