@@ -132,6 +132,7 @@ class ApplicationConfig(_Section, frozen=True):
 class ServerSection(_Section, frozen=True):
     """`[server]`: where to listen and how much to take. `http_port` or `grpc_port` 0 takes any free port.
 
+    `max_answer_mib` bounds the outputs of one launch: a query alone with more of them fails.
     `load_limit_s` bounds each step of opening, trying and measuring a model, all of which a child process does.
     """
 
@@ -139,8 +140,14 @@ class ServerSection(_Section, frozen=True):
     http_port: Port = 8000
     grpc_port: Port = 8001
     max_body_mib: Annotated[float, Meta(gt=0, le=2047)] = 64.0
+    max_answer_mib: Annotated[float, Meta(gt=0, le=2047)] = 256.0
     drain_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
     load_limit_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """`max_answer_mib` in bytes."""
+        return int(self.max_answer_mib * (1 << 20))
 
 
 class IntegritySection(_Section, frozen=True):

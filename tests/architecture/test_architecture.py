@@ -23,7 +23,7 @@ COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_j
 are inside."""
 
 LAW = (
-    ("errors", "files", "log", "machine_code"),
+    ("errors", "files", "log", "machine_code", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 from msgspec import UNSET
 
-from cotenant.core.admission import refusal, sizes_to_try
+from cotenant.core.admission import hopeless, refusal, sizes_to_try
 from cotenant.core.queues import TenantQueue
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.ordered.edf import Edf
@@ -59,3 +59,16 @@ def test_fewer_cores_than_the_most_are_tried(deadline: int, is_in: bool, asked: 
     assert stepped.asked == asked
     if text is not None:
         assert text == ("0.0 ms of work do not fit into 0.0 ms", UNSET, False, 0)
+
+
+@pytest.mark.parametrize("late_ns", [0, 1, 49_999, 50_000, 10**6, 10**12])
+def test_a_deadline_that_has_passed_is_said_and_no_time_left_is_negative(late_ns: int) -> None:
+    queue = TenantQueue(TENANT)
+    query = Query(0, "a", 0, 1000)
+    found = refusal(
+        query, queue, drop=DropRule.HOPELESS, predictor=Stepped(), sizes=(1,), draining=False, now_ns=1000 + late_ns
+    )
+    assert found is not None
+    assert found.reason == f"its deadline passed {late_ns / 1e6:.1f} ms before its body had come and was decoded"
+    assert "-" not in hopeless(10**6, -late_ns)
+    assert ("after the deadline" in hopeless(10**6, -late_ns)) is (late_ns > 0)

@@ -71,6 +71,19 @@ async def test_a_connection_is_kept_for_the_next_request() -> None:
     assert body == b"body"
 
 
+@pytest.mark.parametrize("statuses", [[100], [102], [103, 103], [100, 199, 102]])
+@in_loop
+async def test_what_comes_before_an_answer_is_no_answer(statuses: list[int]) -> None:
+    before = b"".join(b"HTTP/1.1 %d Wait\r\nX-Hint: a\r\n\r\n" % status for status in statuses)
+    late = OK.replace(b"ok", b"no")
+    async with scripted([before + OK, before + late, OK]) as (pool, script):
+        message = pool.prepare("POST", "/v2/x", {}, b"body")
+        answers = [await pool.request(message, 60) for _ in range(3)]
+    assert [answer[:2] for answer in answers] == [(200, b"ok"), (200, b"no"), (200, b"ok")]
+    assert all(set(answer.headers) == {b"content-length"} for answer in answers)
+    assert len(script.heard) == 1
+
+
 @in_loop
 async def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
     async with scripted([OK], [OK], [OK]) as (pool, script):

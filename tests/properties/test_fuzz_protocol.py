@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
+import fuzz_http
+from cotenant.serve.door import http_server
 from cotenant.wire.api import Backend
 from fake_backend import CountingBackend, FakeBackend, Ports, serving
 from fuzz import (
@@ -34,6 +38,7 @@ from fuzz import (
 SEED = 20261121
 HTTP_REQUESTS = 5000
 GRPC_REQUESTS = 3000
+HEADS = 2000
 
 
 @contextmanager
@@ -81,6 +86,92 @@ def test_http(target: Target, ports: Ports) -> None:
     assert statuses[200] > 100, statuses
     assert statuses[400] > 1000, statuses
     assert statuses[0] < HTTP_REQUESTS / 20, statuses
+
+
+class Watched:
+    """The protocol of the connection that is open, and what it still waits for."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        make, watched = http_server.bounded_protocol, self
+        self.protocol: Any = None
+        self.received = 0
+
+        def bounded(limit: int) -> Any:
+            class Protocol(make(limit)):  # type: ignore[misc]
+                def connection_made(self, transport: Any) -> None:
+                    super().connection_made(transport)
+                    watched.protocol, watched.received = self, 0
+
+                def data_received(self, data: bytes) -> None:
+                    super().data_received(data)
+                    watched.received += len(data)
+
+            return Protocol
+
+        patch.setattr(http_server, "bounded_protocol", bounded)
+
+    def is_waiting(self, sent: int) -> bool:
+        """Whether all that was sent has been parsed, and only a request that is not complete is left."""
+        protocol = self.protocol
+        if protocol is None:  # the connection has not been taken yet
+            return False
+        owed = [each for each in list(protocol._unanswered) if not each.more_body]
+        return self.received == sent and not protocol._flow.is_held and not owed
+
+
+def test_http_heads_and_frames(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A damaged request between two good ones: these get their own answers or none, and the connection can be used
+    again or says that it ends."""
+    rng = random.Random(SEED + 3)
+    watched = Watched(monkeypatch)
+    statuses: Counter[int] = Counter()
+    ends: Counter[str] = Counter()
+    connection: socket.socket | None = None
+    sent = 0
+    with fake_target() as target, serving(target.backend, LIMITS) as ports:
+        for case in range(HEADS):
+            if connection is None:
+                watched.protocol = None
+                connection, sent = socket.create_connection(("127.0.0.1", ports.http), timeout=60), 0
+            before, after = 10 * case + 1, 10 * case + 2
+            wrong = fuzz_http.damaged(rng)
+            requests = fuzz_http.good(before) + wrong + fuzz_http.good(after)
+            sent += len(requests)
+            total = sent
+            found = fuzz_http.exchange(connection, rng, requests, 3, lambda total=total: watched.is_waiting(total))
+            told = case, wrong, found
+            ids: list[str] = []
+            for status, fields, body in found.answers:
+                statuses[status] += 1
+                assert status in CLEAN_STATUSES, told
+                assert b"Traceback" not in body, told
+                if status != 200 and body:
+                    assert len(json.loads(body)["error"]) > 5, told
+                if fields.get(b"x-cotenant-outcome") == b"answered" and body.startswith(b"{"):
+                    answer = json.loads(body.partition(b"}]}")[0] + b"}]}")
+                    ids.append(answer.get("id", "m"))
+                    if ids[-1] in (str(before), str(after)):
+                        [output] = [each for each in answer["outputs"] if each["name"] == "sum"]
+                        assert output["data"] == [each + 1 for each in fuzz_http.numbers_of(int(ids[-1]))], told
+            assert ids[:1] == [str(before)], told
+            assert ids.count(str(before)) == 1, told
+            assert ids.count(str(after)) <= 1, told
+            if found.is_open:
+                assert ids[-1] == str(after), told
+                ends["open"] += 1
+                continue
+            is_said = found.answers[-1][1].get(b"connection") == b"close"
+            assert is_said or watched.is_waiting(sent), told
+            ends["closed" if is_said else "waiting"] += 1
+            connection.close()
+            connection = None
+        if connection is not None:
+            connection.close()
+        assert target.backend.settled()
+    assert not [each for each in caplog.records if each.levelno >= logging.ERROR or each.exc_info]
+    assert min(ends["open"], ends["closed"]) > 300, ends
+    assert ends["waiting"] > 0, ends
+    assert min(statuses[200], statuses[400]) > 500, statuses
 
 
 def test_grpc(target: Target, ports: Ports) -> None:

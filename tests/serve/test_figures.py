@@ -33,7 +33,7 @@ from cotenant.metrics import is_apart
 from cotenant.serve.brain.clock import VirtualClock
 from cotenant.serve.brain.counters import Counters, TenantCounters
 from cotenant.serve.brain.slo_watch import SloWatch, Turn, log_turns, turn_text
-from cotenant.serve.door.http_server import readable_since
+from cotenant.serve.door.http_protocol import readable_since
 from cotenant.serve.server import Server
 from cotenant.types import LossCause, Outcome, Query
 from cotenant.wire.api import InferResult

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cotenant.serve.door.daemon_threads import DaemonThreads
+from cotenant.serve.door.call_threads import LoopThreads
 from cotenant.serve.door.load_line import MOST_IN_LINE, LoadLine
 from cotenant.wire.api import ServeError, Status
 from cotenant.wire.codec import Limits
@@ -181,8 +181,8 @@ def test_what_waits_in_line_is_refused_when_the_line_closes() -> None:
     backend.close()
 
 
-def test_daemon_threads_run_what_they_are_given_side_by_side_up_to_the_limit() -> None:
-    threads = DaemonThreads(3, "test")
+def test_threads_of_a_loop_run_what_they_are_given_side_by_side_up_to_the_limit() -> None:
+    threads = LoopThreads(3, "test")
     barrier = threading.Barrier(3)
     futures = [threads.submit(barrier.wait, WAIT_S) for _ in range(9)]
     assert sorted(each.result(WAIT_S) for each in futures) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
@@ -195,22 +195,4 @@ def test_daemon_threads_run_what_they_are_given_side_by_side_up_to_the_limit() -
     held = [threads.submit(gate.wait, WAIT_S) for _ in range(5)]
     threads.shutdown()
     gate.set()
-    assert [each.cancelled() for each in held[3:]] == [True, True]
-    with pytest.raises(RuntimeError, match="after the shutdown"):
-        threads.submit(gate.wait)
-
-
-def test_where_no_thread_can_be_started_the_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    backend = SlowBackend()
-    line = LoadLine(backend, "loads")
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    with pytest.raises(ServeError, match="no thread can be started"):
-        line.load("a")
-    monkeypatch.undo()
-    backend.gate.set()
-    line.load("a").result(WAIT_S)
-    line.close()
-    backend.close()
+    assert all(each.result(WAIT_S) for each in held)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import zlib
 from typing import Any
 
@@ -307,6 +308,49 @@ def test_compression_is_undone_and_bounded(encoding: bytes, pack: Any) -> None:
     refused(lambda: codec_http.decompress(encoding, pack(data) + b"x", limits), "surplus")
     refused(lambda: codec_http.decompress(encoding, b"no such data", limits), "not valid")
     refused(lambda: codec_http.decompress(b"br", data, limits), "Content-Encoding", "br")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_gzip_of_any_members_is_one_body(seed: int) -> None:
+    """RFC 1952: members follow each other, empty ones too; the limit holds for all together."""
+    rng = random.Random(seed)
+    parts = [rng.randbytes(rng.choice((0, 1, 300, 5000))) for _ in range(rng.randint(1, 40))]
+    if seed % 4 == 0:
+        parts += [bytes(200_000), b"", rng.randbytes(70_000)]
+    packed = [gzip.compress(part, rng.choice((0, 1, 9))) for part in parts]
+    data, body = b"".join(parts), b"".join(packed)
+    assert codec_http.decompress(b"gzip", body, Limits(max_body_bytes=len(data))) == data
+    if data:
+        limits = Limits(max_body_bytes=len(data) - 1)
+        refused(lambda: codec_http.decompress(b"gzip", body, limits), "limit", status=Status.TOO_LARGE)
+    limits = Limits()
+    refused(lambda: codec_http.decompress(b"gzip", body[: -rng.randint(1, 7)], limits), "truncated")
+    refused(lambda: codec_http.decompress(b"gzip", body + bytes(rng.randint(1, 3)), limits), "surplus")
+    refused(lambda: codec_http.decompress(b"gzip", body + b"\x1f\x8b\x00junk", limits), "not valid")
+
+
+def test_members_cost_no_more_than_their_bytes() -> None:
+    """zlib copies what lies behind a member: all that is handed over is looked at a few times and no more."""
+    handed = 0
+    empty = gzip.compress(b"")
+    real = zlib.decompressobj
+
+    class Counting:
+        def __init__(self, wbits: int) -> None:
+            self._machine = real(wbits)
+
+        def decompress(self, piece: Any, most: int) -> bytes:
+            nonlocal handed
+            handed += len(piece)
+            return self._machine.decompress(piece, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._machine, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec_http.zlib, "decompressobj", Counting)
+        assert codec_http.decompress(b"gzip", empty * 5000, Limits()) == b""
+    assert handed <= 5000 * 1024
 
 
 def message(datatype: str = "FP32", shape: tuple[int, ...] = (2,), **contents: Any) -> Any:

@@ -28,7 +28,7 @@ def models(
     from cotenant.cli.rates import rates_fault
     from cotenant.config import load_server_config
     from cotenant.measure.loader_process import Loader
-    from cotenant.profile.profile_file import load_profile
+    from cotenant.profile.profile_file import disturbed_words, load_profile
     from cotenant.report.fitted_table import FittedTable
     from cotenant.repository import SERVER_FILE, application_names, model_names, profile_path
     from cotenant.repository.measured_content import changes
@@ -38,7 +38,8 @@ def models(
 
         build_repository(repository, progress=None if as_json else print)
     path = profile_path(repository)
-    contents = load_profile(path).contents if path.exists() else {}
+    profile = load_profile(path) if path.exists() else None
+    contents = profile.contents if profile else {}
     changed = changes(repository, contents)
     profiled = {name: "stale" if name in changed else "yes" for name in contents}
     owners: dict[str, str] = {}
@@ -49,6 +50,9 @@ def models(
     if not stale:
         for row in rows:
             row["error"] = row["error"] or _stale_words(changed.get(row["tenant"]), repository)
+    for row in rows:
+        if profile and not row["remark"] and (known := profile.models.get(row["tenant"])):
+            row["remark"] = disturbed_words(known, repository)
     good = [row["model"] for row in rows if row["units"] is not None]
     for name in application_names(repository):
         rows.append(_application(repository, name, good))

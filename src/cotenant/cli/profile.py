@@ -69,6 +69,7 @@ def profile(
     from cotenant.execute.gpu.queues import use_all_queues
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
+    from cotenant.profile.profile_file import disturbed_words
     from cotenant.repository import contention_path, profile_path
 
     use_all_queues(os.environ)
@@ -106,6 +107,9 @@ def profile(
         console = make_console()
         console.print(profile_table(result))
         console.print(f"Saved to {profile_path(repository)}")
+        for name, model in result.models.items():
+            if words := disturbed_words(model, repository):
+                console.print(f"{name}: {words}")
         if overlap:
             console.print(f"{overlap['groups']} groups measured; predictor saved to {overlap['predictor']}")
             console.print(slowdown_table(overlap["slowdown"]))

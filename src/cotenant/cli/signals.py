@@ -112,9 +112,18 @@ class StopSignals:
                 return
             for number in numbers:
                 if number == signal.SIGHUP:
-                    self.on_hangup()
+                    self._hang_up()
                 elif number in _WORDS and self.until_s is None:
                     self._stop(number)
+
+    def _hang_up(self) -> None:
+        """Call `on_hangup`. Whatever it raises is logged: the thread has to hear further signals."""
+        try:
+            self.on_hangup()
+        except Exception:
+            import logging
+
+            logging.getLogger("cotenant.server").exception("SIGHUP was heard, but reading again has failed")
 
     def _stop(self, number: int) -> None:
         with self._lock:

@@ -25,6 +25,12 @@ class Refusal(NamedTuple):
     """Predicted latency at best, where that is above the tenant's SLO and the reason; else 0."""
 
 
+def hopeless(needed_ns: int, left_ns: int) -> str:
+    """Why a query is given up that needs more than is left to its deadline."""
+    left = f"{left_ns / 1e6:.1f} ms to the deadline" if left_ns >= 0 else f"{-left_ns / 1e6:.1f} ms after the deadline"
+    return f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left}"
+
+
 def most_cores(policy: Policy) -> int:
     """The cores that a query can get at best: all of them as the only member of a group, else the largest share."""
     if not policy.grouped:
@@ -77,5 +83,7 @@ def refusal(
             best = min([predictor.latency_ns(work, size) for size in sizes])
         if best > left_ns:
             reason = f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms"
+            if left_ns <= 0:
+                reason = f"its deadline passed {-left_ns / 1e6:.1f} ms before its body had come and was decoded"
             return Refusal(reason, LossCause.SLO, needed_ns=best) if best > tenant.slo_ns else Refusal(reason)
     return None

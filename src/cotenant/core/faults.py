@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import structs
 
 from cotenant.core.actions import Action, PolicyFault
-from cotenant.core.admission import sizes_to_try
+from cotenant.core.admission import hopeless, sizes_to_try
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Policy, Snapshot, Start
 from cotenant.errors import CotenantError, ProtocolViolationError
@@ -84,8 +84,7 @@ class Fallback:
             if self._drops:
                 best_ns = min([latency_ns(work, size) for size in self._sizes])
                 if best_ns > left_ns:
-                    text = f"hopeless: {best_ns / 1e6:.1f} ms of work left, {left_ns / 1e6:.1f} ms to the deadline"
-                    drops += [Drop(query.id, text) for query in queries]
+                    drops += [Drop(query.id, hopeless(best_ns, left_ns)) for query in queries]
                     continue
             by_size = {share.size: share for share in reversed(open_shares)}
             needed = {size: latency_ns(work, size) for size in sorted(by_size)}

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 Pieces = Mapping[str, Sequence[Any]]
 """Arrays by tensor, which stand below each other along the first dimension; a single one stands for itself."""
 
+MOST_ANSWER_BYTES = 2 << 30
+"""Outputs of one launch, at most, where no lower limit is set."""
 _REASON_CHARS = 300
 _TOLERANCE = 1e-2
 """Of the largest number of an output: other batches take other kernels, which round otherwise."""
@@ -29,6 +31,10 @@ class ModelGoneError(RuntimeError):
 
     def __init__(self, tenant: str) -> None:
         super().__init__(f"model of {tenant!r} is not loaded any more")
+
+
+class AnswerSizeError(ValueError):
+    """The outputs of a launch take more bytes than an answer may have."""
 
 
 class BatchTensors:
@@ -109,10 +115,12 @@ class Batches:
     """Inputs of queries until they end, their outputs until they are taken, and the batches between their launches.
 
     A batch in flight belongs to its launch: who `begin`s it has to `pause` or `finish` it, or drops it when it fails.
-    Thread-safe. With `has_parts` a batch may also run as several launches side by side.
+    Its outputs take `max_answer_bytes` at most. Thread-safe. With `has_parts` a batch may also run as several launches
+    side by side.
     """
 
     def __init__(self, *, has_parts: bool = False) -> None:
+        self.max_answer_bytes = MOST_ANSWER_BYTES
         self._has_parts = has_parts
         self._inputs: dict[int, Tensors] = {}
         self._outputs: dict[int, Tensors] = {}
@@ -213,11 +221,23 @@ class Batches:
     def finish(self, launch: Launch | Run, batch: BatchTensors, outputs: Tensors) -> None:
         """Keep the outputs of a batch until they are taken; without those of queries that have ended.
 
-        For a part `join` gives the batch and its outputs. Raises RowsError when they do not fit: none is kept then.
+        For a part `join` gives the batch and its outputs. Raises RowsError when they do not fit, AnswerSizeError when
+        they are too large: none is kept then.
         """
+        self.check_answer(outputs)
         answers = dict(batch.scatter(outputs))
         with self._lock:
             self._outputs.update({query: tensors for query, tensors in answers.items() if query in self._inputs})
+
+    def check_answer(self, outputs: Tensors) -> None:
+        """Raises AnswerSizeError when outputs take more than `max_answer_bytes`."""
+        size = sum([array.nbytes for array in outputs.values()])
+        size += sum([sum(map(len, array.ravel())) for array in outputs.values() if array.dtype.kind == "O"])
+        if size > self.max_answer_bytes:
+            raise AnswerSizeError(
+                f"the answer has {size} bytes, expected at most {self.max_answer_bytes}: ask for less, or raise "
+                "server.max_answer_mib"
+            )
 
     def release(self, batch: int) -> object:
         """Forget a batch; gives who keeps its tensors, where they are not here."""

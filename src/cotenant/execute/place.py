@@ -48,6 +48,9 @@ class Place(Protocol):
     def is_padded(self) -> bool:
         """Whether a batch runs as the next larger one of those that are measured."""
 
+    def runs_inline(self, share: Share) -> bool:
+        """Whether what runs in this share runs on the calling thread alone, so that its processor time tells all."""
+
     def at(self, share: Share) -> AbstractContextManager[None]:
         """Inside, the calling thread runs what it is given in this share."""
 
@@ -67,6 +70,10 @@ class CorePlace:
     device = CPU
     unit = "core"
     is_padded = False
+
+    def runs_inline(self, share: Share) -> bool:
+        """See Place."""
+        return share.size == 1
 
     @contextmanager
     def at(self, share: Share) -> Iterator[None]:
@@ -138,6 +145,10 @@ class StreamPlace:
         self.cores = tuple(executor.cores)
         """Those of the host beside it."""
         self._numbers = itertools.count(-1, -1)  # those of a server's launches, batches and queries are from 0 on
+
+    def runs_inline(self, share: Share) -> bool:
+        """See Place."""
+        return False
 
     def at(self, share: Share) -> AbstractContextManager[None]:
         """See Place: the lane's own thread does."""

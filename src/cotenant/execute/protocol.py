@@ -141,6 +141,9 @@ class ModelExecutor(Executor, Protocol):
     on_event: Callable[[Event], None]
     """Is told what happens to tenants beside launches: they are suspended and resumed. Set before models are added."""
 
+    max_answer_bytes: int
+    """Outputs of one launch, at most: one with more of them fails. Set before models are loaded."""
+
     @property
     def lanes_change(self) -> bool:
         """Whether other lanes can be had while it serves."""

@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 
 from cotenant.config import DeviceSection
 from cotenant.errors import ConfigError, InvalidValueError
+from cotenant.execute.batches import MOST_ANSWER_BYTES
 from cotenant.execute.protocol import Layout, ModelExecutor
 from cotenant.work import CPU, Share
 
@@ -86,10 +87,15 @@ def layout_of(section: DeviceSection, where: str = "[device]") -> Layout:
     return found
 
 
-def open_executor(section: DeviceSection, partitions: Sequence[Share] = ()) -> ModelExecutor:
+def open_executor(
+    section: DeviceSection, partitions: Sequence[Share] = (), max_answer_bytes: int = MOST_ANSWER_BYTES
+) -> ModelExecutor:
     """Make the executor of a configuration, its device divided into `partitions`, else as the section says.
+
+    A launch with outputs of more than `max_answer_bytes` fails.
 
     Raises ConfigError when nobody runs models so, or there is no such device.
     """
     made: ModelExecutor = resolve_name(executor_kind(section).opener)(section, partitions, LANE_NICE)
+    made.max_answer_bytes = max_answer_bytes
     return made

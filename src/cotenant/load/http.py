@@ -148,6 +148,9 @@ class _Connection(asyncio.Protocol):
         reason = f" ({exc})" if exc else ""
         self._fail(ConnectionResetError(f"the server closed the connection{reason}"))
 
+    def on_message_begin(self) -> None:
+        self._headers = {}
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
 
@@ -155,6 +158,8 @@ class _Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:  # the answer is still to come
+            return
         self.reusable = bool(self._parser.should_keep_alive())
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(HttpAnswer(self._parser.get_status_code(), b"".join(self._body), self._headers))

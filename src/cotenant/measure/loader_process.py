@@ -21,6 +21,7 @@ from msgspec import Struct
 from cotenant.errors import CotenantError
 from cotenant.execute.worker.process import KILLED, ChildProcess
 from cotenant.measure.load_spec import LoadReport, VersionFacts, VersionSpec, decode, encode
+from cotenant.shortages import report_error, start_thread
 
 MODULE = "cotenant.measure.loader_process"
 NICE = 5
@@ -126,7 +127,10 @@ class Loader:
             finally:
                 self._idle = threading.Timer(_IDLE_S, self._rest)
                 self._idle.daemon = True
-                self._idle.start()
+                try:
+                    start_thread(self._idle, "the process that loads models is ended at once, and started for each")
+                except RuntimeError:
+                    self._end()
 
     def cancel(self) -> None:
         """End what is under way at once, and load nothing more; never blocks. May be called by a signal handler."""
@@ -168,6 +172,7 @@ class Loader:
         try:
             child = self._child = self._child or _Child(self._stopped)
         except OSError as error:
+            report_error(error, f"{where} is not loaded")
             text = f"{where}: no process can be started to load it ({error.strerror})"
             raise VersionLoadError(text, is_internal=True) from None
         limit_mib = spec.found.config.tenant.memory_limit_mib

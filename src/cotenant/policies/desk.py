@@ -8,6 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from cotenant.core.admission import hopeless
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import BatchView, Drop, DropRule, QueueView, Snapshot, Start
 from cotenant.types import Query, Tenant
@@ -28,11 +29,6 @@ MOST_AT_ONCE = 300
 """Queries that one decision gives up, about: each costs the engine 10 us, and all events wait for a decision."""
 _HOPELESS = DropRule.HOPELESS
 _NOBODY: frozenset[int] = frozenset()
-
-
-def hopeless(needed_ns: int, left_ns: int) -> str:
-    """Why what needs more than is left to its deadline is given up."""
-    return f"hopeless: {needed_ns / 1e6:.1f} ms of work left, {left_ns / 1e6:.1f} ms to the deadline"
 
 
 class Desk:

@@ -26,7 +26,7 @@ class ProfileError(CotenantError):
 class Point:
     """Latency of the whole model for `items` rows of declared shape `shape` on `cores` cores, over `runs` runs.
 
-    `runs` 0 says that the latency was assumed.
+    `runs` 0 says that the latency was assumed. `is_disturbed` says that other processes kept the cores busy.
     """
 
     shape: int
@@ -37,6 +37,7 @@ class Point:
     p90_ns: int
     p95_ns: int
     p99_ns: int
+    is_disturbed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,17 @@ class ModelProfile:
             for items in range(before.get(point.items, point.items - 1) + 1, point.items + 1)
         )
         return LatencyTable(rows, tuple(float(ns) for ns in self.unit_ns), self.segment_ratio, self.versions)
+
+
+def disturbed_words(model: ModelProfile, root: Path) -> str:
+    """Says that points of a model were measured beside busy processes, and what to do; empty where none was."""
+    count = sum(point.is_disturbed for point in model.points)
+    if not count:
+        return ""
+    return (
+        f"{count} of {len(model.points)} points were measured while other processes kept the cores busy; run "
+        f"'cotenant profile {root} --fresh' on an idle machine"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cotenant import shortages
 from cotenant.execute.protocol import ModelExecutor, WorkerStatus
 from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
 from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
 from cotenant.serve.brain.queries import EngineFigures
+from cotenant.shortages import Resource
 from cotenant.types import LossCause, Outcome
 
 Waiting = Callable[[], Mapping[str, int]]
@@ -68,6 +70,14 @@ class _Families(Collector):
         yield queued
         yield from _of_engine(self._engine())
         yield from _of_workers(self._executor.workers())
+        short = CounterMetricFamily(
+            "cotenant_shortages",
+            "Resources that the system did not give.",
+            labels=["resource"],
+        )
+        for resource in Resource:
+            short.add_metric([resource.value], shortages.counts()[resource])
+        yield short
         launches = CounterMetricFamily("cotenant_gpu_launches", "Launches by how they ran on a GPU.", labels=["how"])
         for how, count in self._executor.launch_counts().items():
             launches.add_metric([how], count)

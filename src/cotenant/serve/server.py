@@ -85,7 +85,7 @@ class Server:
         self.counters.leading_cause = self.losses.leading
         self._replies = Replies(self.clock, self.counters, self.beliefs)
         self._groups: OverlapPredictor | None = None
-        self._executor = open_executor(settings.device, self.policy.shares)
+        self._executor = open_executor(settings.device, self.policy.shares, settings.server.max_answer_bytes)
         self.names = NameTable(self.root, self.ready, self._executor)
         self._loading = threading.Lock()
         self._is_ready = False

@@ -43,7 +43,11 @@ Piece = bytes | memoryview
 
 _PIECE_ELEMENTS = 16 << 10
 _NESTED = re.compile(rb"[ \t\r\n]*\[[ \t\r\n]*\[")
-_WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+_GZIP = 31
+_GZIP_MAGIC = b"\x1f\x8b"
+_WBITS = {b"gzip": _GZIP, b"x-gzip": _GZIP, b"deflate": 15}
+_FIRST_SLICE_BYTES, _MOST_SLICE_BYTES = 1 << 10, 1 << 18
+"""Bytes that are decompressed at a time: zlib copies all bytes behind the end of a member."""
 
 
 _NO_DATA = msgspec.Raw()
@@ -324,24 +328,34 @@ def _texts(items: Array) -> list[Any]:
 
 
 def decompress(encoding: bytes, body: bytes, limits: Limits) -> bytes:
-    """Undo `Content-Encoding` gzip or deflate; never makes more than the body limit."""
+    """Undo `Content-Encoding` gzip, of one member or several (RFC 1952), or deflate; never makes more than the body
+    limit.
+    """
     wbits = _WBITS.get(encoding)
     if wbits is None:
         raise bad(f"header 'Content-Encoding' is {shown(encoding.decode('latin-1'))}, expected gzip or deflate")
-    machine = zlib.decompressobj(wbits)
-    try:
-        data = machine.decompress(body, limits.max_body_bytes + 1)
-    except zlib.error as error:
-        raise bad(f"the body is not valid {encoding.decode()} data: {error}") from None
-    if len(data) > limits.max_body_bytes:
-        raise ServeError(
-            Status.TOO_LARGE, f"the decompressed body has more than {limits.max_body_bytes} bytes, the limit"
-        )
-    if not machine.eof:
-        raise bad(f"the {encoding.decode()} body is truncated")
-    if machine.unused_data:
-        raise bad(f"the body has {len(machine.unused_data)} surplus bytes after the {encoding.decode()} data")
-    return data
+    name = encoding.decode()
+    view, at, left = memoryview(body), 0, limits.max_body_bytes
+    pieces: list[bytes] = []
+    while at < len(view) or not pieces:
+        machine, size = zlib.decompressobj(wbits), _FIRST_SLICE_BYTES
+        while not machine.eof:
+            if at == len(view):
+                raise bad(f"the {name} body is truncated")
+            piece = view[at : at + size]
+            try:
+                pieces.append(machine.decompress(piece, left + 1))
+            except zlib.error as error:
+                raise bad(f"the body is not valid {name} data: {error}") from None
+            left -= len(pieces[-1])
+            if left < 0:
+                text = f"the decompressed body has more than {limits.max_body_bytes} bytes, the limit"
+                raise ServeError(Status.TOO_LARGE, text)
+            at += len(piece) - len(machine.unused_data)
+            size = min(2 * size, _MOST_SLICE_BYTES)
+        if at < len(view) and (wbits != _GZIP or bytes(view[at : at + 2]) != _GZIP_MAGIC):
+            raise bad(f"the body has {len(view) - at} surplus bytes after the {name} data")
+    return b"".join(pieces)
 
 
 def compress(encoding: bytes, body: bytes) -> bytes:

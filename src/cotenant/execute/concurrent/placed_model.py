@@ -16,9 +16,9 @@ from cotenant.execute.concurrent.piece_run import PieceRun
 from cotenant.execute.concurrent.pieces import PlacedPiece
 from cotenant.execute.concurrent.placeable import Crew, Placeable
 from cotenant.execute.contents import HeldFolder
-from cotenant.execute.onnx.segment_session import as_ort_value
+from cotenant.execute.onnx.segment_session import LoadedSegment, as_ort_value
 from cotenant.execute.onnx.segment_store import Stored
-from cotenant.execute.onnx.segments import LoadedSegment, SegmentedModel
+from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.threads.names import Threads
 from cotenant.work import PieceTime
 

@@ -12,6 +12,7 @@ import torch
 
 from cotenant.execute.gpu.streams import StreamLane
 from cotenant.execute.threads.lanes import left_s
+from cotenant.shortages import start_thread
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class LaneThread:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.put = self._tasks.put
         self._thread = threading.Thread(target=self._run, name=f"cotenant-stream-{name}", daemon=True)
-        self._thread.start()
+        start_thread(self._thread, f"launches on the stream lane {name} fail")
 
     def do(self, work: Callable[[], T]) -> T:
         """Do work on the thread, in its turn, and give what it gives; raise what it raises."""

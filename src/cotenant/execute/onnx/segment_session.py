@@ -7,7 +7,9 @@ import mmap
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,37 @@ class Weights:
                 kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
                 values[tensor.name] = ort.OrtValue.ortvalue_from_numpy(piece.view(kind).reshape(tuple(tensor.dims)))
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSegment:
+    """Units with their session, and what they take and give."""
+
+    start: int
+    end: int
+    session: ort.InferenceSession | None  # None: nothing in it reaches its end
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    dead: tuple[str, ...]  # live at its start and not at its end
+    weights: Weights | None = None  # kept for as long as the session may run: it reads them in place
+    bindings: deque[ort.IOBinding] = field(default_factory=deque)  # idle ones; each serves one call at a time
+    to_shrink: deque[ort.RunOptions] = field(default_factory=deque)  # at most one: of its next run
+
+    def options(self) -> ort.RunOptions | None:
+        """Options of the next run."""
+        if not self.to_shrink:
+            return None
+        try:
+            return self.to_shrink.pop()
+        except IndexError:  # another run has taken them
+            return None
+
+
+def shrinking() -> ort.RunOptions:
+    """Options of a run that gives free memory of its session's arena back to the system when it ends."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def _private_memory(size: int) -> mmap.mmap:

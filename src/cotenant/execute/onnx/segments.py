@@ -11,9 +11,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +25,7 @@ from cotenant.execute.contents import HeldFolder
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.onnx.segment_cut import OnnxCutter, sealed_tensors
 from cotenant.execute.onnx.segment_session import (
+    LoadedSegment,
     Value,
     Weights,
     as_ort_value,
@@ -35,6 +34,7 @@ from cotenant.execute.onnx.segment_session import (
     return_memory,
     segment_options,
     session_options,
+    shrinking,
 )
 from cotenant.execute.onnx.segment_store import GRAPH, WEIGHTS, Stored, open_store, types_at
 from cotenant.execute.onnx.unit_times import unit_times
@@ -50,20 +50,6 @@ from cotenant.work import CPU
 
 _Names = tuple[str, ...]
 _Io = tuple[_Names, _Names]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedSegment:
-    """Units with their session, and what they take and give."""
-
-    start: int
-    end: int
-    session: ort.InferenceSession | None  # None: nothing in it reaches its end
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    dead: tuple[str, ...]  # live at its start and not at its end
-    weights: Weights | None = None  # kept for as long as the session may run: it reads them in place
-    bindings: deque[ort.IOBinding] = field(default_factory=deque)  # idle ones; each serves one call at a time
 
 
 class SegmentedModel:
@@ -222,6 +208,12 @@ class SegmentedModel:
             return {name: values[name] for name in self.dfg.live(end) if name in values}
         return self._outputs(values)
 
+    def shrink(self) -> None:
+        """Have the next run of each session give free memory of its arena back to the system."""
+        for segment in self._segments.values():
+            segment.to_shrink.clear()
+            segment.to_shrink.append(shrinking())
+
     def unit_ns(self, inputs: Mapping[str, Any]) -> tuple[int, ...]:
         """See Runner."""
         return unit_times(self.graph_path, self.dfg, inputs)
@@ -293,7 +285,7 @@ class SegmentedModel:
         for name in segment.outputs:
             binding.bind_output(name)
         try:
-            session.run_with_iobinding(binding, options)
+            session.run_with_iobinding(binding, options or segment.options())
         except Exception as error:
             raise self._failed(segment, error) from error
         values.update(zip(segment.outputs, binding.get_outputs(), strict=True))
@@ -311,7 +303,8 @@ class SegmentedModel:
         if self._plain:
             feeds = {name: np.asarray(value) for name, value in feeds.items()}
         try:
-            made = dict(zip(segment.outputs, segment.session.run(list(segment.outputs), feeds), strict=True))
+            outputs = segment.session.run(list(segment.outputs), feeds, segment.options())
+            made = dict(zip(segment.outputs, outputs, strict=True))
         except Exception as error:
             raise self._failed(segment, error) from error
         return self._outputs(made)  # constants of the session would go with it

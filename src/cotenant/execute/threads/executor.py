@@ -65,8 +65,7 @@ class ThreadExecutor(BaseExecutor):
         with self._lock:
             self._models.pop(tenant, None)
 
-    def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """See Executor."""
+    def _start(self, launch: Launch, on_end: OnEnd) -> None:
         with self._lock:
             lane = self._lanes.get(launch.share)
             if lane is None:
@@ -86,6 +85,7 @@ class ThreadExecutor(BaseExecutor):
             self._lanes.clear()
         for lane in lanes:
             lane.close(until_s)
+        super().close(until_s)
 
 
 def open_threads(section: DeviceSection, partitions: Sequence[Share], lane_nice: int) -> ModelExecutor:

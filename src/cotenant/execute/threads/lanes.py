@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from cotenant.execute.sched_slice import DEFAULT, set_slice
+from cotenant.shortages import start_thread
 from cotenant.work import Share
 
 Task = Callable[[], None]
@@ -28,7 +29,7 @@ class Lane:
         self._queue: SimpleQueue[Task | None] = SimpleQueue()
         name = "cotenant-lane-" + "-".join(str(core) for core in partition.cores)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        start_thread(self._thread, f"launches on cores {partition.cores} fail")
 
     def put(self, task: Task) -> None:
         """Queue a task; never blocks. It must not raise."""

@@ -177,8 +177,7 @@ class TorchExecutor(BaseExecutor):
         """See ModelExecutor."""
         return {"captured": self.chains.replayed, "eager": self.chains.eager}
 
-    def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """See Executor."""
+    def _start(self, launch: Launch, on_end: OnEnd) -> None:
         flight = self._flights.get(launch.id)
         is_new = flight is None
         if flight is None:
@@ -212,6 +211,7 @@ class TorchExecutor(BaseExecutor):
             lanes = list(self._lanes.values())
             self._lanes.clear()
         have_ended = [lane.close(until_s) for lane in lanes]
+        super().close(until_s)
         if self._ends.close(until_s) and all(have_ended):
             self.device.close()
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 import msgspec
 
 from cotenant.errors import CotenantError
+from cotenant.execute.batches import MOST_ANSWER_BYTES
 from cotenant.execute.worker.shared_tensors import Layout
 from cotenant.repository.formats import Arithmetic
 from cotenant.work import PieceTime, Work
@@ -51,6 +52,7 @@ class Open(_Message, frozen=True):
     lane_nice: int
     arithmetic: Arithmetic = Arithmetic()
     placed: tuple[tuple[int, str], ...] = ()
+    max_answer_bytes: int = MOST_ANSWER_BYTES
 
 
 class AddLane(_Message, frozen=True):

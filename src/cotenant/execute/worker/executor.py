@@ -6,22 +6,19 @@ reason, its queue waits for the next worker, and other tenants notice nothing.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Launch
 from cotenant.core.events import Event
 from cotenant.execute.base import BaseExecutor
-from cotenant.execute.batches import ModelGoneError, reason_of
-from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew, Sessions, Timing, WorkerStatus
+from cotenant.execute.batches import ModelGoneError
+from cotenant.execute.protocol import Loaded, LoadSpec, ModelExecutor, OnEnd, OnGrew, Sessions, WorkerStatus
 from cotenant.execute.runner import Runner
 from cotenant.execute.sessions import Wanted
 from cotenant.execute.source import ModelSource, source_of
-from cotenant.execute.threads.lanes import left_s
 from cotenant.execute.worker.channel import Open
 from cotenant.execute.worker.limits import WorkerLimits
 from cotenant.execute.worker.supervisor import WorkerSupervisor
@@ -47,7 +44,6 @@ class ProcessExecutor(BaseExecutor):
         self._all: list[WorkerSupervisor] = []
         """Those that have not ended, also of models that were removed."""
         self._is_stopping = False
-        self._late: list[threading.Thread] = []
         self._lost_before: dict[str, Counter[str]] = {}
         """Workers lost by the models that tenants had before."""
 
@@ -59,7 +55,9 @@ class ProcessExecutor(BaseExecutor):
         source = model if isinstance(model, ModelSource) else source_of(model)
         place = str(source.path), str(source.folder.parent), source.folder.name
         sessions = _plain(spec.sessions)
-        message = Open(tenant, *place, sessions, self._lane_nice, source.arithmetic, source.placed)
+        message = Open(
+            tenant, *place, sessions, self._lane_nice, source.arithmetic, source.placed, self.max_answer_bytes
+        )
         if not isinstance(model, ModelSource):
             model.close()
         limits = replace(self._limits, memory_bytes=spec.memory_bytes)
@@ -133,18 +131,14 @@ class ProcessExecutor(BaseExecutor):
             found = [(each.status, self._lost_before.get(each.tenant)) for each in self._supervisors.values()]
         return [replace(each, restarts=before + Counter(each.restarts)) if before else each for each, before in found]
 
-    def start(self, launch: Launch, on_end: OnEnd) -> None:
-        """See Executor."""
+    def _start(self, launch: Launch, on_end: OnEnd) -> None:
         with self._lock:
             supervisor = self._supervisors.get(launch.work.tenant)
-        try:
-            if supervisor is None:
-                raise ModelGoneError(launch.work.tenant)
-            problem = supervisor.start(launch, self._batches.begin(launch, supervisor), on_end)
-        except Exception as error:
-            problem = reason_of(error)
+        if supervisor is None:
+            raise ModelGoneError(launch.work.tenant)
+        problem = supervisor.start(launch, self._batches.begin(launch, supervisor), on_end)
         if problem is not None:
-            self._fail(partial(on_end, launch.id, problem, Timing()))
+            self._end_later(launch, problem, on_end)
 
     def release(self, batch: int) -> None:
         """See Executor."""
@@ -163,26 +157,15 @@ class ProcessExecutor(BaseExecutor):
         self.cancel_loads()
         with self._lock:
             supervisors, self._all = [*self._all, *self._loading.values()], []
-            late, self._late = self._late, []
             self._supervisors.clear()
         for supervisor in supervisors:
             supervisor.close()
         for supervisor in supervisors:
             supervisor.join(until_s)
-        for thread in late:
-            if thread is not threading.current_thread():
-                thread.join(left_s(until_s))
+        super().close(until_s)
 
     def _tell(self, event: Event) -> None:
         self.on_event(event)
-
-    def _fail(self, end: Callable[[], None]) -> None:
-        """End a launch from another thread: whoever started it holds the driver's lock."""
-        thread = threading.Thread(target=end, name="cotenant-failed-launch", daemon=True)
-        with self._lock:
-            self._late = [each for each in self._late if each.is_alive()]
-            self._late.append(thread)
-            thread.start()
 
 
 def _plain(sessions: Sessions) -> Wanted:

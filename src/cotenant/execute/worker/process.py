@@ -38,7 +38,12 @@ class ChildProcess:
             pass_fds=(descriptor,),
             process_group=0,  # Ctrl-C in a terminal is for the server, which drains first
         )
-        self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._statm = os.open(f"/proc/{self._popen.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._popen.kill()
+            self._popen.wait()
+            raise
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,8 @@
 """Tensors in memory that two processes share.
 
-A buffer is an anonymous file (memfd) that both map. It has no name, so nothing is left behind whoever is killed, and it
-cannot shrink (it is sealed), so that neither side can take pages away below the other.
+A buffer is an anonymous file (memfd) that both map. It has no name, so nothing is left behind whoever is killed. Its
+size cannot shrink (it is sealed), so that neither side can cut the file below the other's mapping. Pages that the last
+launches have not needed go back to the system as a hole in the file, which both sides read as zeros.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ import numpy as np
 
 from cotenant.errors import CotenantError
 from cotenant.execute.batches import Pieces, joined
+from cotenant.shortages import Resource, report
 
 MOST_BYTES = 2 << 30
 """The largest that a buffer may become: the inputs, or the outputs, of one launch."""
 _LEAST_BYTES = 64 << 10
+_KEPT_BYTES = 1 << 20
+"""Reserved pages up to this size stay."""
+_CALM_WRITES = 16
+"""So many writes in a row, each of which needs less than a quarter of the reserved pages, give the rest back."""
 _ALIGNMENT = 64
 _PLAIN_KINDS = "biufc"
 _OBJECTS = "O"
@@ -57,9 +63,13 @@ class SharedBuffer:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._size = 0
+        self._reserved = 0
+        """Bytes from the start on that have pages: of the side that writes."""
+        self._calm = self._calm_most = 0
+        """Writes in a row that needed little, and the most that one of them needed."""
         self._memory: mmap.mmap | None = None
         # Launches look like ones before them, with one row or with a few: what was worked out for these is kept.
-        self._written: dict[tuple[Any, ...], tuple[tuple[Layout, ...], list[Any]]] = {}
+        self._written: dict[tuple[Any, ...], tuple[tuple[Layout, ...], list[Any], int]] = {}
         self._seen: dict[tuple[Layout, ...], dict[str, Any]] = {}
 
     @classmethod
@@ -79,6 +89,7 @@ class SharedBuffer:
         if known is not None:
             for place, pieces in zip(known[1], tensors.values(), strict=True):
                 _fill(place, pieces)
+            self._give_back(known[2])
             return known[0]
         layouts: list[Layout] = []
         contents: list[Any] = []
@@ -106,7 +117,8 @@ class SharedBuffer:
             _fill(target, content)
             targets.append(target)
         if len(targets) == len(form):
-            _keep(self._written, form, (tuple(layouts), targets))
+            _keep(self._written, form, (tuple(layouts), targets, at))
+        self._give_back(at)
         return tuple(layouts)
 
     def read(self, layouts: tuple[Layout, ...], *, copy: bool) -> dict[str, Any]:
@@ -133,15 +145,38 @@ class SharedBuffer:
 
     def _room(self, needed: int) -> mmap.mmap:
         """Memory for so many bytes. Pages are reserved now: later a lack of them would be a signal, not an error."""
-        if needed > self._size:
+        if needed > self._reserved:
             if needed > MOST_BYTES:
                 raise SharedMemoryError(f"tensors of one launch take {needed} bytes, expected at most {MOST_BYTES}")
-            size = max(_LEAST_BYTES, 1 << (needed - 1).bit_length())
+            size = _size_for(needed)
             try:
                 os.posix_fallocate(self.descriptor, 0, size)
             except OSError as error:
+                report(Resource.MEMORY, f"a launch with tensors of {needed} bytes fails")
                 raise SharedMemoryError(f"no shared memory of {size} bytes is left ({error.strerror})") from None
+            self._reserved = size
         return self._mapped(needed)
+
+    def _give_back(self, needed: int) -> None:
+        """Count a write that needed so many bytes, and punch out the pages that the last ones did not need."""
+        if self._reserved <= _KEPT_BYTES:
+            return
+        if needed * 4 > self._reserved:
+            self._calm = self._calm_most = 0
+            return
+        self._calm += 1
+        self._calm_most = max(self._calm_most, needed)
+        if self._calm < _CALM_WRITES:
+            return
+        kept = max(_KEPT_BYTES, _size_for(self._calm_most))
+        self._calm = self._calm_most = 0
+        memory = self._mapped(needed)
+        try:
+            memory.madvise(mmap.MADV_REMOVE, kept, self._reserved - kept)
+        except (AttributeError, OSError):  # no such system: the pages stay
+            return
+        self._reserved = kept
+        self._written = {form: known for form, known in self._written.items() if known[2] <= kept}
 
     def _mapped(self, needed: int) -> mmap.mmap:
         if self._memory is None or needed > self._size:
@@ -151,6 +186,10 @@ class SharedBuffer:
             self._memory = mmap.mmap(self.descriptor, size)
             self._size = size
         return self._memory
+
+
+def _size_for(needed: int) -> int:
+    return max(_LEAST_BYTES, 1 << (needed - 1).bit_length())
 
 
 def _form(pieces: Sequence[Any]) -> tuple[Any, tuple[int, ...]]:

@@ -24,6 +24,7 @@ from cotenant.execute.worker.completion_affinity import CompletionAffinity
 from cotenant.execute.worker.lane_link import LaneLink, Pending
 from cotenant.execute.worker.limits import Loss, LossKind, WorkerLimits, overdue
 from cotenant.execute.worker.process import WorkerProcess, WorkerState
+from cotenant.shortages import report_error, start_thread
 from cotenant.work import Share
 
 _log = logging.getLogger("cotenant.workers")
@@ -63,7 +64,11 @@ class WorkerSupervisor:
 
     def load(self) -> None:
         """Start the worker and wait until it has loaded the model. Raises ModelError when it cannot."""
-        self._thread.start()
+        try:
+            start_thread(self._thread, f"the model of {self.tenant!r} is not loaded")
+        except RuntimeError:
+            loss = self._lost(LossKind.DIED, "cannot be started: the system has no thread for it")
+            raise loss.error(Path(self._model.path)) from None
         self._first.wait()
         if self._refusal is not None:
             self.join()
@@ -79,8 +84,7 @@ class WorkerSupervisor:
 
     def grow(self, launch: int, share: Share, on_grew: OnGrew) -> None:
         """See Executor; the launch may be of another worker."""
-        pending = self._pending.get(launch)
-        if pending is not None:
+        if (pending := self._pending.get(launch)) is not None:
             pending.on_grew = on_grew
             self._send(Grow(launch, share.cores))
 
@@ -116,8 +120,7 @@ class WorkerSupervisor:
 
     def join(self, until_s: float | None = None) -> None:
         """Wait until the worker is gone. It is killed when `until_s` of the monotonic clock comes first."""
-        thread = self._thread
-        if thread is threading.current_thread() or thread.ident is None:
+        if (thread := self._thread) is threading.current_thread() or thread.ident is None:
             return
         thread.join(left_s(until_s))
         with self._lock:
@@ -150,7 +153,10 @@ class WorkerSupervisor:
         while not self._closing.wait(self._limits.pause_s(losses)):
             began = time.monotonic()
             try:
-                loss = self._live()
+                loss = self._open()
+                if loss is None:
+                    self._resume()
+                    loss = self._serve()
             except Exception as error:  # whatever is wrong here, launches end and the tenant gets another worker
                 _log.exception("keeping the worker of %r failed", self.tenant)
                 loss = self._broken(error)
@@ -167,14 +173,6 @@ class WorkerSupervisor:
             self._refusal = self._lost(LossKind.DIED, "is not needed any more")
             self._first.set()
 
-    def _live(self) -> Loss | None:
-        """The life of one worker: how it was lost, or None when it ended because it was told to."""
-        loss = self._open()
-        if loss is None:
-            self._resume()
-            loss = self._serve()
-        return loss
-
     def _open(self) -> Loss | None:
         """Start a worker and have it load the model."""
         began = time.monotonic_ns()
@@ -183,6 +181,7 @@ class WorkerSupervisor:
         try:
             process = WorkerProcess(self.tenant, self._model.lane_nice)
         except OSError as error:
+            report_error(error, f"the worker of {self.tenant!r} is not started")
             return self._lost(LossKind.DIED, f"cannot be started ({error.strerror})")
         with self._lock:
             self._process = process
@@ -244,8 +243,7 @@ class WorkerSupervisor:
                     is_done = self._closing.is_set() and not self._pending
                 return None if is_done else self._died()
             process.channel.flush()
-            loss = self._look(process)
-            if loss is not None:
+            if (loss := self._look(process)) is not None:
                 return loss
             if isinstance(message, Prepared):  # only now: what it has loaded it also has room for
                 self._sessions.end(message.reason)
@@ -367,6 +365,8 @@ class WorkerSupervisor:
                 link = self._links[cores] = LaneLink(self._process.channel, cores)
             link.put(pending)
         except Exception as error:
+            if isinstance(error, OSError):
+                report_error(error, f"a launch of {self.tenant!r} fails")
             del self._pending[pending.launch.id]
             if pending.launch.work.start > 0:
                 self._process.channel.post(ReleaseBatch(pending.launch.batch))

@@ -32,6 +32,7 @@ from cotenant.execute.worker.channel import (
     Run,
     Started,
 )
+from cotenant.execute.worker.memory_watch import MemoryWatch, private_bytes
 from cotenant.execute.worker.shared_tensors import Layout, SharedBuffer
 from cotenant.work import CPU, Share
 
@@ -45,6 +46,7 @@ class Worker:
         self._lanes: list[threading.Thread] = []
         self._batches = Batches(has_parts=True)
         self._launches = LaunchRunner(self._batches)
+        self._memory = MemoryWatch()
 
     @property
     def paused(self) -> int:
@@ -57,6 +59,7 @@ class Worker:
         message, _ = self._channel.receive_with()
         if not isinstance(message, Open):
             return
+        self._batches.max_answer_bytes = message.max_answer_bytes
         try:
             model = run_gently(partial(_open, message), self._load_nice)
             for threads, ranges in message.sessions:  # a pool of threads is as nice as the thread that makes it
@@ -85,7 +88,10 @@ class Worker:
                     if self._launches.grow(message.launch, share, self._grew):
                         self._grew(message.launch)
                 elif isinstance(message, Prepare):  # beside this thread, which lanes and releases wait for
-                    threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
+                    try:
+                        threading.Thread(target=self._prepare, args=(model, message), daemon=True).start()
+                    except RuntimeError as error:
+                        self._channel.send(Prepared(reason_of(error)), waits=True)
                 elif isinstance(message, Keep):
                     model.keep(message.threads)
             for thread in self._lanes:
@@ -118,6 +124,7 @@ class Worker:
 
         def hand_out(run: Run, batch: BatchTensors, tensors: Tensors) -> None:
             nonlocal layouts
+            self._batches.check_answer(tensors)  # before either side has a copy
             layouts = outputs.write({name: (array,) for name, array in tensors.items()})
 
         def end(launch: int, error: str | None, timing: Timing) -> None:
@@ -133,6 +140,8 @@ class Worker:
             began = time.perf_counter_ns()
             layouts = ()
             self._launches.run(run, share, model, self._begin(run, inputs), hand_out, end, began)
+            if self._memory.ended(private_bytes()) and (shrink := getattr(model, "shrink", None)) is not None:
+                shrink()
 
     def _begin(self, run: Run, inputs: SharedBuffer) -> BatchTensors | Tensors | Exception:
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
+from cotenant.core.admission import hopeless
 from cotenant.core.lifecycle import StrandState
 from cotenant.core.snapshot import BatchView, Decision, Drop, DropRule, Growth, QueueView, Running, Snapshot, Start
-from cotenant.policies.desk import Desk, hopeless
+from cotenant.policies.desk import Desk
 from cotenant.policies.layer_block.rules import (
     ACTS,
     DEADLINE,

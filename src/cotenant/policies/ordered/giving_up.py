@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import UNSET
 
+from cotenant.core.admission import hopeless
 from cotenant.core.snapshot import AccountView, Drop, QueueView
-from cotenant.policies.desk import MOST_AT_ONCE, Desk, hopeless
+from cotenant.policies.desk import MOST_AT_ONCE, Desk
 from cotenant.policies.ordered.jobs import NUMBER, OWNER, WORK, Job, Number, Selection, Stakes, Waiting
 from cotenant.policies.ordered.reserve import FRESH_NS, Expected, Reserve
 from cotenant.policies.ordered.selection import FEW, Jobs

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
+from cotenant.core.admission import hopeless
 from cotenant.core.predictor import GroupPredictor, Predictor
 from cotenant.core.snapshot import BatchView, Drop, Snapshot
-from cotenant.policies.desk import NEVER_NS, hopeless
+from cotenant.policies.desk import NEVER_NS
 from cotenant.types import Query, Tenant
 
 _LOOK_AHEAD = 12

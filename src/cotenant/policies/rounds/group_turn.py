@@ -114,8 +114,9 @@ def form_group(desk: Desk, seats: Sequence[Seat]) -> list[SeatBatch]:
         return batches
     while late := [each for each in batches if each.more_wait and desk.now_ns + latency > each.queries[0].deadline_ns]:
         first, head = late[0], late[0].queries[0]
+        left = max(0, head.deadline_ns - desk.now_ns) / 1e6
         text = f"the group with its batch of {first.rows} rows takes {latency / 1e6:.1f} ms, and more wait"
-        desk.drop((head,), f"hopeless: {(head.deadline_ns - desk.now_ns) / 1e6:.1f} ms to the deadline, {text}")
+        desk.drop((head,), f"hopeless: {left:.1f} ms to the deadline, {text}")
         again = _largest(desk, first.seat)
         batches = [each for old in batches if (each := again if old is first else old) is not None]
         latency = _latency_ns(desk, batches)

@@ -7,7 +7,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cotenant.core.actions import Action, Launch, Probe, Respond
@@ -34,6 +34,8 @@ LATENCY_BUCKETS_S = (
 _WINDOW = 1000
 _FAR = 3.0
 """Observed over profiled latency, either way, from which on the log says so: neighbours and front-ends explain less."""
+_FAR_NS = 10_000_000
+"""The same as a difference: handing a launch over takes several times as long as a tiny model."""
 _log = logging.getLogger("cotenant.server")
 
 
@@ -200,7 +202,7 @@ class Counters:
             owner.reruns += sum([query in self._open for query in launch.queries])
         elif type(event) is PredictorChanged:
             if isinstance(event.predictor, TablePredictor):
-                self._believed(event.predictor.scales)
+                self._believed(event.predictor)
         elif type(event) is ApplicationEnded:
             self._responded(event.query, event.outcome, time_ns)
         elif type(event) is QueryCancelled:
@@ -216,14 +218,15 @@ class Counters:
             self.remove(event.tenant)
         return None
 
-    def _believed(self, scales: Mapping[str, float]) -> None:
+    def _believed(self, predictor: TablePredictor) -> None:
         """Keep what is believed of tenants, and say once of each that its profile is far from what is observed."""
-        for tenant, factor in scales.items():
+        for tenant, factor in predictor.scales.items():
             counted = self.by_tenant.get(tenant)
             if counted is None:
                 continue
             counted.latency_factor = factor
-            if tenant not in self._doubted and not 1 / _FAR <= factor <= _FAR:
+            off_ns = abs(factor - 1) * predictor.tables[tenant].rows[0].latency_ns
+            if tenant not in self._doubted and not 1 / _FAR <= factor <= _FAR and off_ns > _FAR_NS:
                 self._doubted.add(tenant)
                 _log.warning(
                     "launches of %r take %.2g times what its profile says; the server believes what it observes, plans "

@@ -16,6 +16,7 @@ from cotenant.execute.protocol import Tensors, Timing
 from cotenant.measure.merging import is_same_answer
 from cotenant.serve.brain.driver import Done, Driver
 from cotenant.serve.opener.served_models import QueryForm, ServedModel
+from cotenant.shortages import Resource, report
 from cotenant.types import ANSWERS, Query
 from cotenant.wire.api import ServeError
 
@@ -107,7 +108,11 @@ class MergeCheck:
             if alone is None:
                 self._end(name)
             else:
-                self._compares.submit(self._compare, name, served, alone, merged)
+                try:
+                    self._compares.submit(self._compare, name, served, alone, merged)
+                except RuntimeError:  # the system has no thread for it
+                    report(Resource.THREAD, f"an answer of {name!r} is not compared")
+                    self._end(name)
 
         try:
             self._driver().submit(make, inputs, ended)

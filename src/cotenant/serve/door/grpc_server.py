@@ -19,9 +19,9 @@ from google.protobuf.message import DecodeError
 from msgspec import structs
 
 from cotenant.errors import CotenantError
+from cotenant.serve.door.call_threads import CallThreads, Slots
 from cotenant.serve.door.grpc_control import CONTROL, LOADS, health
 from cotenant.serve.door.grpc_stream import Stream, encode_answer
-from cotenant.serve.door.grpc_threads import CallThreads, Slots
 from cotenant.serve.door.load_line import LoadLine
 from cotenant.types import Outcome
 from cotenant.wire import codec_grpc
@@ -38,6 +38,8 @@ _LOAD_THREADS = 32
 """Threads for calls that wait for a load; further ones are refused."""
 _CANCELLED_S = 0.3
 """Time that calls have to end once they are cancelled, when the server stops."""
+_FIRST_THREADS = 4
+"""Threads that start with the server: calls are answered, one after the other, where the system gives no further."""
 _DAY_S = 86_400.0
 """A deadline beyond a day is no time-out that anyone meant."""
 _MESSAGE_SLACK_BYTES = 1 << 20
@@ -75,7 +77,7 @@ class GrpcServer:
     def start(self) -> int:
         """Listen and serve; return the port, which is a free one where 0 was asked for.
 
-        Raises CotenantError when the address cannot be listened on.
+        Raises CotenantError when the address cannot be listened on, or no thread can be started.
         """
         if self._server is not None:
             raise CotenantError("gRPC: the server has been started already")
@@ -83,6 +85,7 @@ class GrpcServer:
         # Every infer call holds a thread until its answer is there, so the number of threads bounds the number of
         # queries that can wait. They are made on demand and, asleep, cost little but address space.
         threads = CallThreads(limits.max_concurrent_rpcs + _LOAD_THREADS + _RESERVED_THREADS, "cotenant-grpc")
+        threads.start(_FIRST_THREADS)
         server = grpc.server(
             threads,
             options=(
@@ -107,6 +110,7 @@ class GrpcServer:
         except RuntimeError:
             port = 0
         if port == 0:
+            threads.shutdown()
             raise CotenantError(
                 f"gRPC: cannot listen on {self._host} port {self._port}; stop what uses the port or choose another one "
                 "(0 takes any free one)"

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 from msgspec import structs
 
-from cotenant.types import ANSWERS
+from cotenant.shortages import start_thread
+from cotenant.types import ANSWERS, Outcome
 from cotenant.wire import codec_grpc
 from cotenant.wire.api import Backend, Infer, InferResult, ServeError, Status, not_answered
 from cotenant.wire.codec import Limits, WireRequest, bad, size_bytes
-from cotenant.wire.ending import FAILURE
+from cotenant.wire.ending import FAILURE, Ending
 from cotenant.wire.oip import MESSAGES
 
 _log = logging.getLogger("cotenant.grpc")
@@ -99,11 +100,16 @@ class Stream:
     def answers(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Yield serialised answers until the client has closed its side and all are out, or the call has ended.
 
-        Raises ServeError (UNAVAILABLE) when all are out after `close`.
+        Raises ServeError (UNAVAILABLE) when all are out after `close`, or no thread can be had to read requests.
         """
         if not context.add_callback(self._end):
             return
-        threading.Thread(target=self._read, args=(requests,), name="cotenant-grpc-read", daemon=True).start()
+        reader = threading.Thread(target=self._read, args=(requests,), name="cotenant-grpc-read", daemon=True)
+        try:
+            start_thread(reader, "a gRPC stream is refused")
+        except RuntimeError:
+            text = "the system has no thread left to read this stream; try again later"
+            raise ServeError(Status.UNAVAILABLE, text, Ending(Outcome.REJECTED)) from None
         written, expected = 0, -1
         try:
             while written != expected:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
-from cotenant.serve.door.daemon_threads import DaemonThreads
+from cotenant.serve.door.call_threads import LoopThreads
 from cotenant.serve.door.http_control import CONTROL, JSON_TYPE, LOADS, Answer, error_answer, json_answer
 from cotenant.serve.door.http_pending import PendingReplies, Receive
 from cotenant.serve.door.http_routes import Endpoint, HttpRoute, Router
@@ -86,8 +86,8 @@ class HttpApp:
         self._router = Router()
         self._pending: PendingReplies | None = None
         self._loads = loads
-        self._control_threads = DaemonThreads(_CONTROL_THREADS, "cotenant-http-control")
-        self._codec_threads = DaemonThreads(_CODEC_THREADS, "cotenant-http-codec")
+        self._control_threads = LoopThreads(_CONTROL_THREADS, "cotenant-http-control")
+        self._codec_threads = LoopThreads(_CODEC_THREADS, "cotenant-http-codec")
 
     def close(self) -> None:
         """Let the idle threads end; requests in progress are not waited for."""
@@ -104,7 +104,7 @@ class HttpApp:
         extra: Headers = []
         try:
             route = self._router.find(scope["raw_path"])
-            if scope["method"] != route.method:
+            if not route.takes(scope["method"]):
                 message = f"method {shown(scope['method'])} is not allowed here, expected {route.method}"
                 answer = error_answer(405, message)
             elif route.endpoint is Endpoint.INFER:
@@ -128,7 +128,7 @@ class HttpApp:
             pieces = [b"".join(pieces)]
         length = sum([len(piece) for piece in pieces])
         headers = [(b"content-type", answer.content_type), (b"content-length", b"%d" % length), *extra]
-        if close and _is_chunked(scope["headers"]):
+        if answer.status >= 400 and _may_leave_body(scope["headers"], is_cut=close):
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         for piece in pieces[:-1]:
@@ -294,5 +294,10 @@ def _single_encoding(value: bytes) -> bytes:
     return name if name in (b"gzip", b"deflate") else b""
 
 
-def _is_chunked(headers: Headers) -> bool:
-    return any(name == b"transfer-encoding" for name, _ in headers)
+def _may_leave_body(headers: Headers, *, is_cut: bool) -> bool:
+    """Whether what follows a refused request may be its body: in chunks that were not read to their end, or, where the
+    client waits to be told to go on, at the client's choice."""
+    return any(
+        (is_cut and name == b"transfer-encoding") or (name == b"expect" and value.lower() == b"100-continue")
+        for name, value in headers
+    )

@@ -47,6 +47,10 @@ class HttpRoute(NamedTuple):
         """The one HTTP method that the endpoint takes."""
         return "POST" if self.endpoint in _POSTED else "GET"
 
+    def takes(self, method: str) -> bool:
+        """Whether the endpoint answers a method: HEAD as GET, of which the connection leaves out the body."""
+        return method == self.method or (method == "HEAD" and self.method == "GET")
+
 
 _FIXED: dict[tuple[str, ...], Endpoint] = {
     ("v2",): Endpoint.SERVER,

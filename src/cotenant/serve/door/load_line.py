@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from cotenant.serve.door.daemon_threads import DaemonThreads
+from cotenant.serve.door.call_threads import LoopThreads
 from cotenant.wire.api import Control, ServeError, Status
 
 MOST_IN_LINE = 16
@@ -35,7 +35,7 @@ class LoadLine:
         self._lock = threading.Lock()
         self._line: deque[_Waiting] = deque()
         self._is_over = False
-        self._thread = DaemonThreads(1, name)
+        self._thread = LoopThreads(1, name)
 
     def load(self, model: str) -> Future[None]:
         """Load a model; the future has what `Control.load` raises. Raises ServeError (UNAVAILABLE)."""
@@ -66,11 +66,7 @@ class LoadLine:
                 raise ServeError(Status.UNAVAILABLE, text)
             made = _Waiting(kind, model, call)
             self._line.append(made)
-            try:
-                self._thread.submit(self._run_first)
-            except RuntimeError as error:
-                self._line.pop()
-                raise ServeError(Status.UNAVAILABLE, f"model {model!r}: no thread can be started: {error}") from None
+            self._thread.submit(self._run_first)
         return made.future
 
     def _run_first(self) -> None:

@@ -1,8 +1,8 @@
-"""Threads on demand for the calls of the gRPC server.
+"""Threads on demand for the calls of the front-ends.
 
 Does what `concurrent.futures.ThreadPoolExecutor` does for grpcio, with less locking around every call (measured: some
 8 % of the processor time of a small request), and with daemon threads, so that a call that never ends cannot keep the
-process alive.
+process alive. A thread that cannot be started costs no call: work stays in line for the threads that there are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from cotenant.errors import CotenantError
+from cotenant.shortages import start_thread
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _log = logging.getLogger("cotenant.grpc")
 
@@ -69,7 +76,10 @@ class PendingCall:
 
 
 class CallThreads:
-    """Runs calls on at most `limit` threads, which are started when all are busy; further calls wait in line."""
+    """Runs calls on at most `limit` threads, which are started when all are busy; further calls wait in line.
+
+    `start` comes first: the threads that it starts stay until `shutdown`, so that work in line always has one.
+    """
 
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
@@ -80,6 +90,18 @@ class CallThreads:
         self._unfinished = 0
         self._started = 0
 
+    def start(self, count: int = 1) -> None:
+        """Start so many threads, or as many as can be had. Raises CotenantError when there is none."""
+        for _ in range(count):
+            with self._lock:
+                self._started += 1
+            self._start_one()
+        if self._started == 0:
+            raise CotenantError(
+                f"no thread can be started for {self._name}: raise the limit of threads and processes (pids cgroup, "
+                "ulimit -u)"
+            )
+
     def submit(self, function: Callable[..., object], /, *args: Any, **kwargs: Any) -> PendingCall:
         """Run a function on one of the threads."""
         call = PendingCall()
@@ -89,8 +111,7 @@ class CallThreads:
             if self._unfinished <= self._started or self._started >= self._limit:
                 return call
             self._started += 1
-            number = self._started
-        threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
+        self._start_one()
         return call
 
     def came_ns(self) -> int:
@@ -103,6 +124,15 @@ class CallThreads:
         for _ in range(self._limit):
             self._work.put(None)
 
+    def _start_one(self) -> None:
+        """Start a thread that is counted as started already; where there is none, work waits for the others."""
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{self._started}", daemon=True)
+        try:
+            start_thread(thread, f"calls wait in line for the threads of {self._name} that there are")
+        except RuntimeError:
+            with self._lock:
+                self._started -= 1
+
     def _run(self) -> None:
         while True:
             item = self._work.get()
@@ -112,9 +142,36 @@ class CallThreads:
             try:
                 function(*args, **kwargs)
             except Exception:
-                _log.exception("a call of the gRPC server failed")
+                _log.exception("a call of %s failed", self._name)
             finally:
                 with self._lock:
                     self._unfinished -= 1
                 call.end()
             del item, call, function, args, kwargs
+
+
+class LoopThreads(Executor):
+    """CallThreads as an event loop takes them in `run_in_executor`. Raises CotenantError when there is no thread."""
+
+    def __init__(self, limit: int, name: str) -> None:
+        self._threads = CallThreads(limit, name)
+        self._threads.start()
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run a function on one of the threads."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._threads.submit(run)
+        return future
+
+    def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:
+        """Let the threads end when the work is done; they are never waited for."""
+        self._threads.shutdown()
