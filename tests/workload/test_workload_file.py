@@ -111,7 +111,7 @@ TENANT = 'duration_s = 1\n[[tenant]]\nmodel = "m"\n'
         ("duration_s = 1\ntenant = [1]", r"tenant\[0\]: Expected `object`, got `int`"),
         (TENANT + "rate = 1\n[[tenant]]\nmodel = 'm'\nrate = 1", "distinct names"),
         ("warmup_s = 1\n" + TENANT + "rate = 1", "warmup_ns"),
-        (TENANT + 'arrivals = "trace"\nfile = "none.csv"', "none.csv cannot be read"),
+        (TENANT + 'arrivals = "trace"\nfile = "none.csv"', "none.csv: cannot be read"),
         (TENANT + 'arrivals = "trace"\nfile = "nocolumn.csv"', "expected one called time_s"),
         (TENANT + 'arrivals = "trace"\nfile = "badcell.csv"', "line 3: time_s is 'soon'"),
         (TENANT + 'arrivals = "trace"\nfile = "arrivals.csv"', "has no arrival of 'm'"),

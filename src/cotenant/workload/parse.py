@@ -78,7 +78,11 @@ def _tenant(table: Any, source: str, at: str, folder: Path) -> Any:
 def _read_trace(file: Path, model: str, where: str) -> tuple[int, ...]:
     """Read column `time_s` of a CSV file: all rows, or those of `model` when there is a column `model`."""
     try:
-        with TextIOWrapper(open_regular(file, ConfigError, "", MOST_BYTES), encoding="utf-8", newline="") as lines:
+        opened = open_regular(file, ConfigError, "", MOST_BYTES)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}, expected a CSV file of arrivals") from None
+    try:
+        with TextIOWrapper(opened, encoding="utf-8", newline="") as lines:
             rows = csv.DictReader(lines)
             columns = rows.fieldnames or []
             if "time_s" not in columns:
