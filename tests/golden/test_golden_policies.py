@@ -127,7 +127,7 @@ class Slowed(FittedGroups):
         return [round(by * longest) for by, longest in zip(factors, self._table.group_ns(groups), strict=True)]
 
 
-class MadeError(Exception):
+class MadeError(BaseException):
     """Ends `serve` where its server is made."""
 
     def __init__(self, server: Server) -> None:

@@ -78,10 +78,14 @@ def test_what_others_take_of_the_only_thread_is_in_no_latency(own_us: int, stole
     machine = Machine(own_us * 1000, stolen)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(solo, "time", machine)
+        patch.setattr(solo, "waits", lambda: 0)
         [samples] = in_turns([machine.work], EFFORT, is_inline=True)
         assert all(machine.own_ns <= each <= 1.05 * machine.own_ns + solo.STOLEN_NS for each in samples)
         machine.runs = 0
         [walls] = in_turns([machine.work], EFFORT)
+        machine.runs = 0
+        patch.setattr(solo, "waits", lambda: machine.runs)  # it waits for something: a device, say
+        assert in_turns([machine.work], EFFORT, is_inline=True) == [walls]
     assert walls == [machine.own_ns + stolen[run % len(stolen)] for run in range(EFFORT.min_runs)]
 
 

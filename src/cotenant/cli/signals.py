@@ -31,13 +31,16 @@ def _end(number: int) -> None:
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM end the process at once, without a traceback. For the time of imports."""
+    """Inside, SIGINT and SIGTERM end the process at once, without a traceback. For the time of imports.
+
+    SIGTERM goes on to do so behind it: a command that does not hear it would end by it all the same.
+    """
     known = end_at_once()
     try:
         yield
     finally:
-        for number, handler in known.items():
-            signal.signal(number, handler)
+        if signal.SIGINT in known:
+            signal.signal(signal.SIGINT, known[signal.SIGINT])
 
 
 def end_at_once() -> dict[signal.Signals, Callable[[int, FrameType | None], Any] | int | None]:

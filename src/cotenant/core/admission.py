@@ -83,7 +83,7 @@ def refusal(
             best = min([predictor.latency_ns(work, size) for size in sizes])
         if best > left_ns:
             reason = f"{best / 1e6:.1f} ms of work do not fit into {left_ns / 1e6:.1f} ms"
-            if left_ns <= 0:
+            if left_ns < 0:
                 reason = f"its deadline passed {-left_ns / 1e6:.1f} ms before its body had come and was decoded"
             return Refusal(reason, LossCause.SLO, needed_ns=best) if best > tenant.slo_ns else Refusal(reason)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -173,8 +174,15 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
         time.perf_counter() - began < effort.budget_s and len(samples[0]) < effort.max_runs
     ):
         for work, values in zip(works, samples, strict=True):
-            start_ns, began_ns = time.perf_counter_ns(), time.thread_time_ns()
+            waited, start_ns, began_ns = waits(), time.perf_counter_ns(), time.thread_time_ns()
             work()
             own_ns, wall_ns = time.thread_time_ns() - began_ns, time.perf_counter_ns() - start_ns
-            values.append(own_ns if is_inline and wall_ns > STOLEN * own_ns + STOLEN_NS else wall_ns)
+            is_stolen = is_inline and wall_ns > STOLEN * own_ns + STOLEN_NS and waits() == waited
+            values.append(own_ns if is_stolen else wall_ns)
     return samples
+
+
+def waits() -> int:
+    """How often the calling thread has given its core away by itself, to wait for something: no other process took it
+    then."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
