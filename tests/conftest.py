@@ -13,6 +13,11 @@ import pytest
 if TYPE_CHECKING:
     from commands import Run
 
+for name in (
+    "COLUMNS",
+    "LINES",
+):  # those of a terminal, or of a process of xdist, are not what commands are tested with
+    os.environ.pop(name, None)
 SUPPORT = Path(__file__).parent / "support"
 pytest.register_assert_rewrite(*sorted(path.stem for path in SUPPORT.glob("*.py")))
 

@@ -302,7 +302,7 @@ def test_features_grow_with_units_and_rows() -> None:
 
 
 def test_a_saved_predictor_predicts_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "overlap.npz"
+    path = tmp_path / ".cotenant" / "overlap.npz"
     save_overlap(path, fitted())
     groups = [sample.members for sample in draw("abcd", 50, 6)]
     again = read_overlap(path, 0.95)

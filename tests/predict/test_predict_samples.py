@@ -79,7 +79,7 @@ def test_a_tenant_is_drawn_twice_only_where_that_is_asked_for() -> None:
 
 def test_the_file_gives_back_what_was_written(tmp_path: Path) -> None:
     samples = [GroupSample(group, (3, 5, 4)) for group in sample_groups(TENANTS, SIZES, (1, 1), 30, 4)]
-    path = tmp_path / "state" / "groups.jsonl"
+    path = tmp_path / ".cotenant" / "groups.jsonl"
     save_samples(path, HEADER, samples)
     assert load_samples(path) == (HEADER, samples)
     assert len(path.read_text().splitlines()) == 31

@@ -22,7 +22,7 @@ PLACED = UnitPlacement("net", "graph", 2, 80, 100, 70, runs_of(UNITS))
 
 
 def test_a_placement_is_kept_as_it_is(tmp_path: Path) -> None:
-    path = placement_path(tmp_path, "graph", 2)
+    path = placement_path(tmp_path / ".cotenant", "graph", 2)
     save_placement(path, PLACED)
     assert load_placement(path) == PLACED
     assert PLACED.units == UNITS

@@ -284,7 +284,11 @@ def at_import(root: Path, moment: str, number: int) -> tuple[int, str]:
     """Send a signal to `cotenant serve` as soon as it has imported a module; gives its status and what it wrote."""
     command = [sys.executable, "-X", "importtime", *COMMAND[1:], "serve", str(root), "--http-port", "0"]
     process = subprocess.Popen(
-        [*command, "--grpc-port", "0", "--no-trace"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--grpc-port", "0", "--no-trace"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
     )
     assert process.stderr is not None
     assert process.stdout is not None
