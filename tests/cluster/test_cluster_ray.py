@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench._cluster_faults import descendants
 from cotenant.load import LiveStats, LoadResult, run_load
 from cotenant.types import ANSWERS, Outcome
 from cotenant.wire.client import infer_once
@@ -121,23 +122,6 @@ class Cluster:
         for pid in family:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below one."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    found, at = parents.get(pid, []), 0
-    while at < len(found):
-        found += parents.get(found[at], [])
-        at += 1
-    return found
 
 
 @pytest.fixture

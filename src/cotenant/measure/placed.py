@@ -137,10 +137,11 @@ def placed_ratio(
                 times = [np.percentile(each, 25) for each in in_turns([partial(run, inputs) for run in runs], effort)]
                 ratios.append(float(times[0] / times[1]))
     if others.is_disturbed:
-        text = (
-            "model %s: other processes took %.0f %% of the cores while its placement was measured: that is done again"
+        _log.warning(
+            "model %s: other processes took %.0f %% of the cores while its placement was measured: that is done again "
+            "the next time",
+            *(model.name, 100 * others.share),
         )
-        _log.warning(f"{text} the next time", model.name, 100 * others.share)
     save(path, PlacementCheck(of, round(max(ratios), 4), others=round(others.share, 4)))
     return max(ratios)
 

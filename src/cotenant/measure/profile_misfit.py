@@ -24,11 +24,12 @@ def profile_misfit(root: Path, opened: OpenedModel, partitions: Sequence[Share])
         return str(error)
     known = stored.of_digest(tenant, opened.digest)
     if known is None:
-        changed = changes(root, stored.contents, (tenant,)).get(tenant)
-        is_in = tenant in stored.models
-        if is_in and changed is None:
-            changed = "its kernels, its placement, or the packages that run it, are others than when it was measured"
-        return f"{changed if is_in else 'the profile does not have it'}; {plain}"
+        if tenant not in stored.models:
+            return f"the profile does not have it; {plain}"
+        changed = changes(root, stored.contents, (tenant,)).get(
+            tenant, "its kernels, its placement, or the packages that run it, are others than when it was measured"
+        )
+        return f"{changed}; {plain}"
     if not has_batches(known, opened):
         return f"the profile lacks its largest batch, {opened.found.config.model.max_batch} rows; {plain}"
     if not is_of(known, stored.device, opened):

@@ -151,7 +151,7 @@ def undisturbed(work: Callable[[], object], effort: Effort, place: Place, share:
     it. What runs on several cores is measured up to REPEATS times more, until others take little of them.
     """
     is_inline = place.runs_inline(share)
-    best, is_disturbed = list[int](), True
+    best = list[int]()
     for _ in range(1 if is_inline else 1 + REPEATS):
         with OthersTime(share.cores if place.device == CPU else ()) as others, place.at(share):
             samples = in_turns((work,), effort, is_inline=is_inline)[0]
@@ -159,7 +159,7 @@ def undisturbed(work: Callable[[], object], effort: Effort, place: Place, share:
             best = samples
         if is_inline or not others.is_disturbed:
             return samples, False
-    return best, is_disturbed
+    return best, True
 
 
 def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline: bool = False) -> list[list[int]]:
@@ -174,9 +174,9 @@ def in_turns(works: Sequence[Callable[[], object]], effort: Effort, *, is_inline
         time.perf_counter() - began < effort.budget_s and len(samples[0]) < effort.max_runs
     ):
         for work, values in zip(works, samples, strict=True):
-            waited, start_ns, began_ns = waits(), time.perf_counter_ns(), time.thread_time_ns()
-            work()
-            own_ns, wall_ns = time.thread_time_ns() - began_ns, time.perf_counter_ns() - start_ns
+            waited, began_ns, start_ns = waits(), time.thread_time_ns(), time.perf_counter_ns()
+            work()  # nothing but the work is between the two looks at the wall clock
+            wall_ns, own_ns = time.perf_counter_ns() - start_ns, time.thread_time_ns() - began_ns
             is_stolen = is_inline and wall_ns > STOLEN * own_ns + STOLEN_NS and waits() == waited
             values.append(own_ns if is_stolen else wall_ns)
     return samples

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from cotenant.core.actions import PolicyFault
+from cotenant.core.faults import DECIDE, QUEUE_KEY
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Policy, Snapshot
 from cotenant.errors import ProtocolViolationError
@@ -29,12 +30,12 @@ class RecordedPolicy:
 
     def queue_key(self, query: Query, tenant: Tenant, predictor: Predictor) -> tuple[int, ...]:
         """See Policy."""
-        self._fail("queue_key", query.id)
+        self._fail(QUEUE_KEY, query.id)
         return self._policy.queue_key(query, tenant, predictor)
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """See Policy."""
-        self._fail("decide", -1)
+        self._fail(DECIDE, -1)
         return self._policy.decide(snapshot, memory)
 
     def _fail(self, call: str, query: int) -> None:
