@@ -62,7 +62,7 @@ def status_of(command: Callable[[], object]) -> int:
 def _told(sentence: str, status: int) -> int:
     try:
         print(f"cotenant: {sentence}", file=sys.stderr, flush=True)
-    except OSError:  # nobody reads it, or the disk is full
+    except OSError:  # the reader is gone, or the disk is full
         pass
     return status
 

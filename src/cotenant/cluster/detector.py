@@ -12,7 +12,7 @@ from cotenant.errors import InvalidValueError
 class DetectorSettings:
     """A node is lost after `misses` unanswered heartbeats in a row, one each `interval_ns`.
 
-    A node whose connections were refused or broke is lost after `suspect_misses`, the gateway after `gateway_misses`.
+    A node with refused or broken connections is lost after `suspect_misses`, the gateway after `gateway_misses`.
 
     Raises InvalidValueError when a value is out of its range.
     """

@@ -19,7 +19,7 @@ _log = logging.getLogger("cotenant.cluster")
 
 
 class Joins:
-    """Starts agents. `joined` is called on a thread of `pool` for each node whose agent runs. Thread-safe."""
+    """Starts agents. `joined` is called on a thread of `pool` for each node with an agent that runs. Thread-safe."""
 
     def __init__(
         self,

@@ -14,14 +14,14 @@ _LOCK = "lock"
 
 
 class NodeHome:
-    """A new folder that is locked for as long as this process lives: who can take the lock may remove the folder."""
+    """A new folder that is locked for as long as this process lives: with the lock goes the right to remove it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         unlocked = self.path / f"{_LOCK}.new"
         self._lock = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.path / _LOCK)  # nobody sees a lock that is not held
+        unlocked.rename(self.path / _LOCK)  # no process sees a lock that is not held
 
     def remove(self) -> None:
         """Remove the folder. Safe to repeat."""
@@ -32,7 +32,7 @@ class NodeHome:
 
 
 def remove_orphans() -> None:
-    """Remove the folders of this user and machine whose agents have ended."""
+    """Remove the folders of this user and machine that ended agents have left."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # it is not there any more, is another user's, or its agent lives
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

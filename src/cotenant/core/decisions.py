@@ -149,7 +149,7 @@ def _work_fault(work: Work, whole: _Whole) -> str | None:
     tenant, rows, shape, begin = whole
     start, end, cuts = work.start, work.end, tenant.cuts
     if type(work) is not Work or type(start + end) is not int:
-        return f"starts {work!r:.300}, expected a Work whose units are integers"
+        return f"starts {work!r:.300}, expected a Work with integer units"
     if work.rows:
         rows = work.rows[1] - work.rows[0] if len(work.rows) == 2 and work.rows[0] >= 0 else 0
     if work.tenant != tenant.name or work.items != rows or work.shape != shape or start < begin or not rows:

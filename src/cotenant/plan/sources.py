@@ -43,7 +43,7 @@ WORKER_BYTES = 128 << 20
 COPIES = 4
 """A model in use over its file: the runtime keeps prepared weights per lane. Up to 3.6 was seen (docs/planning.md)."""
 MOST_BELIEVED = 16
-"""A partition may be so many times as large as the largest one that was measured, whose latency it is given."""
+"""A partition may be so many times as large as the largest one that was measured, and gets its latency."""
 _MIB = 1 << 20
 
 

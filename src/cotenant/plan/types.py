@@ -71,7 +71,7 @@ class DeviceType:
     `splits` holds each allowed way as the sizes of its partitions, in percent of a GPU or in cores of a CPU; one of
     them must be the undivided device. A plan may leave partitions of a split unused. `memory_bytes` is what models may
     use, `partition_bytes` what each partition in use takes of it before any model. `price` is per device and unit of
-    time, in any currency. `kind` is that of the device whose profile it may be planned by.
+    time, in any currency. `kind` is that of a device that may give its profile.
 
     Raises InvalidValueError when a value is out of its range.
     """

@@ -16,7 +16,7 @@ _MOST = 24
 
 
 class FittedTable(Table):
-    """A Table whose columns, where they do not fit, are dealt out to several tables below each other.
+    """A Table that deals out columns without room to several tables below each other.
 
     Each of them begins with the first `keys` columns. Texts are wrapped, never cut.
     """

@@ -62,7 +62,7 @@ def changes(
 ) -> dict[str, str]:
     """What changed since it was `measured`, as a sentence by tenant; of all tenants, or of `tenants`.
 
-    Tenants whose models are not in the repository, or were not measured, are left out. `placed`: see `content_of`.
+    Tenants without a model in the repository, or without measurements, are left out. `placed`: see `content_of`.
     """
     found: dict[str, str] = {}
     for version in readable_versions(root):

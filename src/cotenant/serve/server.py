@@ -326,7 +326,7 @@ class Server:
     def _load_application(self, name: str, entry: NameEntry) -> ServeError | None:
         """Load an application; queries under way go on as they began.
 
-        One whose models are not all served is remembered, unless something serves its name, and served once they are.
+        One with models that are not served is remembered, unless something serves its name, and served once they are.
         """
         spec = self.names.read_application(name)
         try:

@@ -175,7 +175,7 @@ def _members(root: Path, workload: Workload) -> tuple[dict[str, ApplicationSpec]
 
 
 def tenants_of(root: Path, workload: Workload) -> list[str]:
-    """The tenants whose models a workload asks for. Raises ConfigError for a model that is not in the repository."""
+    """The tenants that own the models of a workload. Raises ConfigError for a model that is not in the repository."""
     return [found.tenant for found in _members(root, workload)[1].values()]
 
 

@@ -64,7 +64,7 @@ class Loss:
     mend: str = ""
 
     def error(self, path: Path) -> ModelError:
-        """What a load is refused with whose first worker was lost so."""
+        """The error of a load that lost its first worker so."""
         kind = WorkerLostError if self.kind is LossKind.DIED else ModelError
         return kind(path, self.reason, self.mend)
 

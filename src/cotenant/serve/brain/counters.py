@@ -139,7 +139,7 @@ class Counters:
         self._unwritten: dict[int, tuple[Query, Outcome]] = {}
         self._running: dict[int, tuple[Launch, TenantCounters]] = {}
         self._doubted: set[str] = set()
-        """Tenants whose profiles are known to be far off."""
+        """Tenants with profiles that are known to be far off."""
 
     def add(self, tenant: str, slo_ns: int) -> None:
         """Count for a tenant from now on; what was counted under its name before stays."""

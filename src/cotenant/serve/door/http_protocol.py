@@ -256,7 +256,7 @@ def bounded_protocol(max_header_bytes: int) -> type[asyncio.Protocol]:
                 self._close()
 
         def _leave(self, cycle: RequestResponseCycle) -> None:
-            """Tell a request that nobody waits for its answer."""
+            """Tell a request that its client has gone."""
             cycle.disconnected = True
             cycle.message_event.set()
 

@@ -224,7 +224,7 @@ class NameTable:
     def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
         """Deadlines of stages are the ends of these shares from now on: nanoseconds by application and stage.
 
-        An application whose stages are called otherwise keeps those that follow from predicted latency.
+        An application with other names of stages keeps those that follow from predicted latency.
         """
         if shares_ns == self._shares_ns:
             return
