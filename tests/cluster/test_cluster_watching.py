@@ -35,7 +35,8 @@ class Simulated(Executor):
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.stalled_until: dict[str, int] = {}
+        self.stalls: dict[str, list[tuple[int, int]]] = {}
+        """From when to when a party answers nothing: what it answered before is not called back."""
         self.gone: set[str] = set()
         self.refused = False
         """Whether the head of Ray refuses connections."""
@@ -65,7 +66,15 @@ class Simulated(Executor):
         return future
 
     def answers_at(self, party: str, reached_ns: int) -> float:
-        return math.inf if party in self.gone else max(reached_ns, self.stalled_until.get(party, 0)) + MS
+        if party in self.gone:
+            return math.inf
+        return max([reached_ns, *(end for begin, end in self.stalls.get(party, ()) if begin <= reached_ns)]) + MS
+
+    def stall(self, party: str, length_ns: float) -> None:
+        """From now on, unless it stalled a moment ago."""
+        stalls = self.stalls.setdefault(party, [])
+        if not stalls or stalls[-1][1] < self.now_ns - 2 * INTERVAL_NS:
+            stalls.append((self.now_ns, self.now_ns + round(length_ns)))
 
     def wait_for(self, futures: Collection[Future[Any]], limit_s: float) -> None:
         """Let time pass until all have answered, `limit_s` at most, and longer where the controller stalls."""
@@ -169,13 +178,11 @@ class Watching(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), part=st.floats(0.01, 1.0))
     def a_node_stalls(self, node: str, part: float) -> None:
-        if self.world.stalled_until.get(node, 0) < self.world.now_ns - 2 * INTERVAL_NS:
-            self.world.stalled_until[node] = self.world.now_ns + round(part * LONGEST[node] * INTERVAL_NS)
+        self.world.stall(node, part * LONGEST[node] * INTERVAL_NS)
 
     @rule(party=st.sampled_from((GATEWAY, RAY_HEAD)), intervals=st.floats(0.1, DETECTOR.gateway_misses - 2))
     def another_stalls(self, party: str, intervals: float) -> None:
-        if self.world.stalled_until.get(party, 0) < self.world.now_ns - 2 * INTERVAL_NS:
-            self.world.stalled_until[party] = self.world.now_ns + round(intervals * INTERVAL_NS)
+        self.world.stall(party, intervals * INTERVAL_NS)
 
     @rule()
     def the_gateway_suspects(self) -> None:

@@ -251,6 +251,9 @@ def test_digests_of_plans_are_those_of_their_files(file: PlanFile) -> None:
     assert [each.digest for each in read] == [each.digest for each in file.plan.devices]
 
 
+FIELDS_OF_PLANS = ("device", "size", "duty", "tenant", "batch", "rate", "share", "group", "order")
+
+
 @given(plan_files(), st.data())
 def test_another_value_of_any_field_is_another_digest(file: PlanFile, data: st.DataObject) -> None:
     """Groups and sizes of slots are fields, too."""
@@ -260,7 +263,7 @@ def test_another_value_of_any_field_is_another_digest(file: PlanFile, data: st.D
     partition = data.draw(st.sampled_from(device.partitions))
     slot = data.draw(st.sampled_from(partition.slots))
     other: object
-    match data.draw(st.sampled_from(["device", "size", "duty", "tenant", "batch", "rate", "group", "order"])):
+    match data.draw(st.sampled_from(FIELDS_OF_PLANS)):
         case "device":
             assert structs.replace(device, device=device.device + "x").digest != device.digest
             return
@@ -269,13 +272,22 @@ def test_another_value_of_any_field_is_another_digest(file: PlanFile, data: st.D
         case "duty":
             other = structs.replace(partition, duty_ns=partition.duty_ns + 1)
         case "order":
-            other = structs.replace(partition, slots=(*partition.slots, slot))
+            alone = structs.replace(slot, group=0, size=0)
+            other = structs.replace(partition, slots=(alone, *partition.slots))
+        case "group":
+            slots = [
+                structs.replace(each, group=each.group + 1, size=each.size + (not each.group))
+                if each.group == slot.group and (each.group or each is slot)
+                else each
+                for each in partition.slots
+            ]
+            other = structs.replace(partition, slots=tuple(slots))
         case field:
             changed = {
-                "tenant": {"tenant": slot.tenant + "x"},
+                "tenant": {"tenant": "".join(each.tenant for each in partition.slots) + "x"},
                 "batch": {"batch": slot.batch + 1},
                 "rate": {"rate_per_s": slot.rate_per_s * 1.5},
-                "group": {"group": 0, "size": 0} if slot.group else {"group": 11, "size": 1},
+                "share": {"size": slot.size + 1, "group": slot.group or 11},
             }[field]
             slots = [structs.replace(each, **changed) if each is slot else each for each in partition.slots]
             other = structs.replace(partition, slots=tuple(slots))

@@ -76,8 +76,8 @@ def test_a_model_whose_rows_act_on_each_other_is_found_out(
             asked[0] += len(ask_together(server, "mixing", asked[0]))
 
         with caplog.at_level("WARNING"):
-            until(lambda: not served.merges, step)
-        assert "model 'mixing': its queries run alone from now on: 2 of the last" in caplog.text
+            until(lambda: "model 'mixing': its queries run alone from now on: 2 of the last" in caplog.text, step)
+        assert not served.merges
         server.driver.wait_idle(10)
         assert server.counters.by_tenant["mixing"].arrived == asked[0], "checks are nobody's queries"
         assert_balanced(server)

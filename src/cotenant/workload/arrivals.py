@@ -32,7 +32,7 @@ _DRAWS = 8192
 """Gaps drawn at a time and tenant: enough that the cost of a numpy call does not show."""
 _MERGED = 65_536
 """Arrivals merged at a time, about."""
-_MANY = 10_000_000
+_MANY = 65_536
 """Arrivals of a block of states from which on it is drawn in parts, and without those behind the end of the run."""
 _REGULAR, _LONG_S = 1e-9, 1e30
 """Coefficient of variation below which gaps are all alike, and a mean gap that is never over."""
