@@ -13,6 +13,7 @@ from commands import Run, runner
 from cotenant.config import ServerConfig
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
+from processes import serving
 from repositories import config, scaled, write_model
 
 NAMES = ("[sixteen chars!]", "[/x]", "[bold]a[/bold]", "[red", ":boom: ]", "\\\\[b]")
@@ -38,6 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[tuple[str, ...]]:
+    """A server of the repository, as options of `cotenant load`."""
+    with serving(folder / "models") as process:
+        yield ("--http", process.url, "--grpc", f"127.0.0.1:{process.ready['grpc_port']}")
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], folder: Path) -> Run:
     monkeypatch.chdir(folder)
@@ -54,10 +62,13 @@ def texts(value: Any) -> Iterator[str]:
         yield from (text for each in value for text in texts(each))
 
 
-def record(run: Run, folder: Path, line: str) -> None:
-    """Make the trace that a command line reads."""
+def prepared(run: Run, folder: Path, line: str, request: pytest.FixtureRequest) -> list[str]:
+    """A command line whose trace is there, and whose server runs."""
+    if line.startswith("load"):
+        return [*line.split(), *request.getfixturevalue("server")]
     if " trace.jsonl" in line and not (folder / "trace.jsonl").exists():
         assert run("simulate", "late.toml", "models", "--trace", "trace.jsonl", "--json")[0] == 0
+    return line.split()
 
 
 LINES = pytest.mark.parametrize(
@@ -70,19 +81,21 @@ LINES = pytest.mark.parametrize(
         "explain --lost trace.jsonl",
         "explain 3 trace.jsonl",
         "bound trace.jsonl",
+        "profile models",
+        "load workload.toml",
     ],
 )
 
 
 @LINES
-def test_text_has_the_names_of_the_json(run: Run, folder: Path, line: str) -> None:
-    record(run, folder, line)
-    status, out, _ = run(*line.split(), "--json")
+def test_text_has_the_names_of_the_json(run: Run, folder: Path, line: str, request: pytest.FixtureRequest) -> None:
+    words = prepared(run, folder, line, request)
+    status, out, _ = run(*words, "--json")
     assert status == 0
     told = json.loads(out.splitlines()[-1])
     named = [name for name in NAMES if name in set(texts(told))]
     assert named
-    status, out, err = run(*line.split())
+    status, out, err = run(*words)
     assert (status, err) == (0, "")
     for name in named:
         assert name in out or repr(name)[1:-1] in out, name
@@ -91,14 +104,14 @@ def test_text_has_the_names_of_the_json(run: Run, folder: Path, line: str) -> No
 @LINES
 @pytest.mark.parametrize("columns", ["80", "120"])
 def test_no_cell_is_cut_in_a_terminal(
-    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, columns: str
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, line: str, columns: str, request: pytest.FixtureRequest
 ) -> None:
-    record(run, folder, line)
+    words = prepared(run, folder, line, request)
     monkeypatch.setenv("COLUMNS", columns)
-    status, out, _ = run(*line.split())
+    status, out, _ = run(*words)
     assert status == 0
     assert "…" not in out
     tables = [each for each in out.splitlines() if each[:1] in "┏┃┡│├└"]
     assert all(len(each) <= int(columns) for each in tables)
-    if line.startswith(("models", "simulate", "plan", "bound")):
+    if line.startswith(("models", "simulate", "plan", "bound", "load")):
         assert NAMES[0] in out

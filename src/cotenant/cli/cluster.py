@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cotenant.cli.console import console
 from cotenant.cli.options import AsJson, Stale, a_number, print_json
 from cotenant.errors import CotenantError
 from cotenant.plan.follow import LEAST_SHARE
@@ -133,10 +134,15 @@ def status(
             found = json.loads(answer.read())
     except (OSError, ValueError) as error:
         raise CotenantError(f"no gateway of a cluster answers at {url} ({error})") from None
+    try:
+        tables = _tables(found)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        raise CotenantError(f"what answers at {url} is no gateway of a cluster: its status has another form") from None
     if as_json:
         print_json(found)
     else:
-        _show(found)
+        for each in tables:
+            console().print(each, end="\n\n" if each is not tables[-1] else "\n")
 
 
 @cluster.command()
@@ -163,40 +169,37 @@ def _shared_cores(nodes: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(cores[at * each : (at + 1) * each]) for at in range(nodes))
 
 
-def _show(found: dict[str, Any]) -> None:
-    from cotenant.cli.console import console as make_console
+def _tables(found: dict[str, Any]) -> list[Any]:
+    """A status of a cluster as text, in paragraphs."""
     from cotenant.report.fitted_table import FittedTable
 
-    console = make_console()
     nodes = FittedTable("node", "device", "state", "address", "tenants", title="Nodes", show_edge=False)
     for node in found["nodes"]:
         slots = [slot for partition in node.get("partitions", ()) for slot in partition["slots"]]
         served = [f"{slot['tenant']} {slot['rate']:.3g}/s" for slot in slots]
         served += [f"{tenant} (in what is left)" for tenant in node.get("guests", ())]
         tenants = ", ".join(served) or node.get("reason", "")
-        nodes.add_row(node["node"], node.get("device", ""), node["state"], node.get("http", ""), tenants)
-    console.print(nodes)
-    console.print()
+        cells = (node["node"], node.get("device", ""), node["state"], node.get("http", ""), tenants)
+        nodes.add_row(*map(str, cells))
     tenants_table = FittedTable("tenant", "SLO ms", "declared/s", "tracked/s", "planned/s", "in time", "nodes")
     tenants_table.title, tenants_table.title_justify, tenants_table.show_edge = "Tenants", "left", False
     for each in found["tenants"]:
         tracked, attained = each["tracked_rate"], each["attainment"]
         tenants_table.add_row(
-            *(each["tenant"], f"{each['slo_ms']:g}", f"{each['declared_rate']:.3g}"),
+            *(str(each["tenant"]), f"{each['slo_ms']:g}", f"{each['declared_rate']:.3g}"),
             *("-" if tracked is None else f"{tracked:.3g}", f"{each['planned_rate']:.3g}"),
             *("-" if attained is None else f"{100 * attained:.1f} %", ", ".join(each["nodes"]) or "none"),
         )
-    console.print(tenants_table)
+    tables = [nodes, tenants_table]
     if found["applications"]:
-        console.print()
-        console.print(_applications(found["applications"]))
+        tables.append(_applications(found["applications"]))
+    lines = []
     if found["share"] < 1 or found["left_out"]:
         without = f", without {', '.join(found['left_out'])}" if found["left_out"] else ""
-        console.print(
-            f"\nThe rates do not fit: {100 * found['share']:.0f} % is planned for{without}. {found['breaks']}"
-        )
+        lines.append(f"The rates do not fit: {100 * found['share']:.0f} % is planned for{without}. {found['breaks']}")
     for change in found["changes"][-5:]:
-        console.print(f"{change['at']}  {change['reason']}: {change['nodes']} nodes, after {change['took_s']:.2f} s")
+        lines.append(f"{change['at']}  {change['reason']}: {change['nodes']} nodes, after {change['took_s']:.2f} s")
+    return [*tables, "\n".join(lines)] if lines else tables
 
 
 def _applications(found: list[dict[str, Any]]) -> Any:
@@ -210,7 +213,7 @@ def _applications(found: list[dict[str, Any]]) -> Any:
         ended = sum(counts[field] for field in ("in_time", "late", "refused", "failed", "cancelled"))
         in_time = f"{100 * counts['in_time'] / ended:.1f} %" if ended else "-"
         table.add_row(
-            *(each["application"], f"{each['slo_ms']:g}", ", ".join(stages), str(counts["offered"])),
+            *(str(each["application"]), f"{each['slo_ms']:g}", ", ".join(stages), str(counts["offered"])),
             in_time,
         )
     return table
