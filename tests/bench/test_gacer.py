@@ -23,7 +23,7 @@ from bench.papers.gacer._sets import JointSet, given_sets, paper_sets, v100_sets
 from bench.papers.gacer._worlds import draw
 from bench.papers.gacer._zoo_kernels import PAPER_NAMES, ZooKernel, kernels_of, read_table, write_table, zoo_kernels
 from cotenant.errors import InvalidValueError
-from cotenant.predict.occupancy.evaluator import JointEvaluator
+from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.world.joint_run import JointWorld
 from cotenant.world.kernels import Admission
 from kernel_sets import random_plan, random_set

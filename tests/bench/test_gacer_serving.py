@@ -12,8 +12,8 @@ from bench.papers.gacer._judge import Effort
 from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import draw
 from cotenant.core.actions import Respond
-from cotenant.profile.joint_plan import Chunk, JointPlan
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.types import Outcome, Query
 from cotenant.world.kernels import Admission, KernelDevice
 

@@ -12,20 +12,20 @@ import msgspec
 import pytest
 
 from commands import Run
-from cotenant.cli.plan_placement import Aim, PlacementAsked, measured_ratio
-from cotenant.measure import tasks as measuring
-from cotenant.measure.placed import check_path
 from cotenant.measure.solo import Effort
-from cotenant.measure.tasks import measure_tasks
-from cotenant.plan.file import read_plan
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.plan.placement.heft import Heft
-from cotenant.plan.placement.placed_units import placement_of
-from cotenant.plan.placement.profiled import graph_of
-from cotenant.profile.task_profile import ModelTasks, load_tasks, save_tasks
-from cotenant.profile.unit_placement import load_placement
 from cotenant.repository import graphs_path, placement_path, tasks_path
+from cotenant.techniques.partitions.plan.file import read_plan
+from cotenant.techniques.placement.cli import Aim, PlacementAsked, measured_ratio
+from cotenant.techniques.placement.measure import tasks as measuring
+from cotenant.techniques.placement.measure.placed import check_path
+from cotenant.techniques.placement.measure.tasks import measure_tasks
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.heft import Heft
+from cotenant.techniques.placement.plan.placed_units import placement_of
+from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.task_profile import ModelTasks, load_tasks, save_tasks
+from cotenant.techniques.placement.unit_placement import load_placement
 from cotenant.work import Share
 from onnx_samples import residual_cnn
 from repositories import config, write_model
@@ -37,11 +37,13 @@ BUDGET = ("--budget-s", "0.3")
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of one model, which was measured quickly."""
-    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
+    monkeypatch.setattr(
+        "cotenant.techniques.placement.task_profile.MOST_DISTURBANCE", 1e9
+    )  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
-    monkeypatch.setattr("cotenant.plan.placement.flat.best_kernels", lambda: PLAIN)
+    monkeypatch.setattr("cotenant.techniques.placement.plan.flat.best_kernels", lambda: PLAIN)
     monkeypatch.setattr(measuring, "TASK_EFFORT", Effort(0.0, 2, 3, 1))
     write_model(tmp_path / "models", "net", config(), {1: residual_cnn})
     return tmp_path / "models"
@@ -64,8 +66,8 @@ def known(root: Path, run: Run) -> Callable[[ModelTasks], ModelTasks]:
 
 def unchecked(monkeypatch: pytest.MonkeyPatch, tasks: ModelTasks, ratio: float = 0.6) -> None:
     """The profile is taken as it is, though the model at hand has other units, and what is placed takes its ratio."""
-    monkeypatch.setattr("cotenant.measure.tasks.measure_tasks", lambda *_, **__: ("net", tasks))
-    monkeypatch.setattr("cotenant.cli.plan_placement.measured_ratio", lambda *_: ratio)
+    monkeypatch.setattr("cotenant.techniques.placement.measure.tasks.measure_tasks", lambda *_, **__: ("net", tasks))
+    monkeypatch.setattr("cotenant.techniques.placement.cli.measured_ratio", lambda *_: ratio)
 
 
 def test_a_model_is_measured_once_and_shown(root: Path, run: Run) -> None:
@@ -164,7 +166,7 @@ def test_throughput_counts_the_busiest_lane(
 def test_doubts_about_the_measurement_are_said(
     root: Path, run: Run, known: Callable[[ModelTasks], ModelTasks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1.1)
+    monkeypatch.setattr("cotenant.techniques.placement.task_profile.MOST_DISTURBANCE", 1.1)
     tasks = known(wide_tasks())
     slow = msgspec.structs.replace(tasks.core, whole_ns=2 * tasks.core.whole_ns)
     unchecked(monkeypatch, msgspec.structs.replace(tasks, core=slow, disturbance=1.7))

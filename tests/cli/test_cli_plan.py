@@ -17,18 +17,48 @@ from msgspec import structs
 from rich.console import Console
 
 from commands import Run
-from cotenant.plan.advice import Advisor, all_loads
-from cotenant.plan.application import Application, Stage
-from cotenant.plan.assess import Assessment, assess, violations
-from cotenant.plan.check import SLO, check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.file import PlanFile, Request, plan_text, read_plan, read_request, splits_of_cores
-from cotenant.plan.sources import MOST_BELIEVED, ProfileCosts, basis_of, costs_of_repository, read_profile_costs
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
-from cotenant.report.plan_text import PALETTE, columns_of, keys_of, plan_picture, plan_svg, short, tenant_table
+from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
+from cotenant.techniques.partitions.plan.application import Application, Stage
+from cotenant.techniques.partitions.plan.assess import Assessment, assess, violations
+from cotenant.techniques.partitions.plan.check import SLO, check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.file import (
+    PlanFile,
+    Request,
+    plan_text,
+    read_plan,
+    read_request,
+    splits_of_cores,
+)
+from cotenant.techniques.partitions.plan.sources import (
+    MOST_BELIEVED,
+    ProfileCosts,
+    basis_of,
+    costs_of_repository,
+    read_profile_costs,
+)
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import (
+    DevicePlan,
+    DeviceType,
+    Infeasible,
+    Load,
+    PartitionPlan,
+    Plan,
+    PlanError,
+    Slot,
+)
+from cotenant.techniques.partitions.report import (
+    PALETTE,
+    columns_of,
+    keys_of,
+    plan_picture,
+    plan_svg,
+    short,
+    tenant_table,
+)
 from cotenant.work import Work
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
 from profile_files import save_current, write_profile
@@ -329,7 +359,7 @@ def test_a_profile_is_needed_and_a_file_of_tenants(run: Run, folder: Path) -> No
 
 def test_without_the_solver_it_says_so_and_plans(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools", None)
-    monkeypatch.setattr("cotenant.cli.plan.find_spec", lambda name: None)
+    monkeypatch.setattr("cotenant.techniques.partitions.cli.plan.find_spec", lambda name: None)
     status, text, err = run("plan", folder / "tenants.toml", "--profiles", folder / "gpu.json", "--quick")
     assert status == 0
     assert "It fits on 1 of 2 devices" in text

@@ -17,24 +17,24 @@ from torch import nn
 
 from application_samples import fan, write_application
 from commands import Run
-from cotenant.cli import plan_together
-from cotenant.cli.plan_together import asked_batches
 from cotenant.execute.batches import row_buckets
 from cotenant.measure import solo
-from cotenant.measure import tasks as measuring
 from cotenant.measure.solo import Effort
-from cotenant.plan.file import placements_text, read_plan, together_text
-from cotenant.plan.granularity.kept import read_together
-from cotenant.plan.granularity.planner import FoundJointPlan, found
-from cotenant.predict.occupancy.evaluator import JointEvaluator
 from cotenant.profile.device import this_device
-from cotenant.profile.joint_plan import Chunk, Wait
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
-from cotenant.profile.task_profile import load_tasks, save_tasks
-from cotenant.profile.unit_placement import UnitPlacement, runs_of
 from cotenant.repository import tasks_path, together_path
-from cotenant.serve import rehearsal
-from cotenant.serve.rehearsal import Rehearsed
+from cotenant.techniques.granularity import cli as plan_together
+from cotenant.techniques.granularity.cli import asked_batches
+from cotenant.techniques.granularity.joint_plan import Chunk, Wait
+from cotenant.techniques.granularity.plan.kept import read_together
+from cotenant.techniques.granularity.plan.planner import FoundJointPlan, found
+from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
+from cotenant.techniques.granularity.serve import rehearsal
+from cotenant.techniques.granularity.serve.rehearsal import Rehearsed
+from cotenant.techniques.partitions.plan.file import placements_text, read_plan, together_text
+from cotenant.techniques.placement.measure import tasks as measuring
+from cotenant.techniques.placement.task_profile import load_tasks, save_tasks
+from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of
 from cotenant.trace import read
 from onnx_samples import Sketch, info
 from profile_files import save_current
@@ -58,7 +58,9 @@ def chain(seed: int, products: int) -> Callable[[], onnx.ModelProto]:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository of two models, measured quickly; what is found has chunks of left, and right behind the first."""
-    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
+    monkeypatch.setattr(
+        "cotenant.techniques.placement.task_profile.MOST_DISTURBANCE", 1e9
+    )  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 3)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 3)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)
@@ -85,7 +87,7 @@ def searched(known: Any, budget_s: float, *, as_json: bool) -> FoundJointPlan:
 def believed(monkeypatch: pytest.MonkeyPatch, plans_ns: Sequence[int | None]) -> None:
     """What is found is believed to gain, and comes to this on the device, where all at once takes 100."""
 
-    monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", -1e9)
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", -1e9)
     monkeypatch.setattr(plan_together, "_rehearsed", lambda *_: Rehearsed(120, 100, tuple(plans_ns)))
 
 
@@ -99,7 +101,7 @@ def test_names_and_rows_are_read_or_refused() -> None:
 def test_a_set_is_measured_once_and_streams_are_as_good(
     root: Path, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", 1000.0)
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", 1000.0)
     svg = tmp_path / "plan.svg"
     status, out, err = run("plan", root, *TOGETHER, "--svg", svg)
     assert status == 0, err
@@ -163,8 +165,8 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert any("placement of 'left'" in each for each in both["violations"])
     slower = any("left=4 and right=1 together" in each for each in both["violations"])
     assert slower != bool(both["stale"]), "by what the units were measured to take it may be slower than all at once"
-    monkeypatch.setattr("cotenant.plan.placement.judge.placement_faults", lambda *_: [])
-    monkeypatch.setattr("cotenant.plan.granularity.kept.verdict", lambda *_: ([], True))
+    monkeypatch.setattr("cotenant.techniques.placement.plan.judge.placement_faults", lambda *_: [])
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.kept.verdict", lambda *_: ([], True))
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert status == 0
     assert "holds: left placed on 2 cores" in out
@@ -189,7 +191,7 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
 ) -> None:
     if suffix == "pt2":
         as_torch(root / "left" / "1")
-    monkeypatch.setattr("cotenant.plan.granularity.overview.LEAST_GAIN_PCT", -1e9)
+    monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", -1e9)
     status, out, err = run("plan", root, *TOGETHER, "--json")
     assert status == 0, err
     measured = json.loads(out)["measured"]

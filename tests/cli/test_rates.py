@@ -17,9 +17,9 @@ from cotenant.execute.protocol import WorkerStatus
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.policies import POLICIES
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.driver import Driver
-from cotenant.serve.brain.queries import EngineFigures, figures_of
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.driver import Driver
+from cotenant.serve.engine.queries import EngineFigures, figures_of
 from cotenant.serve.metrics_page import MetricsPage
 from cotenant.types import Tenant
 from cotenant.work import Machine

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.compile.ckernel.backend import CKernel, text_of
-from cotenant.compile.knobs import Knobs, block_bytes, draw, parallelism_of, tasks_of
-from cotenant.compile.native import KernelStep, address, aligned_copy
-from cotenant.compile.packing import Array, from_blocks, pack_weights, to_blocks
-from cotenant.compile.problem import ACTIVATIONS, Activation, Problem, product
-from cotenant.compile.store import Store
-from cotenant.compile.target import AVX2, AVX512, PORTABLE, Target, this_target
-from cotenant.compile.trial import Trial
 from cotenant.errors import InvalidValueError
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel, text_of
+from cotenant.techniques.layer_blocks.compile.knobs import Knobs, block_bytes, draw, parallelism_of, tasks_of
+from cotenant.techniques.layer_blocks.compile.native import KernelStep, address, aligned_copy
+from cotenant.techniques.layer_blocks.compile.packing import Array, from_blocks, pack_weights, to_blocks
+from cotenant.techniques.layer_blocks.compile.problem import ACTIVATIONS, Activation, Problem, product
+from cotenant.techniques.layer_blocks.compile.store import Store
+from cotenant.techniques.layer_blocks.compile.target import AVX2, AVX512, PORTABLE, Target, this_target
+from cotenant.techniques.layer_blocks.compile.trial import Trial
 from kernels import a_compiler, a_store, activated, convolved
 
 PARAMETERS = {"clip": (-0.5, 0.8), "leaky": (0.1,), "silu": (1.702,), "hard_sigmoid": (0.2, 0.5)}

@@ -17,18 +17,18 @@ import pytest
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.execute.compiled.choice import (
+from cotenant.execute.errors import ModelError, TensorError
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.runner import open_model, to_numpy
+from cotenant.execute.threads.executor import ThreadExecutor
+from cotenant.techniques.layer_blocks.execute.choice import (
     KernelChoice,
     apply,
     open_onnx,
     store_of,
 )
-from cotenant.execute.compiled.compiled_model import CompiledModel
-from cotenant.execute.compiled.lease import Kept
-from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.runner import open_model, to_numpy
-from cotenant.execute.threads.executor import ThreadExecutor
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.lease import Kept
 from cotenant.work import Share, Work
 from kernel_choices import compiled
 from kernel_graphs import SIZE, network, products

@@ -12,10 +12,10 @@ import numpy as np
 import onnx
 import pytest
 
-from cotenant.execute.compiled.compiled_model import CompiledModel
-from cotenant.execute.compiled.lease import Kept
 from cotenant.execute.runner import array_of, open_model, to_numpy
 from cotenant.execute.threads.executor import ThreadExecutor
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.lease import Kept
 from kernel_choices import compiled
 from kernel_graphs import Writer
 from kernels import a_compiler

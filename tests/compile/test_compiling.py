@@ -11,26 +11,31 @@ import numpy as np
 import pytest
 
 from commands import Run, runner
-from cotenant.compile import toolchain
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.knobs import Knobs
-from cotenant.compile.problem import Problem
-from cotenant.compile.selection import KernelVersion, pick
-from cotenant.compile.store import Built, KernelCandidate
 from cotenant.config import ServerConfig
 from cotenant.errors import ConfigError
-from cotenant.execute.compiled.choice import choice_path
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.runner import open_model, to_numpy
-from cotenant.measure import compile_campaign, version_pressure
-from cotenant.measure.compile_campaign import CompileEffort, compile_repository, explore_repository, versions_of
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile
-from cotenant.profile.version_table import VersionTable
 from cotenant.repository import STATE_FOLDER, find_versions, profile_path
+from cotenant.techniques.layer_blocks.compile import toolchain
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.knobs import Knobs
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pick
+from cotenant.techniques.layer_blocks.compile.store import Built, KernelCandidate
+from cotenant.techniques.layer_blocks.execute.choice import choice_path
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.measure import compile_campaign, version_pressure
+from cotenant.techniques.layer_blocks.measure.compile_campaign import (
+    CompileEffort,
+    compile_repository,
+    explore_repository,
+    versions_of,
+)
+from cotenant.techniques.layer_blocks.version_table import VersionTable
 from cotenant.work import Share
 from kernel_graphs import SIZE, network
 from kernels import a_compiler

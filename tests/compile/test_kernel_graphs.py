@@ -15,10 +15,13 @@ import pytest
 
 from bench._kernel_graphs import RandomGraph, judge
 from bench.compile_fuzz import in_child
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.execute.compiled.choice import (
+from cotenant.execute.onnx.segment_store import content_of
+from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.runner import to_numpy
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.execute.choice import (
     FORMAT,
     ChosenKernels,
     KernelChoice,
@@ -27,12 +30,9 @@ from cotenant.execute.compiled.choice import (
     save_choice,
     store_of,
 )
-from cotenant.execute.compiled.compiled_model import CompiledModel
-from cotenant.execute.compiled.lease import ShapeRefusedError
-from cotenant.execute.compiled.nodes import Lowering
-from cotenant.execute.onnx.segment_store import content_of
-from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.execute.runner import to_numpy
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.lease import ShapeRefusedError
+from cotenant.techniques.layer_blocks.execute.nodes import Lowering
 from kernel_graphs import Writer, on_kernels, pooled
 from kernels import a_compiler
 

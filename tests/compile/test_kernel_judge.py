@@ -13,18 +13,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from commands import Run, runner
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.problem import Problem
-from cotenant.execute.compiled.choice import choice_path
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
-from cotenant.measure import compile_campaign
 from cotenant.measure.campaign import leaving_out
-from cotenant.measure.compile_campaign import CompileEffort, compile_repository
-from cotenant.measure.kernel_judge import DIFFERS, error_of, judged_error
 from cotenant.repository import STATE_FOLDER
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.execute.choice import choice_path
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.measure import compile_campaign
+from cotenant.techniques.layer_blocks.measure.compile_campaign import CompileEffort, compile_repository
+from cotenant.techniques.layer_blocks.measure.kernel_judge import DIFFERS, error_of, judged_error
 from cotenant.work import Share
 from kernel_graphs import Writer, on_kernels, pooled
 from kernels import a_compiler

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.compile.selection import (
+from cotenant.errors import InvalidValueError
+from cotenant.techniques.layer_blocks.compile.selection import (
     Reading,
     front,
     layer_targets,
@@ -18,7 +19,6 @@ from cotenant.compile.selection import (
     uniform,
     with_fastest,
 )
-from cotenant.errors import InvalidValueError
 
 READINGS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=14).map(
     lambda rows: [Reading(f"c{at}", float(ns), par, loc) for at, (ns, par, loc) in enumerate(rows)]

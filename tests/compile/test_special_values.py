@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel import backend
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.errors import CompileError
-from cotenant.compile.knobs import Knobs, draw
-from cotenant.compile.native import KernelStep, Runtime, address, aligned_copy
-from cotenant.compile.packing import Array, from_blocks, pack_bias, pack_weights, to_blocks
-from cotenant.compile.problem import ACTIVATIONS, Activation, Problem
-from cotenant.compile.search import search
-from cotenant.compile.store import Store
-from cotenant.compile.trial import Trial
 from cotenant.errors import InvalidValueError
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.ckernel import backend
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.knobs import Knobs, draw
+from cotenant.techniques.layer_blocks.compile.native import KernelStep, Runtime, address, aligned_copy
+from cotenant.techniques.layer_blocks.compile.packing import Array, from_blocks, pack_bias, pack_weights, to_blocks
+from cotenant.techniques.layer_blocks.compile.problem import ACTIVATIONS, Activation, Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.store import Store
+from cotenant.techniques.layer_blocks.compile.trial import Trial
 from kernels import a_compiler, a_store, activated, convolved
 
 BOUNDS = ((0.0, None), (None, 1.0), (None, None), (-0.5, 0.8))
@@ -55,7 +55,7 @@ def expected(function: Activation, x: Array) -> Array:
 
 def applied(runtime: Runtime, function: Activation, x: Array, lanes: int) -> Array:
     """By the step without weights."""
-    from cotenant.compile.ckernel.moves import NUMBER_OF
+    from cotenant.techniques.layer_blocks.compile.ckernel.moves import NUMBER_OF
 
     blocks = aligned_copy(to_blocks(x[None, None, None, :], lanes, 0))
     out = aligned_copy(blocks)

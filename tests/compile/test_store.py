@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.compile import toolchain
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel, text_of
-from cotenant.compile.errors import CompileError
-from cotenant.compile.knobs import Knobs, draw
-from cotenant.compile.native import KernelStep
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.store import ENTRIES, KernelCandidate, Store
-from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.toolchain import Compiler, find_compiler
+from cotenant.techniques.layer_blocks.compile import toolchain
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel, text_of
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.knobs import Knobs, draw
+from cotenant.techniques.layer_blocks.compile.native import KernelStep
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.store import ENTRIES, KernelCandidate, Store
+from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import Compiler, find_compiler
 from kernels import a_compiler, a_store
 
 SMALL = Problem(16, 16, 6, 6, (3, 3), (1, 1), (1, 1, 1, 1), in_halo=1)
@@ -149,7 +149,7 @@ def test_what_a_compiler_refuses_is_told(tmp_path: Path) -> None:
 
 def steps_that_add_one(runtime: object, count: int, size: int) -> tuple[object, object]:
     """Steps y <- y + x over the same tensors: a part that is left out or done twice shows."""
-    from cotenant.compile.native import aligned
+    from cotenant.techniques.layer_blocks.compile.native import aligned
 
     x, y = aligned(size * 16), aligned(size * 16)
     x[:] = 1

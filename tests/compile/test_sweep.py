@@ -12,21 +12,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.errors import CompileError
-from cotenant.compile.knobs import Knobs
-from cotenant.compile.problem import Problem
-from cotenant.compile.store import ENTRIES, FORMAT, LIBRARIES, Built, KernelCandidate, Store
-from cotenant.compile.target import this_target
-from cotenant.compile.toolchain import Compiler
-from cotenant.compile.tvm.backend import TUNING, database_of
-from cotenant.compile.tvm.traces import TracedKnobs
-from cotenant.execute.compiled.choice import FOLDER as CHOICE_FOLDER
-from cotenant.execute.compiled.choice import FORMAT as CHOICE_FORMAT
-from cotenant.execute.compiled.choice import ChosenKernels, KernelChoice, choice_path, save_choice
-from cotenant.execute.compiled.sweep import mapped, sweep
-from cotenant.measure.compile_campaign import CompileEffort, compile_repository
 from cotenant.repository import STATE_FOLDER
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.knobs import Knobs
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.store import ENTRIES, FORMAT, LIBRARIES, Built, KernelCandidate, Store
+from cotenant.techniques.layer_blocks.compile.target import this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
+from cotenant.techniques.layer_blocks.compile.tvm.backend import TUNING, database_of
+from cotenant.techniques.layer_blocks.compile.tvm.traces import TracedKnobs
+from cotenant.techniques.layer_blocks.execute.choice import FOLDER as CHOICE_FOLDER
+from cotenant.techniques.layer_blocks.execute.choice import FORMAT as CHOICE_FORMAT
+from cotenant.techniques.layer_blocks.execute.choice import ChosenKernels, KernelChoice, choice_path, save_choice
+from cotenant.techniques.layer_blocks.execute.sweep import mapped, sweep
+from cotenant.techniques.layer_blocks.measure.compile_campaign import CompileEffort, compile_repository
 from cotenant.work import Share
 from kernel_graphs import network, products
 from kernels import a_compiler, a_store

@@ -13,18 +13,18 @@ import msgspec
 import numpy as np
 import pytest
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.errors import CompileError
-from cotenant.compile.problem import Activation, Problem, product
-from cotenant.compile.search import search
-from cotenant.compile.selection import Reading, single_pass
-from cotenant.compile.store import Built, KernelCandidate
-from cotenant.compile.trial import Trial
-from cotenant.compile.tvm import backend as tvm_backend
-from cotenant.compile.tvm.backend import TvmSearch
-from cotenant.compile.tvm.traces import TracedKnobs, read_trace, task_bytes
-from cotenant.execute.compiled.choice import version_of
-from cotenant.measure.compile_campaign import backend_of
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.errors import CompileError
+from cotenant.techniques.layer_blocks.compile.problem import Activation, Problem, product
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.selection import Reading, single_pass
+from cotenant.techniques.layer_blocks.compile.store import Built, KernelCandidate
+from cotenant.techniques.layer_blocks.compile.trial import Trial
+from cotenant.techniques.layer_blocks.compile.tvm import backend as tvm_backend
+from cotenant.techniques.layer_blocks.compile.tvm.backend import TvmSearch
+from cotenant.techniques.layer_blocks.compile.tvm.traces import TracedKnobs, read_trace, task_bytes
+from cotenant.techniques.layer_blocks.execute.choice import version_of
+from cotenant.techniques.layer_blocks.measure.compile_campaign import backend_of
 from kernels import a_store, convolved
 
 CONV = Problem(64, 64, 28, 28, (3, 3), (1, 1), (1, 1, 1, 1), in_halo=1)
@@ -127,7 +127,7 @@ def test_without_tvm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_what_tvm_finds_is_right_and_read_right(tmp_path: Path, problem: Problem) -> None:
-    from cotenant.compile.tvm import tuning
+    from cotenant.techniques.layer_blocks.compile.tvm import tuning
 
     store, backend = a_store(tmp_path), TvmSearch()
     found = search(problem, store, backend, SearchEffort(3))

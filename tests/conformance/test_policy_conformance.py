@@ -24,7 +24,7 @@ from cotenant.errors import ConfigError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import GROUP, POLICIES, make_policy, options_of, policy_class
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.types import ANSWERS, Query, Tenant, priority_rank
 from cotenant.work import Round, Share, Slot
 from cotenant.world.simulated import TableWorld

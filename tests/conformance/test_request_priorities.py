@@ -15,7 +15,7 @@ from msgspec import structs
 from cotenant.core.snapshot import Policy
 from cotenant.policies.registry import GROUP, POLICIES, make_policy
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import JointMember, JointPlan
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.types import Query, Tenant, priority_rank
 from cotenant.work import Round, Share, Slot
 from cotenant.world.simulated import TableWorld

@@ -32,7 +32,6 @@ from cotenant.execute.registry import open_executor
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.measure.campaign import Journal
 from cotenant.measure.contention_profile import calibrate
-from cotenant.measure.groups import GroupEffort, measure_groups
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort, measure_model
 from cotenant.measure.sweep import profile_repository
@@ -40,6 +39,7 @@ from cotenant.profile import device as profile_device
 from cotenant.profile.device import this_device
 from cotenant.repository import find_versions
 from cotenant.serve.server import Server
+from cotenant.techniques.overlap.measure.groups import GroupEffort, measure_groups
 from cotenant.wire.api import InferRequest, InferResult
 from cotenant.work import Share
 from repositories import config

@@ -18,7 +18,6 @@ import torch
 
 from bench.gpu._sm_probe import LENGTH, SmSurvey, further_of, probing, survey
 from cotenant.core.actions import Launch
-from cotenant.execute.concurrent.placed_torch import PlacedTorch
 from cotenant.execute.gpu.cuda_driver import GpuError
 from cotenant.execute.gpu.cuda_streams import CudaStreams
 from cotenant.execute.gpu.sm_groups import ask_grid
@@ -27,6 +26,7 @@ from cotenant.execute.gpu.sm_shares import GreenShares, PlainShares
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
 from cotenant.execute.torch.model import TorchModel
+from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
 from cotenant.work import Share, Work
 from placed_torch_samples import BRANCHES, WIDTH, on_cores, save_wide
 from torch_small import save_small, small_cnn

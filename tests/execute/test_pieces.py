@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.execute.concurrent.piece_run import PieceRun
-from cotenant.execute.concurrent.pieces import PlacedPiece, pieces_of
 from cotenant.execute.threads.lanes import Lane
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.task_graph import TaskDevice
+from cotenant.techniques.placement.execute.piece_run import PieceRun
+from cotenant.techniques.placement.execute.pieces import PlacedPiece, pieces_of
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.task_graph import TaskDevice
 from cotenant.work import Share
 from placed_samples import graph_of
 from task_graphs import CORES, random_graph, random_plan

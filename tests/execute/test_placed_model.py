@@ -18,11 +18,11 @@ from onnx import TensorProto, helper
 
 import onnx_samples as samples
 from cotenant.errors import InvalidValueError
-from cotenant.execute.concurrent import placeable
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.errors import ModelError, TensorError
 from cotenant.execute.runner import to_numpy
 from cotenant.profile.profile_file import ProfileError
+from cotenant.techniques.placement.execute import placeable
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
 from placed_samples import placement, random_model, random_placement
 
 CORES = (0, 1)

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.execute.concurrent import placeable
-from cotenant.execute.concurrent.placed_torch import PlacedTorch, placed_stream
 from cotenant.execute.gpu.streams import CpuStreams
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.profile.unit_placement import GPU_LANE, UnitPlacement, device_names
+from cotenant.techniques.placement.execute import placeable
+from cotenant.techniques.placement.execute.placed_torch import PlacedTorch, placed_stream
+from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement, device_names
 from cotenant.work import Share, Work
 from fake_streams import FakeStreams
 from late_streams import LateStreams

@@ -25,8 +25,8 @@ from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import RealClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.clock import RealClock
+from cotenant.serve.engine.driver import Driver
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from here_workers import HereWorker, here_workers

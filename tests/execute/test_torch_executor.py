@@ -21,11 +21,11 @@ from cotenant.execute.gpu.chains import Chains, SegmentChain, capture_chain, for
 from cotenant.execute.gpu.streams import CpuStreams, Named, Replay
 from cotenant.execute.protocol import LoadSpec, Timing
 from cotenant.execute.torch.executor import TorchExecutor
-from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import RealClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.clock import RealClock
+from cotenant.serve.engine.driver import Driver
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from fake_streams import GPU, WAIT_S, FakeLane, FakeModel, FakeStreams, LostError

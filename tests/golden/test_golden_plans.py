@@ -15,11 +15,11 @@ from msgspec import structs
 
 from bench import plan as bench_plan
 from commands import Run, runner
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.file import PlanFile, Request, parse_plan, plan_text, read_plan
-from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.types import Load, Plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan, plan_text, read_plan
+from cotenant.techniques.partitions.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.types import Load, Plan
 from golden_files import GOLDEN, agree
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies
 

@@ -27,14 +27,14 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.load_spec import facts_of
 from cotenant.measure.opening import open_version
 from cotenant.policies import POLICIES
-from cotenant.predict.groups.grouped import FittedGroups
-from cotenant.predict.groups.overlap_file import OverlapFileError
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import SERVER_FILE, find_versions
-from cotenant.serve.opener.served_models import serve_model
+from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server
+from cotenant.techniques.overlap.predict.grouped import FittedGroups
+from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError
 from cotenant.types import Tenant
 from cotenant.work import CPU, Round, Share
 from golden_files import GOLDEN, agree
@@ -176,10 +176,12 @@ class Made:
         monkeypatch.setattr("cotenant.serve.server.open_executor", lambda *_: ProcessExecutor())
         for setting in ("cotenant.log.log_to_stderr", "cotenant.execute.sched_slice.set_slice"):  # of the whole process
             monkeypatch.setattr(setting, lambda *_: None)
-        monkeypatch.setattr("cotenant.serve.door.grpc_core.read_in_place", lambda *_: False)
-        monkeypatch.setattr("cotenant.serve.door.http_server.HttpServer", self._serve)
+        monkeypatch.setattr("cotenant.serve.frontend.grpc_core.read_in_place", lambda *_: False)
+        monkeypatch.setattr("cotenant.serve.frontend.http_server.HttpServer", self._serve)
         monkeypatch.setattr("cotenant.sim.scenario.simulate", self._simulate)
-        monkeypatch.setattr("cotenant.predict.groups.overlap_file.keep_overlap", lambda folder, fitted: None)
+        monkeypatch.setattr(
+            "cotenant.techniques.overlap.predict.overlap_file.keep_overlap", lambda folder, fitted: None
+        )
         monkeypatch.setattr("cotenant.cli.app.app", get_command(app))  # made once: it takes longer than all the rest
 
     def use(self, case: Case) -> None:
@@ -191,7 +193,10 @@ class Made:
                 raise OverlapFileError("no groups were measured")
             return Slowed(TablePredictor(profile.tables()), case.slowed, case.slow)
 
-        for module in ("cotenant.measure.groups", "cotenant.measure.layout_facts"):
+        for module in (
+            "cotenant.techniques.overlap.measure.groups",
+            "cotenant.techniques.placement.measure.layout_facts",
+        ):
             self._patch.setattr(f"{module}.load_overlap", load_overlap)
 
     def served(self, name: str, options: Sequence[str | Path]) -> tuple[Policy, str] | str:

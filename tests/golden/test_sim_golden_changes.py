@@ -33,22 +33,22 @@ from cotenant.core.events import (
 )
 from cotenant.core.flow import StageGraph
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.plan.file import read_plan
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import rebuild_policy
-from cotenant.policies.rounds.duty_cycle import DutyCycle
-from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.plan_lanes import Cores, lay_out
 from cotenant.sim.applications import SimulatedApplication
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
+from cotenant.techniques.partitions.plan.file import read_plan
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
+from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out
 from cotenant.types import LossCause, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Round, Share, Slot
 from golden_files import GOLDEN, agree

@@ -15,20 +15,33 @@ from typer.testing import CliRunner
 
 from corun_rows import ROWS, pair
 from cotenant.cli.app import app
-from cotenant.cli.profile_corun import divided, parse_split, show
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.errors import ConfigError, CotenantError, InvalidValueError
-from cotenant.measure import corun_measure
-from cotenant.measure.corun_interference import antagonist_features, corun_interference, valid_rows
-from cotenant.measure.corun_judge import judge_random
-from cotenant.measure.corun_measure import CoRunEffort, measure_coruns, partitions_of
-from cotenant.measure.corun_side import Loop, Side, loop_together, within
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.profile.coruns import ANTAGONIST, FORMAT, CoRunProfile, CoRunRow, Timed, load_coruns, runs_of, save_coruns
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile, ProfileError, load_profile, save_profile
 from cotenant.repository import coruns_path, profile_path
+from cotenant.techniques.partitions.cli.profile_corun import divided, parse_split, show
+from cotenant.techniques.partitions.coruns import (
+    ANTAGONIST,
+    FORMAT,
+    CoRunProfile,
+    CoRunRow,
+    Timed,
+    load_coruns,
+    runs_of,
+    save_coruns,
+)
+from cotenant.techniques.partitions.measure import corun_measure
+from cotenant.techniques.partitions.measure.corun_interference import (
+    antagonist_features,
+    corun_interference,
+    valid_rows,
+)
+from cotenant.techniques.partitions.measure.corun_judge import judge_random
+from cotenant.techniques.partitions.measure.corun_measure import CoRunEffort, measure_coruns, partitions_of
+from cotenant.techniques.partitions.measure.corun_side import Loop, Side, loop_together, within
 from cotenant.work import Share
 from repositories import config, fixed, scaled, write_good, write_model
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bench._judge_coruns import ACTIVE, RANDOM, learning_curve, needed
 from cotenant.errors import InvalidValueError
-from cotenant.measure.corun_sampler import CoRunSampler, Side, order_by_gain, sides
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.measure.corun_sampler import CoRunSampler, Side, order_by_gain, sides
 from noisy_coruns import BATCHES, MODELS, world
 
 

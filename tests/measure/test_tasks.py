@@ -11,18 +11,18 @@ import pytest
 from msgspec.structs import replace
 
 from cotenant.errors import ConfigError
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.onnx.unit_times import tensor_bytes, unit_times
-from cotenant.measure import tasks as measuring
 from cotenant.measure.opening import OpenedModel
 from cotenant.measure.solo import Effort
-from cotenant.measure.tasks import crossing, measure_tasks, placeable
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.plan.placement.profiled import graph_of
 from cotenant.profile.profile_file import ProfileError
-from cotenant.profile.task_profile import ModelTasks, load_tasks, save_tasks
 from cotenant.repository import find_versions, tasks_path
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.placement.measure import tasks as measuring
+from cotenant.techniques.placement.measure.tasks import crossing, measure_tasks, placeable
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.task_profile import ModelTasks, load_tasks, save_tasks
 from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model
@@ -58,7 +58,9 @@ def measured(root: Path, steps: list[str] | None = None, **options: bool) -> Mod
 
 @pytest.fixture(autouse=True)
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.profile.task_profile.MOST_DISTURBANCE", 1e9)  # however busy the machine is
+    monkeypatch.setattr(
+        "cotenant.techniques.placement.task_profile.MOST_DISTURBANCE", 1e9
+    )  # however busy the machine is
     monkeypatch.setattr(measuring, "_PAIR_RUNS", 5)
     monkeypatch.setattr(measuring, "_HAND_OVERS", 5)
     monkeypatch.setattr(measuring, "_TIMED_RUNS", 6)

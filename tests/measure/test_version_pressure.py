@@ -11,13 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.selection import KernelVersion, pick
 from cotenant.measure.antagonist import Streamed
-from cotenant.measure.version_pressure import LEVELS, PressureBench, at_levels, pressure_bench, versions_by_level
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pick
+from cotenant.techniques.layer_blocks.measure.version_pressure import (
+    LEVELS,
+    PressureBench,
+    at_levels,
+    pressure_bench,
+    versions_by_level,
+)
 from kernels import a_compiler, a_store
 
 GB = 10**9

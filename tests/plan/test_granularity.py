@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.granularity.bounds import bound_of
-from cotenant.plan.granularity.moves import Moves, Window
-from cotenant.plan.granularity.planner import JointProgress, Sequential, Streams
-from cotenant.plan.granularity.profiled import lane_rules, lane_table
-from cotenant.plan.granularity.published import JointObjective, Published
-from cotenant.plan.granularity.search import JointSearch
-from cotenant.predict.occupancy.evaluator import PLAIN, JointEvaluator
-from cotenant.predict.occupancy.rules import Occupancy
-from cotenant.profile.joint_plan import Chunk, JointPlan
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.plan.bounds import bound_of
+from cotenant.techniques.granularity.plan.moves import Moves, Window
+from cotenant.techniques.granularity.plan.planner import JointProgress, Sequential, Streams
+from cotenant.techniques.granularity.plan.profiled import lane_rules, lane_table
+from cotenant.techniques.granularity.plan.published import JointObjective, Published
+from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
+from cotenant.techniques.granularity.predict.rules import Occupancy
 from cotenant.types import Tenant
 from cotenant.world.joint_run import JointWorld
 from cotenant.world.kernels import Admission, KernelDevice

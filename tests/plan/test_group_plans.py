@@ -12,14 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotenant.plan.assess import assess, turn_notes
-from cotenant.plan.check import GROUP, ROUND, SLO, check_plan
-from cotenant.plan.scaling import least_devices
-from cotenant.plan.search.opt_exact import has_solver
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import TableCosts, WithoutGroups
-from cotenant.plan.types import NS_PER_S, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, Slot
-from cotenant.report.plan_text import plan_picture
+from cotenant.techniques.partitions.plan.assess import assess, turn_notes
+from cotenant.techniques.partitions.plan.check import GROUP, ROUND, SLO, check_plan
+from cotenant.techniques.partitions.plan.scaling import least_devices
+from cotenant.techniques.partitions.plan.search.opt_exact import has_solver
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutGroups
+from cotenant.techniques.partitions.plan.types import (
+    NS_PER_S,
+    DevicePlan,
+    DeviceType,
+    Infeasible,
+    Load,
+    PartitionPlan,
+    Plan,
+    Slot,
+)
+from cotenant.techniques.partitions.report import plan_picture
 from cotenant.work import Work
 from group_costs import MS, grouped_costs
 from plan_samples import Line

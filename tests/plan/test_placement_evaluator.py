@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.machine_code import has_compiler
-from cotenant.plan.placement.compiled import PLAIN, compiled_kernels
-from cotenant.plan.placement.contract import contract
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.kernels import IMPOSSIBLE, UNIT
-from cotenant.plan.placement.placed_units import placement_of, plan_of
-from cotenant.plan.placement.task_graph import (
+from cotenant.profile.profile_file import ProfileError
+from cotenant.techniques.placement.plan.compiled import PLAIN, compiled_kernels
+from cotenant.techniques.placement.plan.contract import contract
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.kernels import IMPOSSIBLE, UNIT
+from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
+from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
     TaskDevice,
@@ -24,8 +25,7 @@ from cotenant.plan.placement.task_graph import (
     TaskTensor,
     TransferMode,
 )
-from cotenant.plan.placement.window import look, survey
-from cotenant.profile.profile_file import ProfileError
+from cotenant.techniques.placement.plan.window import look, survey
 from task_graphs import CORES, GPU_CPU, random_graph, random_plan
 
 MODES = tuple(TransferMode)

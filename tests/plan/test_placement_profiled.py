@@ -8,19 +8,19 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from cotenant.plan.file import PlanFile, Request, parse_plan, placements_text, plan_text
-from cotenant.plan.placement.bounds import bound_of
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem, TaskPlan
-from cotenant.plan.placement.judge import placement_faults
-from cotenant.plan.placement.overflow import OverflowSearch
-from cotenant.plan.placement.overview import overview, stages_of
-from cotenant.plan.placement.placed_units import placement_of, plan_of
-from cotenant.plan.placement.profiled import graph_of
-from cotenant.plan.placement.strategies import Sequential, makespan_ns, waits_ns
-from cotenant.plan.types import DeviceType, Load, Plan, PlanError
-from cotenant.profile.task_profile import ModelTasks
-from cotenant.profile.unit_placement import UnitPlacement, cores_of, device_names
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan, placements_text, plan_text
+from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan, PlanError
+from cotenant.techniques.placement.plan.bounds import bound_of
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
+from cotenant.techniques.placement.plan.judge import placement_faults
+from cotenant.techniques.placement.plan.overflow import OverflowSearch
+from cotenant.techniques.placement.plan.overview import overview, stages_of
+from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
+from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.plan.strategies import Sequential, makespan_ns, waits_ns
+from cotenant.techniques.placement.task_profile import ModelTasks
+from cotenant.techniques.placement.unit_placement import UnitPlacement, cores_of, device_names
 from task_profiles import linear_tasks, some_tasks, wide_tasks
 
 SEARCH = OverflowSearch(steps=200)

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.placement.bounds import articulation_tasks, bound_of, load_bound_ns
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.exact import IntervalSearch, MixedInteger
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.plan.placement.heft import Heft
-from cotenant.plan.placement.overflow import Goal, OverflowSearch, PlacementGoal
-from cotenant.plan.placement.strategies import (
+from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.techniques.placement.plan.bounds import articulation_tasks, bound_of, load_bound_ns
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.exact import IntervalSearch, MixedInteger
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.heft import Heft
+from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal
+from cotenant.techniques.placement.plan.strategies import (
     CommSlowdown,
     QueueDelay,
     Sequential,
@@ -24,7 +25,7 @@ from cotenant.plan.placement.strategies import (
     sequential_ns,
     waits_ns,
 )
-from cotenant.plan.placement.task_graph import (
+from cotenant.techniques.placement.plan.task_graph import (
     DeviceLink,
     GraphTask,
     TaskDevice,
@@ -32,7 +33,6 @@ from cotenant.plan.placement.task_graph import (
     TaskTensor,
     TransferMode,
 )
-from cotenant.plan.types import PlanError
 from task_graphs import CORES, GPU_CPU, best_of_all, random_graph
 
 KINDS = (

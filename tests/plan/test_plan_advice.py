@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.advice import MOST_GROWTH, Advisor, Growth, Remedy
-from cotenant.plan.file import Request
-from cotenant.plan.poisson_headroom import poisson_rate, with_poisson_headroom
-from cotenant.plan.types import DEVICES, Costs, DeviceType, Infeasible, Load, Plan
+from cotenant.techniques.partitions.plan.advice import MOST_GROWTH, Advisor, Growth, Remedy
+from cotenant.techniques.partitions.plan.file import Request
+from cotenant.techniques.partitions.plan.poisson_headroom import poisson_rate, with_poisson_headroom
+from cotenant.techniques.partitions.plan.types import DEVICES, Costs, DeviceType, Infeasible, Load, Plan
 from plan_samples import CPU, GPU, MS, costs, load
 
 Holds = Callable[[Sequence[Load], Sequence[DeviceType]], bool]

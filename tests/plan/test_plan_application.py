@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.application import Application, Stage, needed_share, stage_loads
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.types import DEVICES, LATENCY, Infeasible, Load
+from cotenant.techniques.partitions.plan.application import Application, Stage, needed_share, stage_loads
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.types import DEVICES, LATENCY, Infeasible, Load
 from plan_samples import CPU, GPU, MODELS, MS, costs
 
 COSTS = costs()

@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.search.columns import ColumnGenerator, Floats
-from cotenant.plan.search.opt_bound import Bound
-from cotenant.plan.search.opt_pool import Pool
-from cotenant.plan.search.opt_pricing import proven
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.search.pricing_bound import pricing_bound
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import NS_PER_S, DeviceType, Load, Plan
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.search.columns import ColumnGenerator, Floats
+from cotenant.techniques.partitions.plan.search.opt_bound import Bound
+from cotenant.techniques.partitions.plan.search.opt_pool import Pool
+from cotenant.techniques.partitions.plan.search.opt_pricing import proven
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.search.pricing_bound import pricing_bound
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
+from cotenant.techniques.partitions.plan.types import NS_PER_S, DeviceType, Load, Plan
 from oracles import Few, brute_force
 from plan_samples import CPU, FINE, GIB, GPU, THREE_CORES, TWO_WAYS, costs, load, some_devices, some_loads, tiny
 

@@ -16,12 +16,22 @@ from msgspec import structs
 
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from cotenant.errors import InvalidValueError
-from cotenant.plan import check
-from cotenant.plan.check import BATCH, INVENTORY, MEMORY, RATE, ROUND, SLO, SPLIT, UNKNOWN, check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import WithoutInterference
-from cotenant.plan.types import (
+from cotenant.techniques.partitions.plan import check
+from cotenant.techniques.partitions.plan.check import (
+    BATCH,
+    INVENTORY,
+    MEMORY,
+    RATE,
+    ROUND,
+    SLO,
+    SPLIT,
+    UNKNOWN,
+    check_plan,
+)
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import WithoutInterference
+from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     CoRunner,
     Costs,

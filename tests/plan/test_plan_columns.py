@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.plan.check import check_plan
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.search.columns import Column, ColumnGenerator, SplitTree, device_plan
-from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import NS_PER_S, CoRunner, Load, Plan
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, SplitTree, device_plan
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Load, Plan
 from oracles import Few
 from plan_samples import FINE, GIB, GPU, MODELS, costs, latencies, load, some_loads
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.application import Application, Stage
-from cotenant.plan.file import (
+from cotenant.techniques.partitions.plan.application import Application, Stage
+from cotenant.techniques.partitions.plan.file import (
     UNLIMITED_BYTES,
     KnownTenant,
     PlanFile,
@@ -26,8 +26,8 @@ from cotenant.plan.file import (
     request_text,
     splits_of_cores,
 )
-from cotenant.plan.planners import PLANNERS, make_planner
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot
+from cotenant.techniques.partitions.plan.planners import PLANNERS, make_planner
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot
 from plan_samples import costs
 
 MS = 1_000_000

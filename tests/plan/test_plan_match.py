@@ -7,7 +7,7 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.plan.match import match
+from cotenant.techniques.partitions.plan.match import match
 
 
 @given(st.integers(0, 4).flatmap(lambda n: st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), max_size=n)))

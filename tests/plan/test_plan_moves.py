@@ -9,8 +9,8 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.plan.search.opt_moves import aligned, cheaper, limited, moved
-from cotenant.plan.types import DevicePlan, DeviceType, PartitionPlan, Plan, Slot
+from cotenant.techniques.partitions.plan.search.opt_moves import aligned, cheaper, limited, moved
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, PartitionPlan, Plan, Slot
 from plan_samples import FINE, MS
 
 TYPES = {name: DeviceType(name, ((1,),), 1, price) for name, price in (("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 3.5))}

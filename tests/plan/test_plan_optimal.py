@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.search import opt_exact
-from cotenant.plan.search.columns import Column, ColumnGenerator
-from cotenant.plan.search.opt_bound import Bound
-from cotenant.plan.search.opt_moves import aligned, moved
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import (
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.search import opt_exact
+from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator
+from cotenant.techniques.partitions.plan.search.opt_bound import Bound
+from cotenant.techniques.partitions.plan.search.opt_moves import aligned, moved
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.types import (
     DEVICES,
     INTERFERENCE,
     LATENCY,
@@ -380,7 +380,7 @@ def test_more_than_the_devices_can_do_is_proven() -> None:
 
 
 def test_works_without_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.plan.search.optimal.has_solver", lambda: False)
+    monkeypatch.setattr("cotenant.techniques.partitions.plan.search.optimal.has_solver", lambda: False)
     loads = [load("small", 50, 100)]
     assert isinstance(Optimal().plan(loads, [GPU], COSTS), Plan)
 

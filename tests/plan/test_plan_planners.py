@@ -16,14 +16,14 @@ from msgspec import structs
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._planners import greedy
 from cotenant.errors import InvalidValueError
-from cotenant.plan.check import MEMORY as MEMORY_BROKEN
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import largest_fit
-from cotenant.plan.rounds import Demand, RoundCache, round_cache_of
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import (
+from cotenant.techniques.partitions.plan.check import MEMORY as MEMORY_BROKEN
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.follow import largest_fit
+from cotenant.techniques.partitions.plan.rounds import Demand, RoundCache, round_cache_of
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.types import (
     DEVICES,
     INTERFERENCE,
     LATENCY,

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.search.columns import Column, ColumnGenerator
-from cotenant.plan.search.local_search import Search, SearchBudget
-from cotenant.plan.search.opt_master import dual_prices
-from cotenant.plan.search.opt_pool import Pool, rebatched
-from cotenant.plan.search.opt_pricing import priced_columns
-from cotenant.plan.types import Load
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator
+from cotenant.techniques.partitions.plan.search.local_search import Search, SearchBudget
+from cotenant.techniques.partitions.plan.search.opt_master import dual_prices
+from cotenant.techniques.partitions.plan.search.opt_pool import Pool, rebatched
+from cotenant.techniques.partitions.plan.search.opt_pricing import priced_columns
+from cotenant.techniques.partitions.plan.types import Load
 from plan_samples import CPU, FINE, GIB, costs, load, some_loads
 
 COSTS = costs()

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from cotenant.errors import InvalidValueError
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
-from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import DEVICES, LATENCY, NS_PER_S, Infeasible, Load, Plan, Planner
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.scaling import Scaled, ScalingSettings, least_devices, rescale
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.types import DEVICES, LATENCY, NS_PER_S, Infeasible, Load, Plan, Planner
 from plan_samples import GPU, MS, costs, load, some_loads
 
 COSTS = costs()

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, Floats
-from cotenant.plan.search.local_search import Search, SearchBudget, kept
-from cotenant.plan.search.opt_bound import Bound
-from cotenant.plan.search.opt_exact import all_configurations
-from cotenant.plan.search.opt_pricing import priced_columns
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.plan.types import Infeasible, Load, Plan
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, Floats
+from cotenant.techniques.partitions.plan.search.local_search import Search, SearchBudget, kept
+from cotenant.techniques.partitions.plan.search.opt_bound import Bound
+from cotenant.techniques.partitions.plan.search.opt_exact import all_configurations
+from cotenant.techniques.partitions.plan.search.opt_pricing import priced_columns
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
+from cotenant.techniques.partitions.plan.types import Infeasible, Load, Plan
 from oracles import Few
 from plan_samples import CPU, FINE, GIB, GPU, MODELS, THREE_CORES, TWO_WAYS, costs, latencies, load
 

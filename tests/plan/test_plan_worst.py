@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.papers.gpulet._linear import LinearConstants, LinearInterference, Utilisation
-from cotenant.plan.assess import assess
-from cotenant.plan.check import ROUND, SLO, check_plan, worst_factor
-from cotenant.plan.rounds import RoundCache
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
-from cotenant.predict.interference.factors import Interference, Margin, PressureInterference, Scores, Surface
+from cotenant.techniques.partitions.plan.assess import assess
+from cotenant.techniques.partitions.plan.check import ROUND, SLO, check_plan, worst_factor
+from cotenant.techniques.partitions.plan.rounds import RoundCache
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import CoRunner, DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
+from cotenant.techniques.partitions.predict.factors import Interference, Margin, PressureInterference, Scores, Surface
 from cotenant.work import Work
 from plan_samples import GIB, MS
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from cotenant.plan import planners
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.planners import GROUP, PLANNERS, is_blind, make_planner, register
-from cotenant.plan.types import PlanError, Planner
+from cotenant.techniques.partitions.plan import planners
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.planners import GROUP, PLANNERS, is_blind, make_planner, register
+from cotenant.techniques.partitions.plan.types import PlanError, Planner
 
 
 @pytest.fixture(autouse=True)

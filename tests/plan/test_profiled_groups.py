@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from cotenant.core.predictor import Group, Member
-from cotenant.plan.check import check_plan
-from cotenant.plan.profiled_groups import ProfiledGroups, read_groups
-from cotenant.plan.search.optimal import Optimal
-from cotenant.plan.sources import basis_of, read_profile_costs
-from cotenant.plan.types import DeviceType, Load, Plan
-from cotenant.predict.groups.overlap import OverlapPredictor
-from cotenant.predict.groups.overlap_features import TenantFacts
-from cotenant.predict.groups.overlap_file import save_overlap
-from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap
-from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import overlap_path, profile_path
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
+from cotenant.techniques.overlap.predict.overlap_file import save_overlap
+from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.profiled_groups import ProfiledGroups, read_groups
+from cotenant.techniques.partitions.plan.search.optimal import Optimal
+from cotenant.techniques.partitions.plan.sources import basis_of, read_profile_costs
+from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan
 from cotenant.work import Work
 from profile_files import write_profile
 from repositories import scaled, write_model

@@ -8,17 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cotenant.plan.file import parse_plan, plan_text, read_plan, together_text
-from cotenant.plan.granularity.kept import is_stale, keep_together, read_together, together_faults, together_of, usable
-from cotenant.plan.granularity.planner import Streams
-from cotenant.plan.granularity.profiled import hand_over_ns, lane_rules, table_of_latencies, table_of_tasks
-from cotenant.plan.types import PlanError
-from cotenant.predict.occupancy.evaluator import JointEvaluator
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
-from cotenant.profile.kernel_table import fingerprint_of
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.profile.task_profile import BatchTimes, DeviceTimes
 from cotenant.repository import together_path
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
+from cotenant.techniques.granularity.kernel_table import fingerprint_of
+from cotenant.techniques.granularity.plan.kept import (
+    is_stale,
+    keep_together,
+    read_together,
+    together_faults,
+    together_of,
+    usable,
+)
+from cotenant.techniques.granularity.plan.planner import Streams
+from cotenant.techniques.granularity.plan.profiled import hand_over_ns, lane_rules, table_of_latencies, table_of_tasks
+from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
+from cotenant.techniques.partitions.plan.file import parse_plan, plan_text, read_plan, together_text
+from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.techniques.placement.task_profile import BatchTimes, DeviceTimes
 from golden_files import GOLDEN
 from task_profiles import US, linear_tasks, tasks_of
 

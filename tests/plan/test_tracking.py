@@ -9,11 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.plan.check import check_plan
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.follow import largest_fit
-from cotenant.plan.tracking import RateVerdict, TrackedRate, Tracker, TrackingSettings, compare_rates
-from cotenant.plan.types import NS_PER_S, Infeasible, Plan
+from cotenant.techniques.partitions.plan.check import check_plan
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.follow import largest_fit
+from cotenant.techniques.partitions.plan.tracking import (
+    RateVerdict,
+    TrackedRate,
+    Tracker,
+    TrackingSettings,
+    compare_rates,
+)
+from cotenant.techniques.partitions.plan.types import NS_PER_S, Infeasible, Plan
 from plan_samples import CPU, costs, load, some_devices, some_loads
 
 

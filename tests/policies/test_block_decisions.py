@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from block_models import random_spans, spans_of
 from cotenant.core.predictor import Spans
-from cotenant.policies.layer_block.rules import (
+from cotenant.techniques.layer_blocks.policy.rules import (
     ACTS,
     CORES,
     DEADLINE,
@@ -33,7 +33,7 @@ from cotenant.policies.layer_block.rules import (
     fill_averages,
     fill_tight,
 )
-from cotenant.policies.layer_block.rules_blocks import (
+from cotenant.techniques.layer_blocks.policy.rules_blocks import (
     DYNAMIC,
     FIXED_BLOCKS,
     LAYERS,
@@ -42,8 +42,8 @@ from cotenant.policies.layer_block.rules_blocks import (
     decide_blocks,
     decide_prema,
 )
-from cotenant.policies.layer_block.rules_slack import decide_slack, fill_plans
-from cotenant.policies.layer_block.tables import PRICES, choices_of
+from cotenant.techniques.layer_blocks.policy.rules_slack import decide_slack, fill_plans
+from cotenant.techniques.layer_blocks.policy.tables import PRICES, choices_of
 
 SOME = settings(max_examples=80, deadline=None, database=None)
 LOW = 1 << 16

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from block_models import random_spans, spans_of, unit_ns
 from cotenant.core.predictor import Spans
-from cotenant.policies.layer_block.rules import (
+from cotenant.techniques.layer_blocks.policy.rules import (
     FIELDS,
     FIXED,
     PAUSED,
@@ -29,7 +29,7 @@ from cotenant.policies.layer_block.rules import (
     threshold_of,
     version_at,
 )
-from cotenant.policies.layer_block.rules_slack import (
+from cotenant.techniques.layer_blocks.policy.rules_slack import (
     cheapest_in_time,
     dearest_within,
     end_within,
@@ -37,7 +37,7 @@ from cotenant.policies.layer_block.rules_slack import (
     fill_plans,
     version_for,
 )
-from cotenant.policies.layer_block.tables import PRICES, choices_of
+from cotenant.techniques.layer_blocks.policy.tables import PRICES, choices_of
 
 SOME = settings(max_examples=60, deadline=None, database=None)
 SEEDS = st.integers(0, 10_000)

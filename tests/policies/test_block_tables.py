@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.policies.layer_block import tables as tables_module
-from cotenant.policies.layer_block.floor import lowest
-from cotenant.policies.layer_block.tables import ModelTables
 from cotenant.predict.margin import SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.layer_blocks.policy import tables as tables_module
+from cotenant.techniques.layer_blocks.policy.floor import lowest
+from cotenant.techniques.layer_blocks.policy.tables import ModelTables
 from cotenant.types import Tenant
 from cotenant.work import Share
 

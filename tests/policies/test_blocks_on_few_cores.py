@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from cotenant.core.snapshot import Policy
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share
 from scenario import MS, play

@@ -12,12 +12,12 @@ from cotenant.core.actions import Enqueue, Launch
 from cotenant.core.events import LaunchEnded, QueryArrived, QueryCancelled
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from scenario import CORES, TWO_LANES, play

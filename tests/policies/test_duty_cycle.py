@@ -14,9 +14,9 @@ from cotenant.core.actions import Launch
 from cotenant.core.events import LaunchEnded, QueryArrived
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot
 from parity import COUNT, served, simulated, workload

@@ -23,12 +23,12 @@ from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import make_policy as configured
 from cotenant.policies.registry import rebuild_policy
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError
 from cotenant.trace.explain import explain
 from cotenant.types import Outcome, Query, Tenant

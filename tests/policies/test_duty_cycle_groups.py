@@ -17,12 +17,12 @@ from cotenant.core.predictor import Group, Member
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.world import GroupWorld
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot
-from cotenant.world.groups import GroupWorld
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, Recording, play
 from strict_engine import StrictEngine as Engine

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.policies.joint_strands import Strand, lay, strands_of
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.policy.joint_strands import Strand, lay, strands_of
 
 A, B = JointMember("a", 4, 6), JointMember("b", 1, 3)
 

@@ -19,13 +19,13 @@ from cotenant.core.queues import Batch, Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.policies import POLICIES
 from cotenant.policies.desk import MOST_AT_ONCE
-from cotenant.policies.layer_block.published import BlockPolicy
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import options_of
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.layer_blocks.policy.published import BlockPolicy
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from looked import Looked

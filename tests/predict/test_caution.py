@@ -21,12 +21,12 @@ from cotenant.core.snapshot import Decision, Snapshot
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.policies import POLICIES
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import make_policy, rebuild_policy
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin, Spread
 from cotenant.predict.online import Caution, OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from cotenant.world.simulated import TableWorld

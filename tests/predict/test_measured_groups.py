@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.core.predictor import Group, Member
-from cotenant.predict.groups.measured import MeasuredGroups
-from cotenant.predict.groups.overlap import OverlapPredictor
-from cotenant.predict.groups.overlap_features import MemberFeatures, TenantFacts
-from cotenant.predict.groups.overlap_file import OverlapFileError, read_overlap, save_overlap
-from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap
-from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.predict.measured import MeasuredGroups
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_features import MemberFeatures, TenantFacts
+from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError, read_overlap, save_overlap
+from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap
 from cotenant.work import Work
 
 MS = 1_000_000

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
 from cotenant.machine_code import has_compiler
-from cotenant.predict.occupancy.evaluator import PLAIN, JointEvaluator, best_kernels
-from cotenant.predict.occupancy.rules import Admission, Issuing, Occupancy
-from cotenant.profile.joint_plan import Chunk, JointPlan, Wait
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan, Wait
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator, best_kernels
+from cotenant.techniques.granularity.predict.rules import Admission, Issuing, Occupancy
 from kernel_sets import random_plan, random_rules, random_set
 
 FREE = Occupancy(0, 0, 0, 0)

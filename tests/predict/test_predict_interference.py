@@ -22,9 +22,9 @@ from corun_world import (
     world,
 )
 from cotenant.errors import InvalidValueError
-from cotenant.predict.interference.factors import Known, Scores, Surface
-from cotenant.predict.interference.interference_fit import errors, fit_pressure
-from cotenant.profile.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.coruns import CoRun, CoRunner
+from cotenant.techniques.partitions.predict.factors import Known, Scores, Surface
+from cotenant.techniques.partitions.predict.interference_fit import errors, fit_pressure
 
 # --- ours: expectation -----------------------------------------------------------------------------------------------
 

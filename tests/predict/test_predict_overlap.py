@@ -16,14 +16,14 @@ from msgspec import structs
 
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import CotenantError, InvalidValueError
-from cotenant.measure.group_sampler import sample_groups
-from cotenant.predict.groups.overlap import OverlapPredictor
-from cotenant.predict.groups.overlap_features import WIDTH, MemberFeatures, TenantFacts, paper_features
-from cotenant.predict.groups.overlap_file import OverlapFileError, read_overlap, save_overlap
-from cotenant.predict.groups.overlap_fit import FitSettings, fit_overlap, to_batch
-from cotenant.predict.groups.overlap_net import GroupArrays, Monotone, Net
-from cotenant.profile.group_samples import GroupSample
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.overlap.group_samples import GroupSample
+from cotenant.techniques.overlap.measure.group_sampler import sample_groups
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.predict.overlap_features import WIDTH, MemberFeatures, TenantFacts, paper_features
+from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError, read_overlap, save_overlap
+from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap, to_batch
+from cotenant.techniques.overlap.predict.overlap_net import GroupArrays, Monotone, Net
 from cotenant.types import Tenant
 from cotenant.work import Work
 

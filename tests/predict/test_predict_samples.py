@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 
 from cotenant.core.predictor import Member
 from cotenant.errors import InvalidValueError
-from cotenant.measure.group_sampler import sample_groups
-from cotenant.profile.group_samples import FORMAT, GroupSample, SamplesError, SamplesHeader, load_samples, save_samples
+from cotenant.techniques.overlap.group_samples import (
+    FORMAT,
+    GroupSample,
+    SamplesError,
+    SamplesHeader,
+    load_samples,
+    save_samples,
+)
+from cotenant.techniques.overlap.measure.group_sampler import sample_groups
 from cotenant.types import Tenant
 from cotenant.work import Work
 

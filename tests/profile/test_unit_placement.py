@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.profile.profile_file import ProfileError
-from cotenant.profile.unit_placement import (
+from cotenant.repository import placement_path
+from cotenant.techniques.placement.unit_placement import (
     UnitPlacement,
     cores_of,
     device_names,
@@ -15,7 +16,6 @@ from cotenant.profile.unit_placement import (
     runs_of,
     save_placement,
 )
-from cotenant.repository import placement_path
 
 UNITS = (("0:Conv", "cpu:0-1"), ("1:Relu", "cpu:0-1"), ("3:NMS", "cpu:1"), ("2:NMS", "cpu:0"), ("4:Concat", "cpu:0"))
 PLACED = UnitPlacement("net", "graph", 2, 80, 100, 70, runs_of(UNITS))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from cotenant.core.actions import Action, Enqueue, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.clustered import Clustered
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import Outcome, Tenant
 from cotenant.work import Machine
 from strand_books import Books

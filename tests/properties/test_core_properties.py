@@ -11,7 +11,7 @@ from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cotenant.policies import POLICIES
-from cotenant.policies.layer_block.published import Variant
+from cotenant.techniques.layer_blocks.policy.published import Variant
 from machines import WALKS, EngineMachine, walk
 
 ENQUEUED = {"overlap, enqueued": 1000.0, "overlap, enqueued late": 5e-6}

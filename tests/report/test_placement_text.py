@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cotenant.plan.placement.compiled import PLAIN
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.plan.placement.overflow import OverflowSearch
-from cotenant.plan.placement.overview import PlacementOverview, overview
-from cotenant.plan.placement.profiled import graph_of
-from cotenant.profile.task_profile import ModelTasks
-from cotenant.report.placement_text import placement_lines, placement_picture, placement_svg
+from cotenant.techniques.placement.plan.compiled import PLAIN
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.plan.overflow import OverflowSearch
+from cotenant.techniques.placement.plan.overview import PlacementOverview, overview
+from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.report import placement_lines, placement_picture, placement_svg
+from cotenant.techniques.placement.task_profile import ModelTasks
 from golden_files import GOLDEN, agree
 from task_profiles import linear_tasks, some_tasks, tasks_of, wide_tasks
 

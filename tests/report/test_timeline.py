@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
 from cotenant.report.timeline import write_timeline
 from cotenant.sim.driver import simulate
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.trace import TraceWriter, header, read
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine

@@ -22,8 +22,8 @@ from cotenant.files import (
     read_toml,
     write_whole,
 )
-from cotenant.plan.file import read_plan, read_request
 from cotenant.profile.profile_file import load_profile
+from cotenant.techniques.partitions.plan.file import read_plan, read_request
 from cotenant.trace import read
 from cotenant.workload import load_workload
 

@@ -19,8 +19,8 @@ from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.execute.layout import device_cores, lanes_of
 from cotenant.policies import POLICIES
-from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import make_policy, options_of, rebuild_policy
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.trace import header
 from cotenant.work import Machine, Share
 from scenario import CORES, ONE_LANE, TWO_LANES, tables

@@ -25,7 +25,7 @@ from cotenant.core.events import (
 )
 from cotenant.core.snapshot import DropRule
 from cotenant.policies.registry import rebuild_policy
-from cotenant.serve.opener.served_models import QueryForm
+from cotenant.serve.models.served_models import QueryForm
 from cotenant.trace import decode_event, read, replay
 from cotenant.trace.explain import ApplicationStory, Explanation, explain
 from cotenant.types import ANSWERS, Outcome, Tenant

@@ -15,15 +15,25 @@ from client import Client, Watch, until
 from commands import Run
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
 from cotenant.core.events import QueryArrived
-from cotenant.plan.application import Application, Stage
-from cotenant.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
-from cotenant.plan.sources import CostBasis, read_profile_costs
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.types import Costs, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
-from cotenant.serve.brain.plan_lanes import Cores, lay_out, open_plan
-from cotenant.serve.brain.plan_names import shares_of, stage_tenants
-from cotenant.serve.brain.replan import Replanner
 from cotenant.serve.server import Server
+from cotenant.techniques.partitions.plan.application import Application, Stage
+from cotenant.techniques.partitions.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
+from cotenant.techniques.partitions.plan.sources import CostBasis, read_profile_costs
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.types import (
+    Costs,
+    DevicePlan,
+    DeviceType,
+    Infeasible,
+    Load,
+    PartitionPlan,
+    Plan,
+    PlanError,
+    Slot,
+)
+from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out, open_plan
+from cotenant.techniques.partitions.serve.plan_names import shares_of, stage_tenants
+from cotenant.techniques.partitions.serve.replan import Replanner
 from cotenant.types import Outcome
 from repositories import SLO_MS, config, scaled, write_model
 

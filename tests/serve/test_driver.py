@@ -28,11 +28,11 @@ from cotenant.core.events import (
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
 from cotenant.execute.protocol import OnEnd, Tensors, Timing
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.predict.table import TablePredictor
-from cotenant.serve.brain.clock import RealClock, VirtualClock
-from cotenant.serve.brain.driver import Driver, Observer
-from cotenant.serve.brain.queries import figures_of
+from cotenant.serve.engine.clock import RealClock, VirtualClock
+from cotenant.serve.engine.driver import Driver, Observer
+from cotenant.serve.engine.queries import figures_of
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Work
 from cotenant.world.simulated import SimulatedExecutor, TableWorld, World

@@ -18,18 +18,18 @@ import pytest
 from client import Client, LoaderHere, started
 from cotenant.config import DeviceSection, ServerConfig
 from cotenant.core.events import Event, TenantResumed
-from cotenant.execute.concurrent.kept import follow, kept_placements
-from cotenant.execute.concurrent.placeable import digest_of
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.runner import open_model
-from cotenant.measure import placed
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import ProfileError
-from cotenant.profile.unit_placement import UnitPlacement, save_placement
 from cotenant.repository import find_versions, graphs_path, placement_path
 from cotenant.serve.server import Server
+from cotenant.techniques.placement.execute.kept import follow, kept_placements
+from cotenant.techniques.placement.execute.placeable import digest_of
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.measure import placed
+from cotenant.techniques.placement.unit_placement import UnitPlacement, save_placement
 from onnx_samples import Sketch, info
 from placed_samples import placement
 from repositories import SLO_MS, write_model

@@ -12,12 +12,12 @@ from client import Client, LoaderHere, started
 from cotenant.config import DeviceSection
 from cotenant.core.actions import Action
 from cotenant.core.events import Event, LaunchEnded
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.protocol import Timing
-from cotenant.measure import placed
-from cotenant.profile.unit_placement import save_placement
 from cotenant.repository import graphs_path, placement_path
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.measure import placed
+from cotenant.techniques.placement.unit_placement import save_placement
 from cotenant.trace.trace_log import encode
 from cotenant.work import PieceTime
 from onnx_samples import random_dag

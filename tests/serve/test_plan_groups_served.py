@@ -16,15 +16,15 @@ from commands import runner
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
 from cotenant.core.actions import Launch
 from cotenant.core.events import PolicyChanged, PredictorChanged
-from cotenant.measure.groups import fit_groups
-from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
-from cotenant.policies.rounds.duty_cycle import DutyCycle
-from cotenant.predict.groups.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
-from cotenant.serve.brain.plan_lanes import Cores, open_plan
-from cotenant.serve.brain.replan import Replanner
 from cotenant.serve.server import Server
+from cotenant.techniques.overlap.measure.groups import fit_groups
+from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
+from cotenant.techniques.partitions.serve.plan_lanes import Cores, open_plan
+from cotenant.techniques.partitions.serve.replan import Replanner
 from cotenant.trace import read
 from cotenant.types import Outcome
 from group_campaign import CORES, SLOTS, measure, profiled

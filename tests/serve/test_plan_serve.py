@@ -24,20 +24,30 @@ from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
 from cotenant.execute.sessions import SessionSet
 from cotenant.execute.worker.channel import Open, Prepare
-from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.sources import CostBasis
-from cotenant.plan.table_costs import TableCosts
-from cotenant.plan.tracking import TrackedRate
-from cotenant.plan.types import Costs, DevicePlan, DeviceType, Infeasible, Load, PartitionPlan, Plan, PlanError, Slot
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import make_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.driver import Driver
-from cotenant.serve.brain.plan_lanes import Cores, PlanLanes, ServedPlan, lay_out, open_plan
-from cotenant.serve.brain.replan import Replanner
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.driver import Driver
 from cotenant.serve.server import Server
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
+from cotenant.techniques.partitions.plan.sources import CostBasis
+from cotenant.techniques.partitions.plan.table_costs import TableCosts
+from cotenant.techniques.partitions.plan.tracking import TrackedRate
+from cotenant.techniques.partitions.plan.types import (
+    Costs,
+    DevicePlan,
+    DeviceType,
+    Infeasible,
+    Load,
+    PartitionPlan,
+    Plan,
+    PlanError,
+    Slot,
+)
+from cotenant.techniques.partitions.serve.plan_lanes import Cores, PlanLanes, ServedPlan, lay_out, open_plan
+from cotenant.techniques.partitions.serve.replan import Replanner
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.wire.api import InferRequest, ServeError, Status
 from cotenant.work import Machine, Share
@@ -451,7 +461,7 @@ def test_load_above_the_plan_is_one_line_and_stands_in_the_share(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Four times what the plan serves, in windows that the test closes; the plan is never made anew."""
-    caplog.set_level("INFO", "cotenant.plan")
+    caplog.set_level("INFO", "cotenant.techniques.partitions.plan")
     made = Following(write_two(tmp_path / "models"), "thread")
     try:
         made.follower.stop()

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.plan.elastic import Elastic
-from cotenant.plan.file import PlanFile, Request, plan_text
-from cotenant.plan.sources import costs_of_repository
-from cotenant.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.repository import trace_path
+from cotenant.techniques.partitions.plan.elastic import Elastic
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
+from cotenant.techniques.partitions.plan.sources import costs_of_repository
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.trace import read
 from cotenant.wire.client import infer_once
 from processes import WAIT_S, Process, cotenant, serving

@@ -26,15 +26,15 @@ from cotenant.measure.loader import stored_or_measured
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import CORES, Effort
 from cotenant.measure.sweep import profile_repository
-from cotenant.plan.granularity.kept import keep_together, read_together
-from cotenant.plan.granularity.worker import Asked, search
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
 from cotenant.profile.profile_file import Profile, save_profile
 from cotenant.repository import find_versions, profile_path, together_path
-from cotenant.serve.brain import together
-from cotenant.serve.opener.served_models import serve_model
-from cotenant.serve.rehearsal import Rehearsal, RehearsalError, check_answers
+from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
+from cotenant.techniques.granularity.plan.kept import keep_together, read_together
+from cotenant.techniques.granularity.plan.worker import Asked, search
+from cotenant.techniques.granularity.serve import together
+from cotenant.techniques.granularity.serve.rehearsal import Rehearsal, RehearsalError, check_answers
 from cotenant.work import Share
 from onnx_samples import Sketch, info
 from repositories import config, write_model

@@ -23,11 +23,11 @@ from cotenant.errors import ConfigError
 from cotenant.policies import POLICIES
 from cotenant.policies.registry import rebuild_policy
 from cotenant.profile.device import this_device
-from cotenant.profile.joint_plan import JointMember, JointPlan
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
 from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.trace import TraceWriter, header, read, replay
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share

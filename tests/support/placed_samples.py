@@ -8,8 +8,8 @@ import onnx
 
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.graph.dfg import Dfg, Operator, Tensor, build_dfg
-from cotenant.plan.placement.flat import PlacementProblem
-from cotenant.profile.unit_placement import UnitPlacement, device_names, runs_of
+from cotenant.techniques.placement.plan.flat import PlacementProblem
+from cotenant.techniques.placement.unit_placement import UnitPlacement, device_names, runs_of
 from onnx_samples import Sketch, info
 
 WIDTH = 4

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from cotenant.execute.concurrent.placed_torch import PlacedTorch
-from cotenant.profile.unit_placement import GPU_LANE, UnitPlacement, runs_of
+from cotenant.techniques.placement.execute.placed_torch import PlacedTorch
+from cotenant.techniques.placement.unit_placement import GPU_LANE, UnitPlacement, runs_of
 from cotenant.work import Share
 from torch_samples import saved
 

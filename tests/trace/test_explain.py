@@ -12,15 +12,15 @@ from cotenant.cli import main
 from cotenant.core.events import Event, LaunchEnded, QueryArrived, QueryCancelled, TenantRemoved
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.overlap.control import Overlap
 from cotenant.policies.registry import rebuild_policy
-from cotenant.policies.rounds.duty_cycle import DutyCycle
-from cotenant.predict.groups.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.sim.driver import simulate
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.overlap.predict.grouped import FittedGroups, GroupedPredictor
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.basis import GroupBeliefs
 from cotenant.trace.explain import Explanation, explain

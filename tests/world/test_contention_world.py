@@ -19,8 +19,8 @@ from cotenant.errors import InvalidValueError
 from cotenant.policies import POLICIES
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.serve.brain.clock import VirtualClock
-from cotenant.serve.brain.driver import Driver
+from cotenant.serve.engine.clock import VirtualClock
+from cotenant.serve.engine.driver import Driver
 from cotenant.sim.driver import simulate
 from cotenant.types import Query
 from cotenant.work import Machine, Share, Work

@@ -16,10 +16,10 @@ from cotenant.core.actions import Launch, Respond
 from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import Chunk, JointMember, JointPlan, Wait
-from cotenant.profile.kernel_table import KernelTable
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
+from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
+from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
 from cotenant.world.joint_run import JointWorld, KernelSpan

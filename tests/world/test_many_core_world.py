@@ -15,10 +15,14 @@ from scipy.optimize import linprog
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
-from cotenant.work import Share, Work
-from cotenant.world.many_core import MEAN_CONFLICT_NS, MEDIAN_CONFLICT_NS, ManyCore, ManyCoreWorld
-from cotenant.world.many_core_rules import (
+from cotenant.techniques.layer_blocks.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.techniques.layer_blocks.world.many_core import (
+    MEAN_CONFLICT_NS,
+    MEDIAN_CONFLICT_NS,
+    ManyCore,
+    ManyCoreWorld,
+)
+from cotenant.techniques.layer_blocks.world.many_core_rules import (
     FULL,
     SLICE_BYTES,
     conflict_at,
@@ -28,6 +32,7 @@ from cotenant.world.many_core_rules import (
     set_rates,
     slices_of,
 )
+from cotenant.work import Share, Work
 
 US = 1000
 GB = 1_000_000_000

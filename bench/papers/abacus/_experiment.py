@@ -17,8 +17,8 @@ from cotenant.core.snapshot import DropRule, Policy
 from cotenant.metrics import percentile_ns
 from cotenant.policies import POLICIES
 from cotenant.policies.ordered.listed import ListPolicy
-from cotenant.policies.overlap.control import Overlap
 from cotenant.sim.driver import simulate
+from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.types import ANSWERS, Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 

@@ -27,9 +27,9 @@ from bench.papers.gacer._models import model_table
 from bench.papers.gacer._sets import JointSet, paper_sets
 from bench.papers.gacer._worlds import Drawn, draw
 from bench.papers.gacer.sets import FIRST_WORLD, SOURCES, WORLDS
-from cotenant.predict.occupancy.evaluator import JointEvaluator
-from cotenant.profile.joint_plan import Chunk, JointPlan
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.world.joint_run import JointWorld
 
 NAME = "gacer-granularity"

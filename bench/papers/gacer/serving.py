@@ -40,14 +40,14 @@ from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, QueryArrived, QueryWithdrawn
 from cotenant.core.snapshot import Policy
-from cotenant.plan.granularity.search import JointSearch
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
-from cotenant.profile.joint_plan import JointMember, JointPlan
-from cotenant.profile.kernel_table import KernelTable
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.sim.driver import simulate
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.granularity.plan.search import JointSearch
+from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share
 from cotenant.world.joint_run import JointWorld

@@ -31,8 +31,8 @@ from bench.papers.gacer._gpus import GPUS, V100, Gpu
 from bench.papers.gacer._judge import OURS, Effort, judge_set
 from bench.papers.gacer._sets import JointSet, given_sets, paper_sets, v100_sets
 from bench.papers.gacer._worlds import Drawn, draw
-from cotenant.plan import granularity
-from cotenant.predict import occupancy
+from cotenant.techniques.granularity import plan as granularity
+from cotenant.techniques.granularity import predict as occupancy
 from cotenant.world import joint_run
 from cotenant.world import kernels as kernel_world
 

@@ -21,12 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from bench._registry import BenchError
-from cotenant.execute.concurrent.piece_run import PieceRun
-from cotenant.execute.concurrent.pieces import PlacedPiece
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.place import CorePlace
 from cotenant.execute.threads.lanes import Lane
-from cotenant.profile.unit_placement import UnitPlacement, runs_of
+from cotenant.techniques.placement.execute.piece_run import PieceRun
+from cotenant.techniques.placement.execute.pieces import PlacedPiece
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of
 from cotenant.work import Share
 
 SEED = 1

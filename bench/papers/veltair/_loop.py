@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.policies.layer_block.rules import (
+from cotenant.techniques.layer_blocks.policy.rules import (
     ACTS,
     ARRIVAL,
     CORES,
@@ -33,9 +33,9 @@ from cotenant.policies.layer_block.rules import (
     WAITS,
     WANTED,
 )
-from cotenant.policies.layer_block.rules_blocks import decide_blocks, decide_prema
-from cotenant.policies.layer_block.rules_slack import decide_slack
-from cotenant.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
+from cotenant.techniques.layer_blocks.policy.rules_blocks import decide_blocks, decide_prema
+from cotenant.techniques.layer_blocks.policy.rules_slack import decide_slack
+from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 
 NEVER = 1 << 62
 ANSWERED, LATE, REJECTED, DROPPED = range(4)

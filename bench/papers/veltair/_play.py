@@ -16,8 +16,8 @@ from bench.papers.veltair._jit import loaded
 from bench.papers.veltair._models import Efficiency, Model
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.layer_block import rules_blocks
-from cotenant.policies.layer_block.published import (
+from cotenant.techniques.layer_blocks.policy import rules_blocks
+from cotenant.techniques.layer_blocks.policy.published import (
     BlockPolicy,
     FixedBlocks,
     LayerBlock,
@@ -26,9 +26,9 @@ from cotenant.policies.layer_block.published import (
     Prema,
     Variant,
 )
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
-from cotenant.policies.layer_block.tables import PRICES, SWITCH_NS, choices_of
-from cotenant.profile.version_table import UnitCosts
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.techniques.layer_blocks.policy.tables import PRICES, SWITCH_NS, choices_of
+from cotenant.techniques.layer_blocks.version_table import UnitCosts
 from cotenant.work import Share
 
 LANES = tuple(Share((core,)) for core in range(CORES))
@@ -39,7 +39,7 @@ _DROPS = {DropRule.NONE: _loop.NONE, DropRule.EXPIRED: _loop.EXPIRED, DropRule.H
 @cache
 def compiled() -> tuple[ModuleType, ModuleType, ModuleType]:
     """The loop, and the rules that fill tables."""
-    rules = "cotenant.policies.layer_block."
+    rules = "cotenant.techniques.layer_blocks.policy."
     return loaded(_loop.__name__), loaded(rules + "rules"), loaded(rules + "rules_slack")
 
 

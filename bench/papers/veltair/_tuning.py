@@ -26,7 +26,7 @@ from bench.papers.veltair._models import CLASSES, Efficiency, Model, of_class, r
 from bench.papers.veltair._play import Stage, warm_up
 from bench.papers.veltair._worlds import kept_worlds, tables_of
 from bench.papers.veltair.qps import CONTENDERS, OURS, Task, _best
-from cotenant.policies.layer_block import rules, rules_blocks
+from cotenant.techniques.layer_blocks.policy import rules, rules_blocks
 
 FIRST_WORLD = 50_000
 EFFORT = Effort(2000, 2, 1000, 1, (0.6, 0.8, 0.4, 0.5, 0.7), 0.02)

@@ -19,12 +19,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.store import Store
-from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.trial import Trial
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.store import Store
+from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
+from cotenant.techniques.layer_blocks.compile.trial import Trial
 
 TVM_TRIALS = 2
 _REST_S = 0.004
@@ -118,7 +118,7 @@ def _onednn(_: Sequence[int], __: Path) -> Opener | str:
 def _tvm(cores: Sequence[int], folder: Path) -> Opener | str:
     if importlib.util.find_spec("tvm") is None:
         return "pip install 'cotenant[tvm]'"
-    from cotenant.compile.tvm.backend import TvmSearch
+    from cotenant.techniques.layer_blocks.compile.tvm.backend import TvmSearch
 
     backend = TvmSearch()
 

@@ -25,20 +25,20 @@ from rich.table import Table
 from bench._server import cache_folder
 from bench.papers.veltair._yardstick import TVM_TRIALS, Yardstick, timed
 from cotenant import zoo
-from cotenant.compile.backend import CANDIDATES, SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.native import KernelStep, Runtime
-from cotenant.compile.problem import Problem
-from cotenant.compile.search import search
-from cotenant.compile.selection import pick
-from cotenant.compile.store import KernelCandidate, Store
-from cotenant.compile.target import this_maker, this_target
-from cotenant.compile.toolchain import find_compiler
-from cotenant.compile.trial import Trial
-from cotenant.execute.compiled.choice import runtime_of, version_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segment_session import session_options
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.techniques.layer_blocks.compile.backend import CANDIDATES, SearchEffort
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.native import KernelStep, Runtime
+from cotenant.techniques.layer_blocks.compile.problem import Problem
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.selection import pick
+from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Store
+from cotenant.techniques.layer_blocks.compile.target import this_maker, this_target
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.compile.trial import Trial
+from cotenant.techniques.layer_blocks.execute.choice import runtime_of, version_of
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 
 NAME = "veltair-kernels"
 SEED = 1

@@ -18,14 +18,14 @@ from rich.table import Table
 
 from bench._server import cache_folder
 from cotenant import zoo
-from cotenant.compile.backend import SearchEffort
-from cotenant.compile.ckernel.backend import CKernel
-from cotenant.compile.search import search
-from cotenant.compile.toolchain import find_compiler
-from cotenant.execute.compiled.choice import runtime_of, store_of, version_of
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
+from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.search import search
+from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
+from cotenant.techniques.layer_blocks.execute.choice import runtime_of, store_of, version_of
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.zoo import torch as networks
 
 NAME = "veltair-models"

@@ -21,11 +21,11 @@ from bench.papers.veltair._models import Efficiency, Model, read_models
 from bench.papers.veltair._play import LANES, arrivals
 from bench.papers.veltair._product import Beliefs, Timed, play_product
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, kept_worlds, tables_of
-from cotenant.policies.layer_block.published import BlockPolicy, LayerBlock, LayerWise
-from cotenant.policies.layer_block.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
-from cotenant.policies.layer_block.rules_blocks import DYNAMIC, next_block
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
-from cotenant.world.many_core import ManyCore
+from cotenant.techniques.layer_blocks.policy.published import BlockPolicy, LayerBlock, LayerWise
+from cotenant.techniques.layer_blocks.policy.rules import DEADLINE, FIELDS, FIXED, STATE, fill_averages, fill_tight
+from cotenant.techniques.layer_blocks.policy.rules_blocks import DYNAMIC, next_block
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.techniques.layer_blocks.world.many_core import ManyCore
 
 NAME = "veltair-overhead"
 UNITS = 300

@@ -36,7 +36,7 @@ from bench.papers.veltair._models import CLASSES, Efficiency, Model, of_class, r
 from bench.papers.veltair._play import LANES, Arrivals, Stage, warm_up
 from bench.papers.veltair._worlds import VERSIONS, Drawn, kept_worlds, tables_of
 from cotenant.core.snapshot import DropRule
-from cotenant.policies.layer_block.published import (
+from cotenant.techniques.layer_blocks.policy.published import (
     BlockPolicy,
     FixedBlocks,
     LayerBlock,
@@ -45,7 +45,7 @@ from cotenant.policies.layer_block.published import (
     Prema,
     Variant,
 )
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 
 NAME = "veltair-qps"
 HEADLINES = (

@@ -7,22 +7,10 @@ from typing import Annotated
 import typer
 
 from cotenant import __version__
-from cotenant.cli import (
-    bound,
-    cluster,
-    compiling,
-    demo,
-    devices,
-    explain,
-    load,
-    models,
-    plan,
-    profile,
-    replay,
-    serve,
-    simulate,
-    zoo,
-)
+from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
+from cotenant.cluster import cli as cluster
+from cotenant.techniques.layer_blocks import cli as compiling
+from cotenant.techniques.partitions.cli import plan
 
 app = typer.Typer(
     name="cotenant",

@@ -50,8 +50,8 @@ def explain(
 
 def _tell(query: int, path: Path, as_json: bool) -> None:
     from cotenant.policies.registry import rebuild_policy
-    from cotenant.predict.groups.overlap_file import find_overlap
     from cotenant.report.lost_text import loss_sentence
+    from cotenant.techniques.overlap.predict.overlap_file import find_overlap
     from cotenant.trace import read
     from cotenant.trace.basis import GroupBeliefs
     from cotenant.trace.explain import explain as tell

@@ -17,8 +17,8 @@ from cotenant.core.snapshot import DropRule, Policy, goes_by_margin
 from cotenant.errors import ConfigError
 from cotenant.files import UNREADABLE
 from cotenant.policies import POLICIES
-from cotenant.policies.rounds.duty_cycle import DutyCycle
 from cotenant.repository import SERVER_FILE
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 
 Repository = Annotated[Path, typer.Argument(help="Model repository: a directory with MODEL/config.toml.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

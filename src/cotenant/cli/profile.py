@@ -14,9 +14,9 @@ from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Repository, a_number,
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
     from cotenant.measure.contention_profile import ContentionProfile
-    from cotenant.predict.groups.overlap_errors import HeldOutErrors
     from cotenant.profile.profile_file import Profile
     from cotenant.report.fitted_table import FittedTable
+    from cotenant.techniques.overlap.predict.overlap_errors import HeldOutErrors
 
 
 def profile(
@@ -65,12 +65,12 @@ def profile(
     """Measure latency over batch and cores, per unit and per segment. Interrupt it any time: it resumes."""
     from cotenant.cli.console import console as make_console
     from cotenant.cli.console import print_left_out
-    from cotenant.cli.profile_corun import divided, measure, show
     from cotenant.execute.gpu.queues import use_all_queues
     from cotenant.measure.solo import Effort
     from cotenant.measure.sweep import profile_repository
     from cotenant.profile.profile_file import disturbed_words
     from cotenant.repository import contention_path, profile_path
+    from cotenant.techniques.partitions.cli.profile_corun import divided, measure, show
 
     use_all_queues(os.environ)
     settings = settings_of(repository, chosen_of(None, policy="overlap" if groups else None, lanes=lanes))
@@ -136,9 +136,9 @@ def _measure_groups(
 ) -> dict[str, Any]:
     """Measure groups and fit their predictor; adds to `errors` what was left out."""
     from cotenant.execute.layout import device_cores, lanes_of
-    from cotenant.measure.groups import GroupEffort, fit_groups, measure_groups
-    from cotenant.measure.layout_facts import pair_latencies
     from cotenant.repository import overlap_path
+    from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
+    from cotenant.techniques.placement.measure.layout_facts import pair_latencies
 
     effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
     with progress_bar(quiet=quiet) as on_step:
@@ -165,10 +165,10 @@ def slowdown_table(slowdown: dict[str, float]) -> FittedTable:
 
 
 def _judge(root: Path, profile: Profile, quiet: bool) -> HeldOutErrors:
-    from cotenant.measure.groups import facts_of
-    from cotenant.predict.groups.overlap_errors import held_out_errors
-    from cotenant.profile.group_samples import load_samples
     from cotenant.repository import groups_path
+    from cotenant.techniques.overlap.group_samples import load_samples
+    from cotenant.techniques.overlap.measure.groups import facts_of
+    from cotenant.techniques.overlap.predict.overlap_errors import held_out_errors
 
     _, samples = load_samples(groups_path(root))
     known = [each for each in samples if all(member.work.tenant in profile.models for member in each.members)]

@@ -18,9 +18,9 @@ def replay(
 ) -> None:
     """Feed the events of a trace to the core again and compare its actions with the recorded ones."""
     from cotenant.policies.registry import rebuild_policy
-    from cotenant.predict.groups.overlap_file import find_overlap
     from cotenant.report.timeline import write_timeline
     from cotenant.repository import trace_path
+    from cotenant.techniques.overlap.predict.overlap_file import find_overlap
     from cotenant.trace import read, same_decisions
     from cotenant.trace import replay as replay_records
 

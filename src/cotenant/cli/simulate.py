@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from cotenant.core.actions import Action
     from cotenant.core.events import Event
-    from cotenant.predict.groups.overlap import OverlapPredictor
-    from cotenant.profile.joint_plan import JointPlan
     from cotenant.profile.profile_file import Profile
     from cotenant.sim.driver import Log
+    from cotenant.techniques.granularity.joint_plan import JointPlan
+    from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
     from cotenant.trace.lost import LossAccount
     from cotenant.work import Round, Share
 
@@ -95,7 +95,6 @@ def simulate(
     from cotenant.cli.console import console as make_console
     from cotenant.core.snapshot import goes_by_margin
     from cotenant.execute.layout import device_cores, lanes_of
-    from cotenant.measure.layout_facts import resolved_by
     from cotenant.metrics import summarise, to_json
     from cotenant.policies.registry import policy_class, takes_rounds
     from cotenant.profile.profile_file import load_profile
@@ -104,8 +103,9 @@ def simulate(
     from cotenant.report.tables import outcome_table
     from cotenant.repository import profile_path
     from cotenant.repository.measured_content import changes, refuse_changes
-    from cotenant.serve.brain.plan_lanes import Cores, open_plan
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
+    from cotenant.techniques.partitions.serve.plan_lanes import Cores, open_plan
+    from cotenant.techniques.placement.measure.layout_facts import resolved_by
     from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
     from cotenant.trace.bound import bound_of
@@ -147,7 +147,7 @@ def simulate(
     fitted = _fitted(repository, profile) if derives or has_groups or world is WorldKind.GROUPS else None
     scenario = replace(scenario, groups=fitted, plays_groups=world is WorldKind.GROUPS)
     if trace is not None and fitted is not None:  # beside the trace, where a replay looks for it
-        from cotenant.predict.groups.overlap_file import keep_overlap
+        from cotenant.techniques.overlap.predict.overlap_file import keep_overlap
 
         keep_overlap(trace.parent, fitted)
     assumptions = Assumptions(noise, round(decision_us * 1000))
@@ -227,7 +227,7 @@ def _both(account: LossAccount, writer: Log | None) -> Log:
 
 def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:
     """The plans of models that are there together that a repository keeps, and that hold for its profile and lanes."""
-    from cotenant.plan.granularity.kept import read_together, usable
+    from cotenant.techniques.granularity.plan.kept import read_together, usable
 
     graphs = {name: (model.digest, model.cuts[-1]) for name, model in profile.models.items()}
     return tuple(usable(read_together(root), graphs, [lane.size for lane in lanes]))
@@ -236,8 +236,8 @@ def _plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointP
 def _fitted(root: Path, profile: Profile) -> OverlapPredictor | None:
     """The fitted predictor of groups; None, with a warning, when there is none."""
     from cotenant.errors import CotenantError
-    from cotenant.measure.groups import load_overlap
     from cotenant.predict.conformal import SURE_QUANTILE
+    from cotenant.techniques.overlap.measure.groups import load_overlap
 
     try:
         return load_overlap(root, profile, quantile=SURE_QUANTILE)

@@ -176,7 +176,7 @@ class StreamPlace:
         """What copying so much takes, until who waits knows that it is there: median ns to the host, and back."""
 
         def measured(streams: StreamLane) -> tuple[int, int]:
-            from cotenant.execute.concurrent.placed_torch import copy_times
+            from cotenant.techniques.placement.execute.placed_torch import copy_times
 
             down, up = copy_times(streams, size_bytes, _COPY_RUNS)
             return round(median(down)), round(median(up))

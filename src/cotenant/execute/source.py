@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cotenant.errors import CotenantError
-from cotenant.execute.concurrent.kept import follow
 from cotenant.execute.runner import Runner, open_model
 from cotenant.repository.formats import Arithmetic
+from cotenant.techniques.placement.execute.kept import follow
 from cotenant.work import CPU
 
 

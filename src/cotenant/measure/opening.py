@@ -16,15 +16,12 @@ from msgspec import UNSET, UnsetType, structs
 
 from cotenant.config import NS_PER_MS
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.execute.concurrent.placeable import Placeable
-from cotenant.execute.concurrent.placed_model import PlacedModel
 from cotenant.execute.contents import file_digest
 from cotenant.execute.place import Place, StreamPlace
 from cotenant.execute.runner import Runner, engine_of, open_model
 from cotenant.measure.campaign import leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes
 from cotenant.measure.merging import judge_merging
-from cotenant.measure.placed import follow_fast
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.measure.solo import CORES, Effort, Sweep
 from cotenant.profile.device import Device, this_device
@@ -40,6 +37,9 @@ from cotenant.repository import (
     profile_path,
 )
 from cotenant.repository.formats import Arithmetic
+from cotenant.techniques.placement.execute.placeable import Placeable
+from cotenant.techniques.placement.execute.placed_model import PlacedModel
+from cotenant.techniques.placement.measure.placed import follow_fast
 from cotenant.work import CPU, Share
 
 LONGEST_SEGMENT_MS = 10.0

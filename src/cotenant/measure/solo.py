@@ -16,7 +16,6 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from cotenant.execute.batches import row_buckets
-from cotenant.execute.compiled.compiled_model import CompiledModel
 from cotenant.execute.place import CorePlace, Place, Run
 from cotenant.execute.protocol import LoadSpec
 from cotenant.execute.runner import Runner
@@ -24,10 +23,11 @@ from cotenant.measure.busy import OthersTime
 from cotenant.measure.campaign import Journal
 from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.samples import NO_SAMPLES, Samples
-from cotenant.measure.version_costs import version_costs
 from cotenant.profile.merging import Merging
 from cotenant.profile.profile_file import ModelProfile, Point
-from cotenant.profile.version_table import VersionTable
+from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.measure.version_costs import version_costs
+from cotenant.techniques.layer_blocks.version_table import VersionTable
 from cotenant.work import CPU, Share
 
 Progress = Callable[[str], None]

@@ -16,18 +16,18 @@ import msgspec
 
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.policies.clustered import Clustered
 from cotenant.policies.facts import LayoutFacts
-from cotenant.policies.layer_block.published import FixedBlocks, LayerBlock, LayerWise, ModelWise, Prema
-from cotenant.policies.layer_block.slack_blocks import SlackBlocks
 from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares, Weighted
 from cotenant.policies.ordered.sjf import Sjf
-from cotenant.policies.overlap.control import Overlap
-from cotenant.policies.rounds.duty_cycle import DutyCycle
-from cotenant.profile.joint_plan import JointPlan
+from cotenant.techniques.granularity.joint_plan import JointPlan
+from cotenant.techniques.granularity.policy.clustered import Clustered
+from cotenant.techniques.layer_blocks.policy.published import FixedBlocks, LayerBlock, LayerWise, ModelWise, Prema
+from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
+from cotenant.techniques.overlap.policy.control import Overlap
+from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.work import Round, Share
 
 GROUP = "cotenant.policies"

@@ -63,7 +63,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".onnx",
             "onnxruntime",
-            "cotenant.execute.compiled.choice:open_onnx",
+            "cotenant.techniques.layer_blocks.execute.choice:open_onnx",
             "onnxruntime_onnx",
             "onnxruntime",
             "pip install onnxruntime",
@@ -71,7 +71,7 @@ FORMATS: dict[str, Format] = {
         Format(
             ".pt2",
             "torch",
-            "cotenant.execute.concurrent.placed_torch:PlacedTorch.open",
+            "cotenant.techniques.placement.execute.placed_torch:PlacedTorch.open",
             "pytorch_libtorch",
             "pytorch",
             "pip install 'cotenant[torch]'",

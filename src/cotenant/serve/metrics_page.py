@@ -11,10 +11,10 @@ from prometheus_client.registry import Collector
 
 from cotenant import shortages
 from cotenant.execute.protocol import ModelExecutor, WorkerStatus
-from cotenant.serve.brain.counters import LATENCY_BUCKETS_S, TenantCounters
-from cotenant.serve.brain.plan_view import PlanFigures, plan_metrics
-from cotenant.serve.brain.queries import EngineFigures
+from cotenant.serve.engine.counters import LATENCY_BUCKETS_S, TenantCounters
+from cotenant.serve.engine.queries import EngineFigures
 from cotenant.shortages import Resource
+from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_metrics
 from cotenant.types import LossCause, Outcome
 
 Waiting = Callable[[], Mapping[str, int]]

@@ -26,30 +26,38 @@ from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.execute.layout import device_cores
 from cotenant.execute.registry import layout_of, open_executor
-from cotenant.measure.layout_facts import fitted_groups
 from cotenant.policies.registry import make_policy
-from cotenant.predict.groups.overlap import OverlapPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.repository import UnknownModelError, application_names, is_application, model_names
-from cotenant.serve.brain.clock import Clock, RealClock
-from cotenant.serve.brain.counters import Counters
-from cotenant.serve.brain.driver import Driver, Observer
-from cotenant.serve.brain.flows import Flows
-from cotenant.serve.brain.groups import foresee, knowing, learn_groups
-from cotenant.serve.brain.merge_check import MergeCheck
-from cotenant.serve.brain.plan_lanes import PlanLanes
-from cotenant.serve.brain.plan_view import PlanFigures, PlanView
-from cotenant.serve.brain.pressure_monitor import PressureMonitor, monitor_of
-from cotenant.serve.brain.queries import Done, answer, figures_of, query_of, statistics_of, told_of_refusals, waiting_of
-from cotenant.serve.brain.reorganise import change
-from cotenant.serve.brain.replies import Replies
-from cotenant.serve.brain.slo_watch import log_served, log_turns
-from cotenant.serve.brain.together import TogetherPlans
+from cotenant.serve.engine.clock import Clock, RealClock
+from cotenant.serve.engine.counters import Counters
+from cotenant.serve.engine.driver import Driver, Observer
+from cotenant.serve.engine.flows import Flows
+from cotenant.serve.engine.merge_check import MergeCheck
+from cotenant.serve.engine.queries import (
+    Done,
+    answer,
+    figures_of,
+    query_of,
+    statistics_of,
+    told_of_refusals,
+    waiting_of,
+)
+from cotenant.serve.engine.replies import Replies
+from cotenant.serve.engine.slo_watch import log_served, log_turns
 from cotenant.serve.metrics_page import MetricsPage
-from cotenant.serve.opener.name_table import NameEntry, NameTable
-from cotenant.serve.opener.served_application import ServedApplication
-from cotenant.serve.opener.served_models import ServedModel
-from cotenant.serve.opener.versions import ModelOpener, OpenedVersions, refused
+from cotenant.serve.models.name_table import NameEntry, NameTable
+from cotenant.serve.models.served_application import ServedApplication
+from cotenant.serve.models.served_models import ServedModel
+from cotenant.serve.models.versions import ModelOpener, OpenedVersions, refused
+from cotenant.techniques.granularity.serve.together import TogetherPlans
+from cotenant.techniques.layer_blocks.serve import PressureMonitor, monitor_of
+from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
+from cotenant.techniques.overlap.serve import foresee, knowing, learn_groups
+from cotenant.techniques.partitions.serve.plan_lanes import PlanLanes
+from cotenant.techniques.partitions.serve.plan_view import PlanFigures, PlanView
+from cotenant.techniques.partitions.serve.reorganise import change
+from cotenant.techniques.placement.measure.layout_facts import fitted_groups
 from cotenant.trace.lost import LossAccount
 from cotenant.wire.api import IndexEntry, InferRequest, InferResult, ModelMetadata, ModelStatistics, ServeError, Status
 

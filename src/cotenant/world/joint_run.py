@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from cotenant.errors import InvalidValueError
-from cotenant.profile.joint_plan import JointMember, JointPlan
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
+from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.world.kernels import KernelCost, KernelCosts, KernelDevice, Stream, Streams
 
 

@@ -16,9 +16,9 @@ from math import ceil
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.profile.kernel_table import KernelTable
+from cotenant.techniques.granularity.kernel_table import KernelTable
+from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, grant
 from cotenant.work import Share
-from cotenant.world.many_core_rules import FULL, grant
 from cotenant.world.simulated import WorldEvent
 
 SLOTS = 256

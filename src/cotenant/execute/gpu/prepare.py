@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 
 from cotenant.execute.batches import reason_of, row_buckets
-from cotenant.execute.concurrent.placed_torch import PlacedStream, placed_stream
 from cotenant.execute.gpu.chains import Chains, Prepared, capture_chain, form_of, warm_segments
 from cotenant.execute.gpu.resident import MIB, Resident
 from cotenant.execute.gpu.streams import Named, StreamDevice, StreamLane, causes, wait_for
 from cotenant.execute.protocol import LoadSpec, Shapes
 from cotenant.execute.warm import zeros
+from cotenant.techniques.placement.execute.placed_torch import PlacedStream, placed_stream
 from cotenant.work import Share
 
 _FREE_SHARE = 8

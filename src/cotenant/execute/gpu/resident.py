@@ -12,7 +12,7 @@ from cotenant.graph.dfg import Dfg, Tensor
 from cotenant.work import Share
 
 if TYPE_CHECKING:
-    from cotenant.execute.concurrent.placed_torch import PlacedStream
+    from cotenant.techniques.placement.execute.placed_torch import PlacedStream
 
 MIB = 1 << 20
 

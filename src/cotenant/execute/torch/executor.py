@@ -20,7 +20,6 @@ from cotenant.core.actions import Launch
 from cotenant.errors import CotenantError
 from cotenant.execute.base import BaseExecutor
 from cotenant.execute.batches import BatchTensors, ModelGoneError, reason_of
-from cotenant.execute.concurrent.placed_torch import PlacedLaunch
 from cotenant.execute.errors import ModelError
 from cotenant.execute.gpu.chains import Chains
 from cotenant.execute.gpu.completions import Completions
@@ -34,6 +33,7 @@ from cotenant.execute.protocol import Loaded, LoadSpec, OnEnd, Timing
 from cotenant.execute.runner import Runner
 from cotenant.execute.source import ModelSource, opened_by
 from cotenant.execute.torch.model import first_line
+from cotenant.techniques.placement.execute.placed_torch import PlacedLaunch
 from cotenant.work import Share
 
 T = TypeVar("T")
