@@ -28,7 +28,7 @@ COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_j
 are inside."""
 
 LAW = (
-    ("errors", "files", "log", "machine_code", "shortages"),
+    ("errors", "files", "log", "machine_code", "registry", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),
@@ -86,6 +86,7 @@ PURE_MAY_IMPORT = (
     "cotenant.types",
     "cotenant.work",
     "cotenant.errors",
+    "cotenant.registry",
     "cotenant.graph.dfg",
     "cotenant.techniques.granularity.joint_plan",
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import entry_points
 from itertools import count
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Policy, Snapshot, Start
 from cotenant.errors import ConfigError, ProtocolViolationError
 from cotenant.policies.ordered.edf import Edf
-from cotenant.policies.registry import GROUP, POLICIES, make_policy, options_of, policy_class
+from cotenant.policies.registry import make_policy, options_of, policy_class, policy_names
 from cotenant.predict.table import TablePredictor
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.types import ANSWERS, Query, Tenant, priority_rank
@@ -31,7 +30,7 @@ from cotenant.world.simulated import TableWorld
 from machines import MODELS, TENANTS, Watched
 from scenario import ONE_LANE, TWO_LANES, play
 
-NAMES = sorted({*POLICIES, *(found.name for found in entry_points(group=GROUP))})
+NAMES = policy_names()
 PREDICTOR = TablePredictor(MODELS)
 SOME = settings(max_examples=40, deadline=None, database=None)
 
@@ -116,7 +115,7 @@ ROUNDS = {
 
 def made_of(name: str, options: dict[str, Any], lanes: tuple[Share, ...]) -> Policy:
     try:
-        return make_policy(name, options, lanes, rounds=ROUNDS[lanes], joint_plans=PLANS)
+        return make_policy(name, options, lanes, {"rounds": ROUNDS[lanes], "joint_plans": PLANS})
     except ConfigError:  # switches that exclude each other
         reject()
 

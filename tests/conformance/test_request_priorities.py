@@ -6,14 +6,13 @@ as without. That is a law of plug-ins, too.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from random import Random
 
 import pytest
 from msgspec import structs
 
 from cotenant.core.snapshot import Policy
-from cotenant.policies.registry import GROUP, POLICIES, make_policy
+from cotenant.policies.registry import make_policy, policy_class, policy_names
 from cotenant.predict.table import TablePredictor
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.types import Query, Tenant, priority_rank
@@ -22,7 +21,7 @@ from cotenant.world.simulated import TableWorld
 from machines import MODELS, TENANTS
 from scenario import ONE_LANE, TWO_LANES, Recording, play
 
-NAMES = sorted({*POLICIES, *(found.name for found in entry_points(group=GROUP))})
+NAMES = policy_names()
 PREDICTOR = TablePredictor(MODELS)
 PLANS = (JointPlan((JointMember("wide", 1, 3), JointMember("quick", 1, 1)), ((3, 0),)),)
 ROUNDS = {
@@ -70,7 +69,7 @@ def test_a_priority_that_all_requests_of_a_tenant_have_changes_nothing(name: str
         plain = offered(random, 60)
         ranks = {each: priority_rank(random.choice([0, 1, 2, 65535])) for each in MODELS}
         ranked = [structs.replace(query, rank=ranks[query.tenant]) for query in plain]
-        policies = [make_policy(name, {}, lanes, rounds=ROUNDS[lanes], joint_plans=PLANS) for _ in range(2)]
+        policies = [make_policy(name, {}, lanes, {"rounds": ROUNDS[lanes], "joint_plans": PLANS}) for _ in range(2)]
         assert told(played(policies[0], tenants, plain)) == told(played(policies[1], tenants, ranked)), seed
 
 
@@ -84,7 +83,7 @@ def structs_of(tenant: Tenant, priority: int) -> Tenant:
 @pytest.mark.parametrize("name", SELECTING)
 def test_mixed_priorities_of_one_tenant_cost_no_answer_of_another(name: str) -> None:
     """Of equal queries of a tenant, priorities choose which are served when: never how many, and no other query."""
-    policy, tenant = POLICIES[name](TWO_LANES), TENANTS["long"]
+    policy, tenant = policy_class(name)(TWO_LANES), TENANTS["long"]
     for seed in range(8):
         random = Random(f"{name} {seed}")
         plain = [structs.replace(each, items=1, expiry_ns=None) for each in offered(random, 60)]

@@ -26,7 +26,7 @@ from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.load_spec import facts_of
 from cotenant.measure.opening import open_version
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_names
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
@@ -66,13 +66,13 @@ class Case:
     slowed: float | None = None
     slow: Sequence[str] = tuple(MODELS)
     """Whose groups do, when all members are of these."""
-    names: Sequence[str] = tuple(POLICIES)
+    names: Sequence[str] = tuple(policy_names())
     """Policies that the command line asks for; an empty name for none."""
 
 
 OVERLAP = ("overlap",)
 CASES = {
-    "nothing is set": Case(names=("", *POLICIES)),
+    "nothing is set": Case(names=("", *policy_names())),
     "the file names a policy": Case('[policy]\nname = "overlap"\ndrop = "expired"\n', names=("", "sjf")),
     "one lane, late answers are given": Case('[device]\nlanes = "all"\n\n[policy]\ndrop = "none"\n'),
     "lanes of two sizes on three cores": Case("[device]\ncores = [0, 1, 3]\nlanes = [[3], [0, 1]]\n"),
@@ -85,7 +85,7 @@ CASES = {
         '[device]\nlanes = "all"\n\n[policy]\ndrop = "expired"\npreempt = true\ncautious = true\n',
         ("--lanes", "0,1/2,3", "--drop", "none", "--no-preempt", "--no-cautious"),
     ),
-    "a plan": Case(options=("--plan", PLAN), names=("", *POLICIES)),
+    "a plan": Case(options=("--plan", PLAN), names=("", *policy_names())),
     "a plan in the file, and the policy of no plan": Case(
         f'[policy]\nname = "edf"\nstretch = 0.2\n\n[plan]\nfile = "{PLAN}"\n', names=("", "edf")
     ),

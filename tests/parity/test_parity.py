@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.snapshot import DropRule, Policy
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class, policy_names
 from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.work import Share
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, policy_of
 
 MODES = list(
-    itertools.product(sorted(POLICIES), list(DropRule), [ONE_LANE, TWO_LANES], [(False, 0.1), (True, 0.0), (True, 0.2)])
+    itertools.product(policy_names(), list(DropRule), [ONE_LANE, TWO_LANES], [(False, 0.1), (True, 0.0), (True, 0.2)])
 )
 
 
@@ -54,7 +54,7 @@ def test_groups_that_are_enqueued_start_when_they_can(drop: DropRule) -> None:
     grid_ms=st.sampled_from([1, 2, 5]),
     policy=st.builds(
         policy_of,
-        st.sampled_from(sorted(POLICIES)),
+        st.sampled_from(policy_names()),
         st.sampled_from([ONE_LANE, TWO_LANES]),
         st.sampled_from(list(DropRule)),
         st.booleans(),
@@ -69,10 +69,10 @@ def test_coinciding_events_have_one_order(seed: int, gap_ms: int, grid_ms: int, 
 
 def test_the_workload_shows_every_outcome_and_coinciding_events() -> None:
     """A parity of empty logs would prove nothing."""
-    lines, told = simulated(POLICIES["edf"](ONE_LANE), workload(2, 7 * MS), failure_rate=0.1, seed=1)
+    lines, told = simulated(policy_class("edf")(ONE_LANE), workload(2, 7 * MS), failure_rate=0.1, seed=1)
     outcomes = {respond.outcome.value for _, respond, _ in told}
     assert {"answered", "rejected", "dropped", "failed"} <= outcomes
-    lines, told = simulated(POLICIES["fcfs"](ONE_LANE, DropRule.NONE), workload(2, 8 * MS, 5 * MS))
+    lines, told = simulated(policy_class("fcfs")(ONE_LANE, DropRule.NONE), workload(2, 8 * MS, 5 * MS))
     assert "late" in {respond.outcome.value for _, respond, _ in told}
     times = [line.split(b",", 1)[0] for line in lines]
     assert len(set(times)) < 0.9 * len(times)

@@ -17,7 +17,7 @@ from cotenant.core.launches import Launches
 from cotenant.core.lifecycle import QueryState
 from cotenant.core.queues import Batch, Live, TenantQueue
 from cotenant.core.snapshot import Decision, DropRule, Policy, Snapshot
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class, policy_names
 from cotenant.policies.desk import MOST_AT_ONCE
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import options_of
@@ -43,7 +43,7 @@ def all_policies(lanes: tuple[Share, ...], **options: Any) -> list[Policy]:
     Blocks get any number of lanes, which have to be of one size.
     """
     made: list[Policy] = []
-    for kind in POLICIES.values():
+    for kind in map(policy_class, policy_names()):
         known = options_of(kind)
         given = {option: value for option, value in options.items() if option in known}
         if issubclass(kind, BlockPolicy) and len({lane.size for lane in lanes}) > 1:

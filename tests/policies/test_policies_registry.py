@@ -17,7 +17,8 @@ from msgspec import Meta
 from cotenant.config import load_server_config
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError, InvalidValueError
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_names
+from cotenant.policies import registry as policies
 from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import make_policy, options_of, policy_class, rebuild_policy, register, resolve_options
@@ -53,10 +54,10 @@ class Own(Edf):
 
 @pytest.fixture
 def known() -> Iterator[None]:
-    before = dict(POLICIES)
+    before = dict(policies._KNOWN)
     yield
-    POLICIES.clear()
-    POLICIES.update(before)
+    policies._KNOWN.clear()
+    policies._KNOWN.update(before)
 
 
 @pytest.mark.usefixtures("known")
@@ -103,7 +104,7 @@ def test_a_name_is_of_one_policy() -> None:
     assert policy_class("edf") is Edf
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", policy_names())
 def test_every_policy_says_all_that_the_protocol_asks(name: str) -> None:
     policy = make_policy(name, {}, TWO_LANES)
     assert policy.lanes == TWO_LANES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_names
 from cotenant.techniques.layer_blocks.policy.published import Variant
 from machines import WALKS, EngineMachine, walk
 
@@ -65,7 +65,7 @@ FLOORS_OF_ENQUEUED = {
 
 
 @pytest.mark.parametrize("preempt", [False, True], ids=["whole", "preempt"])
-@pytest.mark.parametrize("policy", [*sorted(POLICIES), *ENQUEUED])
+@pytest.mark.parametrize("policy", [*policy_names(), *ENQUEUED])
 def test_every_history_keeps_the_contract(policy: str, preempt: bool) -> None:
     seen: Counter[str] = Counter()
     enqueued = ENQUEUED.get(policy)

@@ -18,7 +18,7 @@ from cotenant.config import (
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
 from cotenant.execute.layout import device_cores, lanes_of
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class, policy_names
 from cotenant.policies.registry import make_policy, options_of, rebuild_policy
 from cotenant.techniques.overlap.policy.control import Overlap
 from cotenant.trace import header
@@ -151,17 +151,17 @@ def test_lanes_that_do_not_fit_are_named(lanes: object) -> None:
         lanes_of(DeviceSection(lanes=lanes), (0, 1, 2, 3))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("name", policy_names())
 def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None:
     wished = {"drop": "expired", "preempt": True, "stretch": 0.3, "ways": 3, "members": 1, "repeat": False}
-    options = {key: value for key, value in wished.items() if key in options_of(POLICIES[name])}
+    options = {key: value for key, value in wished.items() if key in options_of(policy_class(name))}
     policy = make_policy(name, options, TWO_LANES)
     cuts = True if "preempt" in options else policy.preempt
     assert (policy.name, policy.drop, policy.preempt, policy.lanes) == (name, DropRule.EXPIRED, cuts, TWO_LANES)
     assert getattr(policy, "stretch", 0.3) == 0.3
     if isinstance(policy, Overlap):
         assert (policy.ways, policy.members, policy.repeat) == (3, 1, False)
-    assert make_policy(name, {}, ONE_LANE).preempt == POLICIES[name](ONE_LANE).preempt
+    assert make_policy(name, {}, ONE_LANE).preempt == policy_class(name)(ONE_LANE).preempt
     head = msgspec.json.decode(
         msgspec.json.encode(header(policy, tables({"a": 1}), (), Machine.cpu(CORES), created="").policy_options)
     )

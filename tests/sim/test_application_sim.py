@@ -20,7 +20,7 @@ from cotenant.core.engine import Engine
 from cotenant.core.events import Event, PredictorChanged
 from cotenant.core.snapshot import DropRule
 from cotenant.errors import ConfigError
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_names
 from cotenant.policies.registry import rebuild_policy
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
@@ -102,7 +102,7 @@ def test_what_cannot_be_in_time_is_rejected_at_arrival() -> None:
     after=st.sampled_from([CHAIN_STAGES, DIAMOND, [[], [], [0, 1]], [[]], [[], [], []]]),
     drop=st.sampled_from(list(DropRule)),
     lanes=st.sampled_from([ONE_LANE, TWO_LANES]),
-    policy=st.sampled_from([name for name in POLICIES if name != "overlap"]),
+    policy=st.sampled_from([name for name in policy_names() if name != "overlap"]),
 )
 @example(seed=8851, after=DIAMOND, drop=DropRule.NONE, lanes=TWO_LANES, policy="clustered").via("a batch in parts")
 def test_the_simulator_does_what_the_server_does(

@@ -14,7 +14,7 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.execute.protocol import Timing
-from cotenant.policies import POLICIES
+from cotenant.policies import policy_class
 from cotenant.predict.online import OnlineModel
 from cotenant.repository.application_spec import ApplicationSpec, Source, StageSpec
 from cotenant.serve.engine.clock import VirtualClock
@@ -80,7 +80,7 @@ PLANS = (
 
 def with_plans(policy: str, lanes: tuple[Share, ...], drop: DropRule) -> Policy:
     """A policy by its name; one that follows joint plans has some."""
-    made: Policy = POLICIES[policy](lanes, drop)
+    made: Policy = policy_class(policy)(lanes, drop)
     return replace(made, joint_plans=PLANS) if hasattr(made, "joint_plans") else made  # type: ignore[type-var]
 
 

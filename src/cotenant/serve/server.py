@@ -85,7 +85,7 @@ class Server:
         self.lanes = layout.lanes(settings.device, cores, "[device]") if plan is None else plan.lanes
         self.machine = layout.machine(self.lanes, cores)
         asked, rounds = settings.policy, () if plan is None else plan.rounds
-        self.policy = make_policy(asked.name, asked.options, self.lanes, rounds)
+        self.policy = make_policy(asked.name, asked.options, self.lanes, {"rounds": rounds})
         self.clock = clock or RealClock()
         self.counters = Counters(partial(log_turns, self.clock))
         self.beliefs = OnlineModel.under(self.policy)

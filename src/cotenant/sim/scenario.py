@@ -76,7 +76,9 @@ class Scenario:
 
     def policy(self, section: PolicySection) -> Policy:
         """A policy with its lanes, and what it takes of plans. Raises ConfigError."""
-        return make_policy(section.name, section.options, self.lanes, self.rounds, joint_plans=self.plans)
+        return make_policy(
+            section.name, section.options, self.lanes, {"rounds": self.rounds, "joint_plans": self.plans}
+        )
 
     def served(self, policy: Policy) -> list[Tenant]:
         """The tenants as a policy has them: one that never stops inside a model runs it whole, without the cost of

@@ -65,6 +65,7 @@ class Clustered(Edf):
     """How what is in no set is served, and where: on lanes of a CPU, or all of another device."""
 
     name: ClassVar[str] = "clustered"
+    of_plans: ClassVar[tuple[str, ...]] = ("joint_plans",)
 
     def __post_init__(self) -> None:
         Edf.__post_init__(self)

@@ -87,6 +87,7 @@ class DutyCycle(BasePolicy):
 
     cautious: ClassVar[bool] = False
     name: ClassVar[str] = "duty_cycle"
+    of_plans: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __post_init__(self) -> None:
         BasePolicy.__post_init__(self)

@@ -258,7 +258,7 @@ class Replanner:
         if is_new:
             began = self._server.clock.now_ns()
             asked, lanes = self._server.settings.policy, served.lanes
-            self._server.change_policy(make_policy(asked.name, asked.options, lanes.lanes, lanes.rounds))
+            self._server.change_policy(make_policy(asked.name, asked.options, lanes.lanes, {"rounds": lanes.rounds}))
             took_s = (self._server.clock.now_ns() - began) / 1e9
             _log.info("plan %d runs after %.2f s (%s)", self._version + 1, took_s, why)
         self._server.divide(served.shares_ns)
