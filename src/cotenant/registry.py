@@ -8,10 +8,12 @@ technique whose package is not there is left out.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 _OVERLAP = "cotenant.techniques.overlap"
 _PARTITIONS = "cotenant.techniques.partitions"
@@ -27,6 +29,8 @@ POLICY_OF_PLANS = "duty_cycle"
 """The policy of a server that runs a plan, unless another one is named."""
 COMMANDS = "cotenant.commands"
 """Socket: a function or a `typer.Typer` by the name of the command."""
+SERVICES = "cotenant.services"
+"""Socket: a subclass of `serve.services.Service`."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -39,6 +43,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "prema": f"{_LAYER_BLOCKS}.policy.published:Prema",
         "layer_block": f"{_LAYER_BLOCKS}.policy.published:LayerBlock",
         "slack_blocks": f"{_LAYER_BLOCKS}.policy.slack_blocks:SlackBlocks",
+    },
+    SERVICES: {
+        "joint-plans": f"{_GRANULARITY}.serve.together:TogetherPlans",
+        "groups": f"{_OVERLAP}.serve:Groups",
+        "pressure": f"{_LAYER_BLOCKS}.serve:Pressure",
     },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
@@ -56,9 +65,15 @@ def built_in(socket: str) -> dict[str, str]:
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 
+def _entry_points(**which: str) -> EntryPoints:
+    from importlib.metadata import entry_points  # which loads much, and few need it
+
+    return entry_points(**which)
+
+
 def registered(socket: str) -> dict[str, str]:
     """The same, with those of other packages. A name of this distribution stays its own."""
-    others = {found.name: found.value for found in entry_points(group=socket)}
+    others = {found.name: found.value for found in _entry_points(group=socket)}
     return others | built_in(socket)
 
 
@@ -66,7 +81,7 @@ def load(socket: str, name: str) -> Any:
     """What is registered under a name; None where nothing is. Raises what importing the module raises."""
     found = built_in(socket).get(name)  # without a look at the metadata of all packages, which takes milliseconds
     if found is None:
-        for point in entry_points(group=socket, name=name):
+        for point in _entry_points(group=socket, name=name):
             return point.load()
         return None
     return resolve_name(found)

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
@@ -21,6 +22,10 @@ from cotenant.predict.online import OnlineModel
 from cotenant.profile.device import this_device
 from cotenant.repository import contention_path
 from cotenant.serve.engine.driver import Driver
+from cotenant.serve.services import Service
+
+if TYPE_CHECKING:
+    from cotenant.serve.server import Server
 
 PERIOD_S = 0.25
 _WEIGHT = 0.3
@@ -95,6 +100,27 @@ def monitor_of(root: Path, driver: Driver, beliefs: OnlineModel, cores: tuple[in
         return None
     read = reader_of(found.pressure, cores)
     return None if read is None else PressureMonitor(driver, beliefs, read)
+
+
+class Pressure(Service):
+    """Runs a PressureMonitor in a server whose models have versions for pressure."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self._monitor: PressureMonitor | None = None
+
+    def ready(self) -> None:
+        """Start the monitor where there is something to measure."""
+        server = self.server
+        cores = tuple(core for device in server.machine.devices for core in device.cores)
+        self._monitor = monitor_of(server.root, server.driver, server.beliefs, cores)
+        if self._monitor is not None:
+            self._monitor.start()
+
+    def close(self, until_s: float) -> None:
+        """End the monitor."""
+        if self._monitor is not None:
+            self._monitor.close()
 
 
 def reader_of(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from cotenant.config import PlanSection
 from cotenant.core.actions import Action
@@ -35,7 +37,7 @@ from cotenant.techniques.partitions.plan.sources import CostBasis, costs_of_repo
 from cotenant.techniques.partitions.plan.tracking import Tracker, TrackingSettings
 from cotenant.techniques.partitions.plan.types import DeviceType, Plan, PlanError, Planner
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, ServedPlan, open_plan
-from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_status
+from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_metrics, plan_status
 
 WINDOWS_A_PERIOD = 2
 """Windows, in which arrivals are counted, of one period."""
@@ -143,7 +145,7 @@ class Replanner:
     # --- looking on -----------------------------------------------------------------------------------------------
 
     def figures(self) -> PlanFigures:
-        """See PlanView."""
+        """The plan at this moment."""
         with self._changed:
             share = min((self._held.share, *self._above.values()))
             rates = self._tracker.rates
@@ -155,6 +157,10 @@ class Replanner:
             served, breaks = self._served, self._breaks
         counters, policy = self._server.counters.by_tenant, self._server.policy.name
         return plan_status(served.plan, served.lanes, self.figures(), counters, breaks, policy)
+
+    def metrics(self) -> Iterator[Metric]:
+        """See PlanView."""
+        return plan_metrics(self.figures())
 
     @property
     def _is_followed(self) -> bool:
