@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoints
+    from importlib.metadata import EntryPoint
 
 _OVERLAP = "cotenant.techniques.overlap"
 _PARTITIONS = "cotenant.techniques.partitions"
@@ -65,15 +65,15 @@ def built_in(socket: str) -> dict[str, str]:
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 
-def _entry_points(**which: str) -> EntryPoints:
+def _entry_points(socket: str) -> list[EntryPoint]:
     from importlib.metadata import entry_points  # which loads much, and few need it
 
-    return entry_points(**which)
+    return [*entry_points(group=socket)]
 
 
 def registered(socket: str) -> dict[str, str]:
     """The same, with those of other packages. A name of this distribution stays its own."""
-    others = {found.name: found.value for found in _entry_points(group=socket)}
+    others = {found.name: found.value for found in _entry_points(socket)}
     return others | built_in(socket)
 
 
@@ -81,9 +81,7 @@ def load(socket: str, name: str) -> Any:
     """What is registered under a name; None where nothing is. Raises what importing the module raises."""
     found = built_in(socket).get(name)  # without a look at the metadata of all packages, which takes milliseconds
     if found is None:
-        for point in _entry_points(group=socket, name=name):
-            return point.load()
-        return None
+        return next((point.load() for point in _entry_points(socket) if point.name == name), None)
     return resolve_name(found)
 
 

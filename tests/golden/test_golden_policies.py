@@ -27,13 +27,13 @@ from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.load_spec import facts_of
 from cotenant.measure.opening import open_version
 from cotenant.policies import policy_names
+from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import SERVER_FILE, find_versions
 from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server
-from cotenant.techniques.overlap.predict.grouped import FittedGroups
 from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError
 from cotenant.types import Tenant
 from cotenant.work import CPU, Round, Share
@@ -195,7 +195,7 @@ class Made:
 
         for module in (
             "cotenant.techniques.overlap.measure.groups",
-            "cotenant.techniques.placement.measure.layout_facts",
+            "cotenant.techniques.overlap.measure.layout_facts",
         ):
             self._patch.setattr(f"{module}.load_overlap", load_overlap)
 

@@ -18,19 +18,19 @@ from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group, Member
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.policies.facts import PairLatency
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.repository import groups_path, overlap_path
 from cotenant.serve.server import Server
 from cotenant.techniques.overlap.group_samples import SamplesError, load_samples
 from cotenant.techniques.overlap.measure import groups as groups_module
+from cotenant.techniques.overlap.measure import layout_facts
 from cotenant.techniques.overlap.measure.groups import GroupEffort, facts_of, fit_groups, load_overlap, measure_groups
+from cotenant.techniques.overlap.measure.layout_facts import pair_latencies, resolved, resolved_by
 from cotenant.techniques.overlap.policy.control import Overlap
-from cotenant.techniques.overlap.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.techniques.overlap.predict.overlap_errors import held_out, held_out_errors
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError
 from cotenant.techniques.overlap.predict.overlap_fit import FitSettings
-from cotenant.techniques.placement.measure import layout_facts
-from cotenant.techniques.placement.measure.layout_facts import pair_latencies, resolved, resolved_by
 from cotenant.trace import read
 from cotenant.work import Work
 from group_campaign import CORES, GROUPS, SETTINGS, SLOTS, measure, profiled

@@ -22,12 +22,12 @@ from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.load.clients import ModelInfo
 from cotenant.load.errors import LoadError
 from cotenant.load.request_samples import sample_pool
+from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.margin import NO_MARGIN
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.sim.scenario import Assumptions, Scenario, queries, run_scenario, scenario_of
-from cotenant.techniques.overlap.predict.grouped import FittedGroups
 from cotenant.types import Outcome, priority_rank
 from cotenant.work import Machine, Round, Slot
 from cotenant.workload import Poisson, TenantLoad, Trace, Workload, parse_workload

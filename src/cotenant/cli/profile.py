@@ -138,7 +138,7 @@ def _measure_groups(
     from cotenant.execute.layout import device_cores, lanes_of
     from cotenant.repository import overlap_path
     from cotenant.techniques.overlap.measure.groups import GroupEffort, fit_groups, measure_groups
-    from cotenant.techniques.placement.measure.layout_facts import pair_latencies
+    from cotenant.techniques.overlap.measure.layout_facts import pair_latencies
 
     effort = GroupEffort(count=bounds[0], budget_s=60 * bounds[1])
     with progress_bar(quiet=quiet) as on_step:

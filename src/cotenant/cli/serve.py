@@ -107,8 +107,8 @@ def _serve(
     from cotenant.serve.frontend.http_server import HttpServer
     from cotenant.serve.recorder import Recorder
     from cotenant.serve.server import Server
+    from cotenant.techniques.overlap.measure.layout_facts import resolved
     from cotenant.techniques.partitions.serve.replan import Replanner
-    from cotenant.techniques.placement.measure.layout_facts import resolved
     from cotenant.wire.codec import Limits
 
     log_to_stderr()

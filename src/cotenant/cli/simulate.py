@@ -104,8 +104,8 @@ def simulate(
     from cotenant.repository import profile_path
     from cotenant.repository.measured_content import changes, refuse_changes
     from cotenant.sim.scenario import Assumptions, run_scenario, scenario_of, tenants_of
+    from cotenant.techniques.overlap.measure.layout_facts import resolved_by
     from cotenant.techniques.partitions.serve.plan_lanes import Cores, open_plan
-    from cotenant.techniques.placement.measure.layout_facts import resolved_by
     from cotenant.trace import TraceWriter, header, read
     from cotenant.trace.basis import GroupTally
     from cotenant.trace.bound import bound_of

@@ -29,23 +29,23 @@ from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.metrics import OutcomeLog
 from cotenant.policies.registry import make_policy
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.online import OnlineModel
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
 from cotenant.profile.profile_file import Profile
+from cotenant.profile.version_table import VersionTable
 from cotenant.repository import ModelVersion, application_names, default_version
 from cotenant.repository.application_spec import ApplicationSpec, read_application
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Log, simulate
 from cotenant.techniques.granularity.joint_plan import JointPlan
-from cotenant.techniques.layer_blocks.version_table import VersionTable
 from cotenant.techniques.layer_blocks.world.many_core import ManyCore, ManyCoreWorld
-from cotenant.techniques.overlap.predict.grouped import FittedGroups, GroupedPredictor
-from cotenant.techniques.overlap.world import GroupWorld
 from cotenant.types import ANSWERS, Outcome, Query, Tenant, priority_rank
 from cotenant.work import Machine, Round, Share
 from cotenant.workload import Workload, arrivals
 from cotenant.world.contention import Contention, ContentionWorld
+from cotenant.world.groups import GroupWorld
 from cotenant.world.simulated import TableWorld, World
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, cast
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
 from cotenant.core.snapshot import GroupPolicy, Policy
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.models.served_models import ServedModel
 from cotenant.serve.services import Service
-from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
+from cotenant.techniques.overlap.measure.layout_facts import fitted_groups
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_file import keep_overlap
-from cotenant.techniques.placement.measure.layout_facts import fitted_groups
 
 if TYPE_CHECKING:
     from cotenant.serve.server import Server

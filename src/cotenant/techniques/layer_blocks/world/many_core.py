@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.layer_blocks.version_table import UnitCosts, VersionTable
+from cotenant.profile.version_table import UnitCosts, VersionTable
 from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 from cotenant.work import Share
 from cotenant.world.simulated import WorldEvent
