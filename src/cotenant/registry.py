@@ -29,8 +29,19 @@ POLICY_OF_PLANS = "duty_cycle"
 """The policy of a server that runs a plan, unless another one is named."""
 COMMANDS = "cotenant.commands"
 """Socket: a function or a `typer.Typer` by the name of the command."""
+CAMPAIGNS = "cotenant.campaigns"
+"""Socket: a subclass of `cli.campaigns.Campaign`: options of `cotenant profile`, and what they measure."""
 SERVICES = "cotenant.services"
 """Socket: a subclass of `serve.services.Service`."""
+PLAN_FILES = "cotenant.plan_files"
+"""Socket: a `serve.services.PlanFiles`; one at most."""
+GROUP_MODELS = "cotenant.group_models"
+"""Socket: a `measure.group_models.GroupModels`; one at most."""
+WORLDS = "cotenant.worlds"
+"""Socket: a function of latency tables by tenant and a seed that gives a `world.simulated.World`, or None."""
+KEPT_PLANS = "cotenant.kept_plans"
+"""Socket: by the field of the policies that follow them, a function of repository, profile and lanes that gives the
+plans that are kept."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -49,6 +60,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "groups": f"{_OVERLAP}.serve:Groups",
         "pressure": f"{_LAYER_BLOCKS}.serve:Pressure",
     },
+    CAMPAIGNS: {
+        "groups": f"{_OVERLAP}.cli:GroupCampaign",
+        "co-runs": f"{_PARTITIONS}.cli.profile_corun:CoRunCampaign",
+    },
+    PLAN_FILES: {"partitions": f"{_PARTITIONS}.serve.replan:PLAN_FILES"},
+    GROUP_MODELS: {"overlap": f"{_OVERLAP}.measure.group_models:MODELS"},
+    WORLDS: {"many cores": f"{_LAYER_BLOCKS}.world.many_core:world_of"},
+    KEPT_PLANS: {"joint_plans": f"{_GRANULARITY}.plan.kept:usable_plans"},
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
         "plan": f"{_PARTITIONS}.cli.plan:plan",

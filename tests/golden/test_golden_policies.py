@@ -195,7 +195,7 @@ class Made:
 
         for module in (
             "cotenant.techniques.overlap.measure.groups",
-            "cotenant.techniques.overlap.measure.layout_facts",
+            "cotenant.techniques.overlap.measure.group_models",
         ):
             self._patch.setattr(f"{module}.load_overlap", load_overlap)
 

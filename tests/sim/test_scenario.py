@@ -317,7 +317,11 @@ class Crowding(FittedGroups):
 def test_groups_of_a_plan_are_believed_and_played_as_they_were_measured(scenario: Scenario, times: float) -> None:
     pair = (Slot("add_sub", 4, 40.0, 1, 1), Slot("eye", 1, 8.0, 1, 1))
     made = replace(
-        scenario, lanes=ONE_LANE, rounds=(Round(100 * MS, pair),), groups=Crowding(scenario, times), plays_groups=True
+        scenario,
+        lanes=ONE_LANE,
+        plans={"rounds": (Round(100 * MS, pair),)},
+        groups=Crowding(scenario, times),
+        plays_groups=True,
     )
     launches: dict[int, list[Launch]] = {}
     took: dict[int, int] = {}

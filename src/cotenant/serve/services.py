@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import Metric
 
 from cotenant import registry
+from cotenant.config import PlanSection
+from cotenant.core.actions import Action
+from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
+from cotenant.errors import ConfigError
+from cotenant.execute.protocol import Timing
+from cotenant.work import PlanLanes
 
 if TYPE_CHECKING:
     from cotenant.measure.load_spec import VersionFacts
@@ -61,6 +68,53 @@ class PlanView(Protocol):
 
     def metrics(self) -> Iterator[Metric]:
         """Families of the metrics page."""
+
+
+class OpenedPlan(Protocol):
+    """The part of a plan file that this machine runs."""
+
+    @property
+    def lanes(self) -> PlanLanes:
+        """Lanes with their rounds."""
+
+    @property
+    def shares_ns(self) -> Mapping[str, Mapping[str, int]]:
+        """How the SLO of each application is divided: nanoseconds by stage."""
+
+
+class PlanFollower(Protocol):
+    """Runs an opened plan in a server, and changes over to others. An observer of the server's driver."""
+
+    def __call__(self, time_ns: int, event: Event, actions: list[Action], timing: Timing | None) -> Event | None:
+        """An event was handled."""
+
+    def start(self) -> None:
+        """Begin, once the server has started."""
+
+    def reload(self) -> None:
+        """Read the plan's file again, soon. May be called from the handler of a signal."""
+
+    def stop(self, patience_s: float) -> None:
+        """Change nothing any more; a planner at work is waited for `patience_s` at most."""
+
+
+class PlanFiles(Protocol):
+    """Plan files as a package serves them. A package joins by `registry.PLAN_FILES`."""
+
+    def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> OpenedPlan:
+        """Read the file of `[plan]` and lay its device out on these cores. Raises PlanError, or StaleProfileError
+        unless `stale`."""
+
+    def follow(self, server: Server, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanFollower:
+        """What runs an opened plan in a server that has its lanes."""
+
+
+def plan_files() -> PlanFiles:
+    """What the installed packages have. Raises ConfigError when none serves plans."""
+    found: PlanFiles | None = next(iter(registry.load_all(registry.PLAN_FILES).values()), None)
+    if found is None:
+        raise ConfigError("[plan]: no installed package serves plan files")
+    return found
 
 
 def services_of(server: Server) -> Sequence[Service]:

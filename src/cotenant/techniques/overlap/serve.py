@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, cast
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
 from cotenant.core.snapshot import GroupPolicy, Policy
+from cotenant.measure.group_models import fitted_groups
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.models.served_models import ServedModel
 from cotenant.serve.services import Service
-from cotenant.techniques.overlap.measure.layout_facts import fitted_groups
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_file import keep_overlap
@@ -37,7 +37,7 @@ class Groups(Service):
     def start(self) -> None:
         """Read the fitted predictor."""
         if self.server.policy.asks_groups:
-            self._fitted = fitted_groups(self.server.root)
+            self._read()
 
     def added(self, served: ServedModel) -> None:
         """Let the predictor know the model, and have it believed."""
@@ -49,7 +49,7 @@ class Groups(Service):
         """Have groups believed by a server that has not asked for them until now."""
         if not policy.asks_groups or self._fitted is not None:
             return
-        self._fitted = fitted_groups(self.server.root)
+        self._read()
         if self._fitted is None:
             return
         for served in self.server.served_models():
@@ -73,6 +73,10 @@ class Groups(Service):
         while done := driver.read(lambda _: next(steps, 0)):
             count += done
         _log.info("%d likely groups predicted ahead of time in %.0f ms", count, 1e3 * (time.perf_counter() - began_s))
+
+    def _read(self) -> None:
+        fitted = fitted_groups(self.server.root)
+        self._fitted = fitted if isinstance(fitted, OverlapPredictor) else None
 
     def _know(self, served: ServedModel) -> None:
         """Let the predictor know a tenant as it is served; it is kept on disk so that a trace can be replayed."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from prometheus_client.core import Metric
 
@@ -24,6 +24,7 @@ from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
 from cotenant.policies.registry import make_policy
 from cotenant.serve.server import Server
+from cotenant.serve.services import OpenedPlan
 from cotenant.techniques.partitions.plan.follow import (
     FollowSettings,
     PlanFollower,
@@ -272,3 +273,18 @@ class Replanner:
             self._served, self._held, self._breaks = served, held, breaks
             self._version += is_new
             self._changed.notify_all()
+
+
+class PartitionPlans:
+    """Plan files whose partitions and rounds this technique runs. Implements PlanFiles."""
+
+    def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> ServedPlan:
+        """Read and lay out. Raises PlanError, or StaleProfileError unless `stale`."""
+        return open_plan(Path(section.file or ""), section.device, Cores(tuple(cores)), root=root, stale=stale)
+
+    def follow(self, server: Server, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> Replanner:
+        """Follow the load by plans of a server that runs an opened one."""
+        return Replanner(server, Path(section.file or ""), cast(ServedPlan, opened), section, stale=stale)
+
+
+PLAN_FILES = PartitionPlans()
