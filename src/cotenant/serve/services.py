@@ -18,9 +18,46 @@ from cotenant.execute.protocol import Timing
 from cotenant.work import PlanLanes
 
 if TYPE_CHECKING:
+    from cotenant.config import ServerConfig
     from cotenant.measure.load_spec import VersionFacts
+    from cotenant.predict.online import OnlineModel
+    from cotenant.serve.engine.clock import Clock
+    from cotenant.serve.engine.counters import Counters
+    from cotenant.serve.engine.driver import Driver
+    from cotenant.serve.models.name_table import NameTable
     from cotenant.serve.models.served_models import ServedModel
-    from cotenant.serve.server import Server
+    from cotenant.work import Machine
+
+
+class Host(Protocol):
+    """The server, as services and what runs plans use it."""
+
+    root: Path
+    settings: ServerConfig
+    policy: Policy
+    machine: Machine
+    clock: Clock
+    counters: Counters
+    beliefs: OnlineModel
+    names: NameTable
+    following: PlanView | None
+    """The plan that runs, for status pages and metrics."""
+
+    @property
+    def driver(self) -> Driver:
+        """The driver of the engine; raises ServeError before the server starts."""
+
+    def served_models(self) -> list[ServedModel]:
+        """The versions of all models that are served, each once."""
+
+    def settle(self) -> None:
+        """Have all services follow what is served now."""
+
+    def change_policy(self, policy: Policy) -> None:
+        """Let another policy decide, with its lanes. Raises ConfigError or ModelError, and nothing changes then."""
+
+    def divide(self, shares_ns: Mapping[str, Mapping[str, int]]) -> None:
+        """Take the deadlines of stages from how a plan divides the SLOs: nanoseconds by application and stage."""
 
 
 class Service:
@@ -30,7 +67,7 @@ class Service:
     joins by an entry point of the group `registry.SERVICES` that names a subclass.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host) -> None:
         self.server = server
 
     def start(self) -> None:
@@ -105,7 +142,7 @@ class PlanFiles(Protocol):
         """Read the file of `[plan]` and lay its device out on these cores. Raises PlanError, or StaleProfileError
         unless `stale`."""
 
-    def follow(self, server: Server, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanFollower:
+    def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> PlanFollower:
         """What runs an opened plan in a server that has its lanes."""
 
 
@@ -117,6 +154,6 @@ def plan_files() -> PlanFiles:
     return found
 
 
-def services_of(server: Server) -> Sequence[Service]:
+def services_of(server: Host) -> Sequence[Service]:
     """One object of every registered service."""
     return [kind(server) for kind in registry.load_all(registry.SERVICES).values()]

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
@@ -22,10 +21,7 @@ from cotenant.predict.online import OnlineModel
 from cotenant.profile.device import this_device
 from cotenant.repository import contention_path
 from cotenant.serve.engine.driver import Driver
-from cotenant.serve.services import Service
-
-if TYPE_CHECKING:
-    from cotenant.serve.server import Server
+from cotenant.serve.services import Host, Service
 
 PERIOD_S = 0.25
 _WEIGHT = 0.3
@@ -105,7 +101,7 @@ def monitor_of(root: Path, driver: Driver, beliefs: OnlineModel, cores: tuple[in
 class Pressure(Service):
     """Runs a PressureMonitor in a server whose models have versions for pressure."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host) -> None:
         super().__init__(server)
         self._monitor: PressureMonitor | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from cotenant.core.engine import Engine
 from cotenant.core.events import PredictorChanged
@@ -13,13 +13,10 @@ from cotenant.measure.group_models import fitted_groups
 from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.models.served_models import ServedModel
-from cotenant.serve.services import Service
+from cotenant.serve.services import Host, Service
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_file import keep_overlap
-
-if TYPE_CHECKING:
-    from cotenant.serve.server import Server
 
 _log = logging.getLogger("cotenant.groups")
 
@@ -30,7 +27,7 @@ class Groups(Service):
     Groups that the policy is likely to think of are predicted ahead of its decisions.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host) -> None:
         super().__init__(server)
         self._fitted: OverlapPredictor | None = None
 

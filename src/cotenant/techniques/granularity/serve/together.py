@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,16 +19,13 @@ from cotenant.execute.threads.lanes import left_s
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import ServedModel
-from cotenant.serve.services import Service
+from cotenant.serve.services import Host, Service
 from cotenant.techniques.granularity.joint_plan import TogetherPlan
 from cotenant.techniques.granularity.plan.kept import read_together, usable, verdict, words_of
 from cotenant.techniques.granularity.plan.profiled import table_of_latencies
 from cotenant.techniques.granularity.plan.worker import Asked, AskedMember
 from cotenant.techniques.partitions.plan.sources import read_placements
 from cotenant.work import CPU, Share
-
-if TYPE_CHECKING:
-    from cotenant.serve.server import Server
 
 SEARCH_S = 3.0
 """For each set of stages."""
@@ -51,7 +47,7 @@ class TogetherPlans(Service):
     """Follows joint plans, and seeks them for stages that start together: on a thread of its own, which has the server
     settle when there is more to follow."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Host) -> None:
         super().__init__(server)
         self._root = server.root
         self._kept: tuple[TogetherPlan, ...] = ()

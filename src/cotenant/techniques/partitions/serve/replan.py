@@ -23,8 +23,7 @@ from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
 from cotenant.policies.registry import make_policy
-from cotenant.serve.server import Server
-from cotenant.serve.services import OpenedPlan
+from cotenant.serve.services import Host, OpenedPlan
 from cotenant.techniques.partitions.plan.follow import (
     FollowSettings,
     PlanFollower,
@@ -62,7 +61,7 @@ class Replanner:
 
     def __init__(
         self,
-        server: Server,
+        server: Host,
         path: Path,
         served: ServedPlan,
         section: PlanSection,
@@ -282,7 +281,7 @@ class PartitionPlans:
         """Read and lay out. Raises PlanError, or StaleProfileError unless `stale`."""
         return open_plan(Path(section.file or ""), section.device, Cores(tuple(cores)), root=root, stale=stale)
 
-    def follow(self, server: Server, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> Replanner:
+    def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> Replanner:
         """Follow the load by plans of a server that runs an opened one."""
         return Replanner(server, Path(section.file or ""), cast(ServedPlan, opened), section, stale=stale)
 
