@@ -246,7 +246,10 @@ class Made:
         return 0
 
     def _shown(self, error: str) -> str:
-        return error.replace(str(self._root), "models").strip()
+        """The command's sentence alone: libraries may write to standard error, too."""
+        told = [line for line in error.splitlines() if line.startswith("cotenant: ")]
+        assert len(told) == 1, error
+        return told[0].replace(str(self._root), "models")
 
 
 def lanes_text(lanes: Sequence[Share]) -> str:
