@@ -68,12 +68,12 @@ BASE_TO_TECHNIQUE, CIRCLES, POLICY_MEMBERS, LAUNCH_FIELDS, WIDE_FUNCTIONS = 16, 
 NEEDS = {
     "granularity": ("partitions", "placement"),
     "layer_blocks": ("placement",),
-    "overlap": ("placement",),
+    "overlap": (),
     "partitions": ("granularity", "overlap", "placement"),
-    "placement": ("granularity", "layer_blocks", "overlap", "partitions"),
+    "placement": ("granularity", "layer_blocks", "partitions"),
     "cluster": ("partitions",),
 }
-"""Which other techniques each may import."""
+"""Which other techniques each imports: the line "Needs:" of its README."""
 NEVER = (
     ("world", "predict"),
     ("policies", "predict"),
