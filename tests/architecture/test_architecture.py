@@ -73,7 +73,7 @@ NEEDS = {
     "placement": ("granularity", "layer_blocks", "partitions"),
     "cluster": ("partitions",),
 }
-"""Which other techniques each imports: the line "Needs:" of its README."""
+"""Which other techniques each imports, as the line "Needs:" of its README says."""
 NEVER = (
     ("world", "predict"),
     ("policies", "predict"),
