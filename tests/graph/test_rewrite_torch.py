@@ -14,11 +14,11 @@ from torch import nn  # noqa: E402
 from torch.export import Dim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from bench.zoo import examples, make  # noqa: E402
 from cotenant.execute.torch.segment import TorchCutter  # noqa: E402
 from cotenant.graph.rewrite.torch_rows import row_graph_of_program  # noqa: E402
 from cotenant.graph.torch import dfg_of_graph, named_graph  # noqa: E402
 from cotenant.graph.torch_lower import lower  # noqa: E402
-from cotenant.zoo.torch import examples, make  # noqa: E402
 from torch_samples import exported  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant import __version__, registry
-from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
+from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate
 
 app = typer.Typer(
     name="cotenant",
@@ -46,7 +46,6 @@ OWN = {
     "explain": explain.explain,
     "bound": bound.bound,
     "replay": replay.replay,
-    "zoo": zoo.zoo,
 }
 ORDER = (*("demo", "devices", "models", "profile", "compile", "plan", "serve", "load", "simulate", "explain"), *OWN)
 """Commands in the order of the help; others follow."""
