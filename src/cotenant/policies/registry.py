@@ -1,9 +1,9 @@
 """From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
 
 A policy is a frozen dataclass whose first field is `lanes`; the other fields are its options, with their types, ranges
-and defaults, but for those that plans give, which the class names in `of_plans`. What can be derived from measurements it derives in
-a class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group
-`registry.POLICIES`.
+and defaults, but for those that plans give, which the class names in `of_plans`. What can be derived from measurements
+it derives in a class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of
+the group `registry.POLICIES`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from cotenant import registry
 from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.policies.facts import LayoutFacts
-from cotenant.policies.ordered.clockwork import Clockwork
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.selective import Fair, Most, Shares, Weighted
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.work import Share
 
-_KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf, Clockwork)}
+_KNOWN: dict[str, type[Any]] = {kind.name: kind for kind in (Shares, Most, Fair, Weighted, Fcfs, Sjf, Edf)}
 """Those of the base, and others once they are asked for."""
 
 
