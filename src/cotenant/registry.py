@@ -2,7 +2,7 @@
 
 Another package joins a socket by an entry point of the socket's group. The techniques of this distribution join by
 `BUILT_IN`, which has the same form, as a source checkout has no entry points: group, name, "MODULE:ATTRIBUTE". A
-technique whose package is not there is left out.
+technique is left out where its package is not there, or that of one that it needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ _LAYER_BLOCKS = "cotenant.techniques.layer_blocks"
 _PLACEMENT = "cotenant.techniques.placement"
 _GRANULARITY = "cotenant.techniques.granularity"
 _CLUSTER = "cotenant.cluster"
-_PACKAGES = (_OVERLAP, _PARTITIONS, _LAYER_BLOCKS, _PLACEMENT, _GRANULARITY, _CLUSTER)
+NEEDS: dict[str, tuple[str, ...]] = {
+    _OVERLAP: (),
+    _PARTITIONS: (_OVERLAP,),
+    _LAYER_BLOCKS: (),
+    _PLACEMENT: (),
+    _GRANULARITY: (_PLACEMENT,),
+    _CLUSTER: (_PARTITIONS,),
+}
+"""The techniques of this distribution, and which others each imports: it is missing where one of them is."""
 
 POLICIES = "cotenant.policies"
 """Socket: the class of a policy by its name; see `policies.registry`."""
@@ -77,10 +85,14 @@ BUILT_IN: dict[str, dict[str, str]] = {
 """What the techniques of this distribution add, by socket and name."""
 
 
+def _is_there(package: str) -> bool:
+    return find_spec(package) is not None and all(map(_is_there, NEEDS[package]))
+
+
 @cache
 def built_in(socket: str) -> dict[str, str]:
     """References "MODULE:ATTRIBUTE" by name, of the techniques that are installed."""
-    there = tuple(f"{package}." for package in _PACKAGES if find_spec(package) is not None)
+    there = tuple(f"{package}." for package in NEEDS if _is_there(package))
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 

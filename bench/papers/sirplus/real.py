@@ -28,6 +28,7 @@ from rich.table import Table
 from bench._data import Headline
 from bench._registry import BenchError
 from bench._server import cache_folder
+from bench.zoo.repository import build_repository
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.place import CorePlace
 from cotenant.execute.runner import to_numpy
@@ -46,7 +47,6 @@ from cotenant.techniques.placement.plan.task_graph import TaskGraph
 from cotenant.techniques.placement.task_profile import ModelTasks
 from cotenant.techniques.placement.unit_placement import UnitPlacement, whole_name
 from cotenant.work import Share
-from cotenant.zoo.torch.torch_repository import build_repository
 
 NAME = "sirplus-real"
 HEADLINES = (

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench import zoo as networks
 from bench._server import cache_folder
 from cotenant import zoo
 from cotenant.execute.onnx.segments import SegmentedModel
@@ -26,7 +27,6 @@ from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 from cotenant.techniques.layer_blocks.execute.choice import runtime_of, store_of, version_of
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
-from cotenant.zoo import torch as networks
 
 NAME = "veltair-models"
 SEED = 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from cotenant.zoo.torch import Definition, densenet, inception, resnet
+from bench.zoo import Definition, densenet, inception, resnet
 
 MEMBERS: Mapping[str, Callable[[], Definition]] = {
     "resnet50": resnet.DEFINITIONS["resnet50"],

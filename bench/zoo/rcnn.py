@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench.zoo import Definition, resnet
+from bench.zoo.boxes import anchors, best_of_classes, decayed, decode, roi_align, take
+from bench.zoo.layers import LINEAR_GAIN
+from bench.zoo.seeding import gained
 from cotenant.zoo.errors import ZooError
-from cotenant.zoo.torch import Definition, resnet
-from cotenant.zoo.torch.boxes import anchors, best_of_classes, decayed, decode, roi_align, take
-from cotenant.zoo.torch.layers import LINEAR_GAIN
-from cotenant.zoo.torch.seeding import gained
 
 CANDIDATES, PROPOSALS, DETECTIONS = 1000, 300, 100
 OUT = -1e9

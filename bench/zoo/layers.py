@@ -8,8 +8,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from cotenant.zoo.torch import Definition
-from cotenant.zoo.torch.seeding import gained
+from bench.zoo import Definition
+from bench.zoo.seeding import gained
 
 CLASSES = 1000
 LINEAR_GAIN = math.sqrt(0.5)  # seeding allows for a rectifier, which halves the power

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bench.zoo import Model, examples
 from cotenant.zoo.errors import ZooError
-from cotenant.zoo.torch import Model, examples
 
 OPSET = 18
 """The oldest that torch's exporter writes without converting back; onnxruntime runs it since 1.14."""

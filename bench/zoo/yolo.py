@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cotenant.zoo.torch import Definition
+from bench.zoo import Definition
 
 ANCHORS, CLASSES = 5, 20
 WIDTHS = (16, 32, 64, 128, 256, 512, 1024, 1024)

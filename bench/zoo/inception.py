@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cotenant.zoo.torch import Definition
-from cotenant.zoo.torch.layers import ConvNorm, PooledClassifier, classifier
+from bench.zoo import Definition
+from bench.zoo.layers import ConvNorm, PooledClassifier, classifier
 
 _unit = partial(ConvNorm, eps=1e-3)
 _valid = partial(_unit, padding=0)

@@ -1,4 +1,7 @@
-"""One launch at a time, admitted by its predicted completion, in the manner of Clockwork (Gujarati et al., OSDI'20)."""
+"""Policy `clockwork`: launches admitted by their predicted completion, as in Clockwork (Gujarati et al., OSDI'20).
+
+Importing this module registers it. A server has no such policy: it is a baseline of benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, Drop, DropRule, Snapshot, Start
 from cotenant.policies.desk import MOST_AT_ONCE, Key
 from cotenant.policies.ordered.listed import ListPolicy
+from cotenant.policies.registry import register
 from cotenant.types import Query, Tenant
 
 
 @dataclass(frozen=True, slots=True)
 class Clockwork(ListPolicy):
-    """Serve the query that has to start first; refuse, ahead of time, those behind it that will be late.
+    """Least latest start first; queries that are predicted to be late behind those before them are refused at once.
 
-    Whether a query will be late is seen by laying all that waits end to end in this order: predictability is what the
-    paper builds on, so that nothing is started that is not going to be in time. Batches form as under every policy of
-    this family; of tenants with batches nobody is refused ahead of time, since a batch may save him. Nothing stops
-    inside a model.
+    The prediction runs all waiting queries in this order, one behind the other. Batches form as under every policy of
+    this family. A query of a tenant with batches is not refused ahead of time, as a batch may answer it in time.
+    Launches run whole models.
     """
 
     cautious: bool = False
@@ -89,3 +92,6 @@ class Clockwork(ListPolicy):
         """Predicted latency alone in a lane of that size, by default that of the first."""
         cores = size or self.sizes[0]
         return predictor.latency_ns(tenant.work(query.shape, query.items), cores)
+
+
+register(Clockwork)

@@ -121,7 +121,7 @@ def make(name: str, seed: int = 0) -> Model:
     require_torch()
     import torch
 
-    from cotenant.zoo.torch.seeding import seed_weights
+    from bench.zoo.seeding import seed_weights
 
     with torch.random.fork_rng(devices=[]):
         made = define(name)
@@ -146,21 +146,21 @@ def examples(model: Model, batch: int = 1, seed: int = 0) -> dict[str, torch.Ten
     Raises:
         ZooError: `batch` is not 1 and the model is not batched.
     """
-    from cotenant.zoo.torch import seeding
+    from bench.zoo import seeding
 
     return seeding.examples(model, batch, seed)
 
 
 def save_pt2(model: Model, path: Path) -> None:
-    """Write the model as a `torch.export` archive; see `cotenant.zoo.torch.export.save_pt2`."""
-    from cotenant.zoo.torch import export
+    """Write the model as a `torch.export` archive; see `bench.zoo.export.save_pt2`."""
+    from bench.zoo import export
 
     export.save_pt2(model, Path(path))
 
 
 def save_onnx(model: Model, path: Path) -> None:
-    """Write the model as an ONNX file; see `cotenant.zoo.torch.export.save_onnx`."""
-    from cotenant.zoo.torch import export
+    """Write the model as an ONNX file; see `bench.zoo.export.save_onnx`."""
+    from bench.zoo import export
 
     export.save_onnx(model, Path(path))
 

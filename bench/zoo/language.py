@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bench.zoo import Definition
 from cotenant.zoo.bert import BERT_BASE, BERT_LARGE, MASKED, BertShape
-from cotenant.zoo.torch import Definition
 
 
 class BertLayer(nn.Module):

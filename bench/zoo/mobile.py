@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from cotenant.zoo.torch import Definition
-from cotenant.zoo.torch.layers import CLASSES, LINEAR_GAIN, ConvNorm, PooledClassifier, classifier
-from cotenant.zoo.torch.seeding import gained
+from bench.zoo import Definition
+from bench.zoo.layers import CLASSES, LINEAR_GAIN, ConvNorm, PooledClassifier, classifier
+from bench.zoo.seeding import gained
 
 Activation = Callable[[], nn.Module]
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from cotenant.zoo.torch import Definition
-from cotenant.zoo.torch.layers import CLASSES, classifier
+from bench.zoo import Definition
+from bench.zoo.layers import CLASSES, classifier
 
 
 class Chain(nn.Sequential):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cotenant.zoo.torch import Definition
+from bench.zoo import Definition
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`cotenant zoo build`: the repository it makes, what a second run does, and its errors."""
+"""`python -m bench.zoo`: the repository it makes, what a second run does, and its errors."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ from typing import Any
 
 import pytest
 
-from commands import Run, runner
+from bench.zoo import NAMES, make
+from bench.zoo.__main__ import main
+from bench.zoo.repository import build_repository, config_text
+from commands import Run
 from cotenant.config import load_model_config
 from cotenant.repository import find_versions
 from cotenant.zoo import ZooError
-from cotenant.zoo.torch import NAMES, make
-from cotenant.zoo.torch.torch_repository import build_repository, config_text
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run `cotenant zoo build` in this process: status, standard output, standard error."""
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run `python -m bench.zoo` in this process: status, standard output, standard error."""
 
-    command = runner(monkeypatch, capfd)
-    return lambda *arguments: command("zoo", "build", *arguments)
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = main([str(each) for each in arguments])
+        return status, *capfd.readouterr()
+
+    return call
 
 
 def files(root: Path) -> dict[str, tuple[int, int]]:
@@ -43,9 +48,9 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(next(model.module.parameters()).numpy().tobytes())
 
-    monkeypatch.setattr("cotenant.zoo.torch.export.exported", lambda model: None)
-    monkeypatch.setattr("cotenant.zoo.torch.export.save_onnx", save)
-    monkeypatch.setattr("cotenant.zoo.torch.export.save_pt2", save)
+    monkeypatch.setattr("bench.zoo.export.exported", lambda model: None)
+    monkeypatch.setattr("bench.zoo.export.save_onnx", save)
+    monkeypatch.setattr("bench.zoo.export.save_pt2", save)
     return calls
 
 
@@ -79,7 +84,7 @@ def test_names_are_separated_by_commas_or_spaces(
 def test_all_is_the_whole_zoo(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(
-        "cotenant.zoo.torch.torch_repository.build_repository",
+        "bench.zoo.__main__.build_repository",
         lambda *args, **options: asked.append((args, options)) or [],
     )
     assert run("all", tmp_path, "--seed", 7)[0] == 0
@@ -137,10 +142,10 @@ def test_a_build_that_was_broken_off_is_taken_up_again(
         raise ZooError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("cotenant.zoo.torch.torch_repository.config_text", lambda model: "x")
-        patch.setattr("cotenant.zoo.torch.torch_repository._digest", fail)
+        patch.setattr("bench.zoo.repository.config_text", lambda model: "x")
+        patch.setattr("bench.zoo.repository._digest", fail)
         status, _, err = run("lenet", tmp_path)
-        assert (status, err) == (2, "cotenant: the disk is full\n")
+        assert (status, err) == (2, "bench.zoo: the disk is full\n")
     assert (tmp_path / "lenet" / "1" / "model.onnx").exists()
     assert "lenet: written" in run("lenet", tmp_path)[1]
     assert "lenet: up to date" in run("lenet", tmp_path)[1]
@@ -175,7 +180,7 @@ def test_where_torch_is_missing_the_error_says_how_to_install_it(
 def test_every_config_can_be_read_and_states_a_target(name: str, tmp_path: Path) -> None:
     import torch
 
-    from cotenant.zoo.torch import Model, define
+    from bench.zoo import Model, define
 
     with torch.device("meta"):
         made = define(name)

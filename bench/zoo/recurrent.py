@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from cotenant.zoo.torch import Definition
+from bench.zoo import Definition
 
 
 class LstmClassifier(nn.Module):

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cotenant.zoo.torch import Definition, resnet
-from cotenant.zoo.torch.boxes import anchors, best_of_classes, decayed, decode, take
-from cotenant.zoo.torch.layers import LINEAR_GAIN, ConvNorm
-from cotenant.zoo.torch.mobile import InvertedResidual, mobilenet_v2_features
-from cotenant.zoo.torch.plain import vgg_features
-from cotenant.zoo.torch.seeding import gained
+from bench.zoo import Definition, resnet
+from bench.zoo.boxes import anchors, best_of_classes, decayed, decode, take
+from bench.zoo.layers import LINEAR_GAIN, ConvNorm
+from bench.zoo.mobile import InvertedResidual, mobilenet_v2_features
+from bench.zoo.plain import vgg_features
+from bench.zoo.seeding import gained
 
 CLASSES, COCO_CLASSES, VOC_CLASSES = 91, 81, 21
 """COCO's ids, the 80 of them that are in use, and PASCAL VOC's, with the background as 0."""

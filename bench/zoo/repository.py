@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.zoo import Model, check_name, make, require_torch
 from cotenant.zoo import catalogue
 from cotenant.zoo.errors import ZooError
-from cotenant.zoo.torch import Model, check_name, make, require_torch
 
 Format = Literal["onnx", "pt2"]
 FORMATS: tuple[Format, ...] = ("onnx", "pt2")
@@ -112,7 +112,7 @@ def _claim(folder: Path, form: Format, seed: int) -> None:
 
 
 def _write_model(model: Model, folders: dict[Format, Path], seed: int) -> None:
-    from cotenant.zoo.torch import export
+    from bench.zoo import export
 
     program = export.exported(model)
     savers = {"onnx": export.save_onnx, "pt2": export.save_pt2}

@@ -16,14 +16,15 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import bench
+from bench.zoo import NAMES, Definition, Model, define, examples, export, make, save_onnx, save_pt2
+from bench.zoo.densenet import DenseLayer
+from bench.zoo.inception import Branches, Fork
+from bench.zoo.layers import ConvNorm, PooledClassifier
+from bench.zoo.mobile import Inverted, InvertedResidual
+from bench.zoo.resnet import Block
+from bench.zoo.seeding import gained, seed_weights
 from cotenant.zoo import ZooError
-from cotenant.zoo.torch import NAMES, Definition, Model, define, examples, export, make, save_onnx, save_pt2
-from cotenant.zoo.torch.densenet import DenseLayer
-from cotenant.zoo.torch.inception import Branches, Fork
-from cotenant.zoo.torch.layers import ConvNorm, PooledClassifier
-from cotenant.zoo.torch.mobile import Inverted, InvertedResidual
-from cotenant.zoo.torch.resnet import Block
-from cotenant.zoo.torch.seeding import gained, seed_weights
 
 # As published with the frameworks' reference models; LeNet-5 by hand: (25 + 1) 6 + (150 + 1) 16 + 48120 + 10164 + 850.
 PARAMETERS = {
@@ -155,8 +156,9 @@ def test_where_torch_is_missing_the_error_says_how_to_install_it(monkeypatch: py
 
 
 def test_the_names_are_known_without_torch() -> None:
-    code = "import sys, cotenant.zoo.torch as zoo; print('torch' in sys.modules, 'numpy' in sys.modules, zoo.NAMES[0])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = "import sys, bench.zoo as zoo; print('torch' in sys.modules, 'numpy' in sys.modules, zoo.NAMES[0])"
+    root = Path(bench.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", NAMES[0]]
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from cotenant.zoo.errors import ZooError
 
 if TYPE_CHECKING:
-    from cotenant.zoo.torch import Model
+    from bench.zoo import Model
 
 _GAIN = "seed_gain"
 _NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm)
@@ -55,7 +55,7 @@ def seed_weights(module: nn.Module, seed: int) -> None:
 
 
 def examples(model: Model, batch: int, seed: int) -> dict[str, torch.Tensor]:
-    """Seeded inputs; see `cotenant.zoo.torch.examples`."""
+    """Seeded inputs; see `bench.zoo.examples`."""
     if batch != 1 and not model.batched:
         raise ZooError(f"model {model.name!r}: its shapes are fixed, so batch is {batch}, expected 1")
     made: dict[str, torch.Tensor] = {}

@@ -13,11 +13,8 @@ import torch
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from cotenant.graph.dfg import Dfg
-from cotenant.graph.onnx import load_dfg
-from cotenant.zoo import ZooError
-from cotenant.zoo import torch as zoo
-from cotenant.zoo.torch import (
+from bench import zoo
+from bench.zoo import (
     boxes,
     detection,
     ensemble,
@@ -30,7 +27,10 @@ from cotenant.zoo.torch import (
     seeding,
     yolo,
 )
-from cotenant.zoo.torch.mobile import InvertedResidual
+from bench.zoo.mobile import InvertedResidual
+from cotenant.graph.dfg import Dfg
+from cotenant.graph.onnx import load_dfg
+from cotenant.zoo import ZooError
 
 
 def thinned(made: zoo.Definition) -> zoo.Definition:
