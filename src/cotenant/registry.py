@@ -31,6 +31,9 @@ COMMANDS = "cotenant.commands"
 """Socket: a function or a `typer.Typer` by the name of the command."""
 SERVICES = "cotenant.services"
 """Socket: a subclass of `serve.services.Service`."""
+RUN_STRATEGIES = "cotenant.run_strategies"
+"""Socket: a subclass of `execute.strategy.RunStrategy`. Models are opened by their engine, then by each strategy in the
+order of `BUILT_IN`, then by those of other packages."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -48,6 +51,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "joint-plans": f"{_GRANULARITY}.serve.together:TogetherPlans",
         "groups": f"{_OVERLAP}.serve:Groups",
         "pressure": f"{_LAYER_BLOCKS}.serve:Pressure",
+    },
+    RUN_STRATEGIES: {
+        "kernels": f"{_LAYER_BLOCKS}.execute.kernel_strategy:KernelStrategy",
+        "placement": f"{_PLACEMENT}.execute.placement_strategy:PlacementStrategy",
     },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
@@ -72,9 +79,9 @@ def _entry_points(socket: str) -> list[EntryPoint]:
 
 
 def registered(socket: str) -> dict[str, str]:
-    """The same, with those of other packages. A name of this distribution stays its own."""
+    """The same, then those of other packages. A name of this distribution stays its own."""
     others = {found.name: found.value for found in _entry_points(socket)}
-    return others | built_in(socket)
+    return built_in(socket) | others | built_in(socket)
 
 
 def load(socket: str, name: str) -> Any:

@@ -14,7 +14,8 @@ from commands import Run, runner
 from cotenant.config import ServerConfig
 from cotenant.errors import ConfigError
 from cotenant.execute.onnx.segment_store import content_of
-from cotenant.execute.runner import open_model, to_numpy
+from cotenant.execute.opener import open_model
+from cotenant.execute.runner import to_numpy
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository

@@ -17,9 +17,10 @@ from cotenant.core.events import Event, LaunchGrew, QueryCancelled
 from cotenant.core.snapshot import Policy
 from cotenant.execute.errors import RowsError
 from cotenant.execute.onnx.segments import SegmentedModel
+from cotenant.execute.opener import open_model
 from cotenant.execute.parts import Parts
 from cotenant.execute.protocol import LoadSpec, ModelExecutor
-from cotenant.execute.runner import Runner, open_model, to_numpy
+from cotenant.execute.runner import Runner, to_numpy
 from cotenant.execute.source import ModelSource
 from cotenant.execute.threads.executor import ThreadExecutor
 from cotenant.execute.worker.executor import ProcessExecutor

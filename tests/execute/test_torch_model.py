@@ -20,7 +20,8 @@ from torch import nn
 import cotenant.execute.runner as runner
 from cotenant.errors import ConfigError, InvalidValueError
 from cotenant.execute.errors import ModelError, TensorError
-from cotenant.execute.runner import open_model, to_numpy
+from cotenant.execute.opener import open_model
+from cotenant.execute.runner import to_numpy
 from cotenant.execute.torch import model as torch_model
 from cotenant.execute.torch import threads as torch_threads
 from cotenant.execute.torch.arrays import tensor_of
