@@ -50,6 +50,9 @@ WORLDS = "cotenant.worlds"
 KEPT_PLANS = "cotenant.kept_plans"
 """Socket: by the field of the policies that follow them, a function of repository, profile and lanes that gives the
 plans that are kept."""
+RUN_STRATEGIES = "cotenant.run_strategies"
+"""Socket: a subclass of `execute.strategy.RunStrategy`. Models are opened by their engine, then by each strategy in the
+order of `BUILT_IN`, then by those of other packages."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -76,6 +79,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
     GROUP_MODELS: {"overlap": f"{_OVERLAP}.measure.group_models:MODELS"},
     WORLDS: {"many cores": f"{_LAYER_BLOCKS}.world.many_core:world_of"},
     KEPT_PLANS: {"joint_plans": f"{_GRANULARITY}.plan.kept:usable_plans"},
+    RUN_STRATEGIES: {
+        "kernels": f"{_LAYER_BLOCKS}.execute.kernel_strategy:KernelStrategy",
+        "placement": f"{_PLACEMENT}.execute.placement_strategy:PlacementStrategy",
+    },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
         "plan": f"{_PARTITIONS}.cli.plan:plan",
@@ -103,9 +110,9 @@ def _entry_points(socket: str) -> list[EntryPoint]:
 
 
 def registered(socket: str) -> dict[str, str]:
-    """The same, with those of other packages. A name of this distribution stays its own."""
+    """The same, then those of other packages. A name of this distribution stays its own."""
     others = {found.name: found.value for found in _entry_points(socket)}
-    return others | built_in(socket)
+    return built_in(socket) | others | built_in(socket)
 
 
 def load(socket: str, name: str) -> Any:

@@ -23,7 +23,7 @@ from cotenant.techniques.layer_blocks.compile.trial import Trial
 from cotenant.techniques.layer_blocks.compile.tvm import backend as tvm_backend
 from cotenant.techniques.layer_blocks.compile.tvm.backend import TvmSearch
 from cotenant.techniques.layer_blocks.compile.tvm.traces import TracedKnobs, read_trace, task_bytes
-from cotenant.techniques.layer_blocks.execute.choice import version_of
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import version_of
 from cotenant.techniques.layer_blocks.measure.compile_campaign import backend_of
 from kernels import a_store, convolved
 

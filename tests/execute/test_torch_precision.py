@@ -17,7 +17,7 @@ from bench.zoo import examples, make, save_pt2
 from cotenant.config import load_model_config
 from cotenant.errors import ConfigError
 from cotenant.execute.errors import ModelError
-from cotenant.execute.runner import open_model
+from cotenant.execute.opener import open_model
 from cotenant.execute.torch import recurrent
 from cotenant.execute.torch.fp32 import claim_fp32, release_fp32
 from cotenant.execute.torch.model import TorchModel

@@ -150,8 +150,8 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
         whole = (0, runner.unit_count)
 
         def sequential(threads: Any) -> Call:
-            SegmentedModel.prepare(runner, [whole], threads)
-            return lambda: to_numpy(SegmentedModel.run(runner, *whole, feeds, threads))
+            runner.inner.prepare([whole], threads)
+            return lambda: to_numpy(runner.inner.run(*whole, feeds, threads))
 
         def by(placed: PlacedModel) -> Call:
             placed.prepare([whole], share.cores)
@@ -161,7 +161,7 @@ def _row(root: Path, name: str, share: Share, effort: RealEffort) -> dict[str, A
         pieces = {"sequential": 1}
         others = []
         for way, placement in plans.items():
-            model = PlacedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name)
+            model = PlacedModel(SegmentedModel.open(runner.path, cache_dir=runner.graph_path.parents[1], name=name))
             others.append(model)
             model.place(placement)
             pieces[way] = len(model.pieces(share.size))

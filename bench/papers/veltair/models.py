@@ -25,8 +25,8 @@ from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
-from cotenant.techniques.layer_blocks.execute.choice import runtime_of, store_of, version_of
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
+from cotenant.techniques.layer_blocks.execute.loaded_kernels import runtime_of, store_of, version_of
 
 NAME = "veltair-models"
 SEED = 1
