@@ -46,7 +46,7 @@ _REPLAYED = ("tests/golden", "tests/sim", "tests/parity")
 AREAS = {
     "core": ("tests/core", "tests/properties/test_strands_properties.py", "tests/policies", *_REPLAYED, _ENGINE),
     "policies": ("tests/policies", "tests/core", *_REPLAYED, _ENGINE),
-    "plan": ("tests/plan", "tests/cli/test_cli_plan.py", "tests/golden/test_golden_plans.py"),
+    "techniques/partitions/plan": ("tests/plan", "tests/cli/test_cli_plan.py", "tests/golden/test_golden_plans.py"),
     "execute/worker": (
         *("tests/execute/test_batches.py", "tests/execute/test_supervisor.py", "tests/execute/test_buffers.py"),
         *("tests/execute/test_launch_runner.py", "tests/execute/test_strands.py", "tests/execute/test_processes.py"),

@@ -165,7 +165,7 @@ def _moment(folder: Path, situation: str, number: signal.Signals, rng: random.Ra
                 server = await_ready(process, log)
                 stack.enter_context(CLIENTS_OF[situation].asking(server))
             elif situation == "start":
-                _await_line(log, b"measuring it quickly", process)
+                _await_line(log, b"is measured quickly", process)
             children = _children(process.pid)
             if situation == "stopped":  # of a model that nobody asks
                 os.kill(_worker_of(children, "a"), signal.SIGSTOP)

@@ -51,7 +51,6 @@ TABLE = {
     "shares": "**cotenant, `shares` (default)**",
     "sjf": "cotenant, `sjf`",
     "edf_cautious": "cotenant, `edf`",
-    "edf": "cotenant, `edf --no-cautious`",
     "fcfs_drop": "cotenant, `fcfs` that drops hopeless queries",
     "fcfs": "cotenant, `fcfs` that drops nothing",
     "peer": "MLServer 1.7.1, tuned",

@@ -8,10 +8,12 @@ technique whose package is not there is left out.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _OVERLAP = "cotenant.techniques.overlap"
 _PARTITIONS = "cotenant.techniques.partitions"
@@ -27,6 +29,19 @@ POLICY_OF_PLANS = "duty_cycle"
 """The policy of a server that runs a plan, unless another one is named."""
 COMMANDS = "cotenant.commands"
 """Socket: a function or a `typer.Typer` by the name of the command."""
+CAMPAIGNS = "cotenant.campaigns"
+"""Socket: a subclass of `cli.campaigns.Campaign`: options of `cotenant profile`, and what they measure."""
+SERVICES = "cotenant.services"
+"""Socket: a subclass of `serve.services.Service`."""
+PLAN_FILES = "cotenant.plan_files"
+"""Socket: a `serve.services.PlanFiles`; one at most."""
+GROUP_MODELS = "cotenant.group_models"
+"""Socket: a `measure.group_models.GroupModels`; one at most."""
+WORLDS = "cotenant.worlds"
+"""Socket: a function of latency tables by tenant and a seed that gives a `world.simulated.World`, or None."""
+KEPT_PLANS = "cotenant.kept_plans"
+"""Socket: by the field of the policies that follow them, a function of repository, profile and lanes that gives the
+plans that are kept."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -36,6 +51,19 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "layer_block": f"{_LAYER_BLOCKS}.policy.published:LayerBlock",
         "slack_blocks": f"{_LAYER_BLOCKS}.policy.slack_blocks:SlackBlocks",
     },
+    SERVICES: {
+        "joint-plans": f"{_GRANULARITY}.serve.together:TogetherPlans",
+        "groups": f"{_OVERLAP}.serve:Groups",
+        "pressure": f"{_LAYER_BLOCKS}.serve:Pressure",
+    },
+    CAMPAIGNS: {
+        "groups": f"{_OVERLAP}.cli:GroupCampaign",
+        "co-runs": f"{_PARTITIONS}.cli.profile_corun:CoRunCampaign",
+    },
+    PLAN_FILES: {"partitions": f"{_PARTITIONS}.serve.replan:PLAN_FILES"},
+    GROUP_MODELS: {"overlap": f"{_OVERLAP}.measure.group_models:MODELS"},
+    WORLDS: {"many cores": f"{_LAYER_BLOCKS}.world.many_core:world_of"},
+    KEPT_PLANS: {"joint_plans": f"{_GRANULARITY}.plan.kept:usable_plans"},
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
         "plan": f"{_PARTITIONS}.cli.plan:plan",
@@ -52,9 +80,15 @@ def built_in(socket: str) -> dict[str, str]:
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 
+def _entry_points(socket: str) -> list[EntryPoint]:
+    from importlib.metadata import entry_points  # which loads much, and few need it
+
+    return [*entry_points(group=socket)]
+
+
 def registered(socket: str) -> dict[str, str]:
     """The same, with those of other packages. A name of this distribution stays its own."""
-    others = {found.name: found.value for found in entry_points(group=socket)}
+    others = {found.name: found.value for found in _entry_points(socket)}
     return others | built_in(socket)
 
 
@@ -62,9 +96,7 @@ def load(socket: str, name: str) -> Any:
     """What is registered under a name; None where nothing is. Raises what importing the module raises."""
     found = built_in(socket).get(name)  # without a look at the metadata of all packages, which takes milliseconds
     if found is None:
-        for point in entry_points(group=socket, name=name):
-            return point.load()
-        return None
+        return next((point.load() for point in _entry_points(socket) if point.name == name), None)
     return resolve_name(found)
 
 

@@ -19,6 +19,7 @@ from cotenant.measure.opening import open_version
 from cotenant.measure.solo import QUICK
 from cotenant.measure.sweep import profile_repository
 from cotenant.profile.profile_file import load_profile
+from cotenant.profile.version_table import VersionTable
 from cotenant.repository import STATE_FOLDER, find_versions, profile_path
 from cotenant.techniques.layer_blocks.compile import toolchain
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
@@ -35,7 +36,6 @@ from cotenant.techniques.layer_blocks.measure.compile_campaign import (
     explore_repository,
     versions_of,
 )
-from cotenant.techniques.layer_blocks.version_table import VersionTable
 from cotenant.work import Share
 from kernel_graphs import SIZE, network
 from kernels import a_compiler

@@ -27,13 +27,14 @@ from cotenant.execute.gpu.sm_ladder import SmGrid
 from cotenant.execute.worker.executor import ProcessExecutor
 from cotenant.measure.load_spec import facts_of
 from cotenant.measure.opening import open_version
+from cotenant.policies import policy_names
+from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import SERVER_FILE, find_versions
 from cotenant.serve.models.served_models import serve_model
 from cotenant.serve.server import Server
-from cotenant.techniques.overlap.predict.grouped import FittedGroups
 from cotenant.techniques.overlap.predict.overlap_file import OverlapFileError
 from cotenant.types import Tenant
 from cotenant.work import CPU, Round, Share
@@ -56,11 +57,11 @@ WORKLOAD = "duration_s = 0.1\n" + "".join(f'[[tenant]]\nmodel = "{name}"\nrate =
 GRID = SmGrid(total=80, granularity=8)
 
 
-POLICIES = (
+NAMES = (
     *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", "clockwork", "overlap", "duty_cycle", "clustered"),
     *("model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"),
 )
-"""In the order of the table; `model_wise` to `prema` are of the benchmarks."""
+"""In the order of the table; `model_wise` to `prema` are policies of the benchmarks."""
 OVERLAP = ("overlap",)
 
 
@@ -74,12 +75,12 @@ class Case:
     slowed: float | None = None
     slow: Sequence[str] = tuple(MODELS)
     """Whose groups do, when all members are of these."""
-    names: Sequence[str] = POLICIES
+    names: Sequence[str] = NAMES
     """Policies that the command line asks for; an empty name for none."""
 
 
 CASES = {
-    "nothing is set": Case(names=("", *POLICIES)),
+    "nothing is set": Case(names=("", *NAMES)),
     "the file names a policy": Case('[policy]\nname = "overlap"\ndrop = "expired"\n', names=("", "sjf")),
     "one lane, late answers are given": Case('[device]\nlanes = "all"\n\n[policy]\ndrop = "none"\n'),
     "lanes of two sizes on three cores": Case("[device]\ncores = [0, 1, 3]\nlanes = [[3], [0, 1]]\n"),
@@ -92,7 +93,7 @@ CASES = {
         '[device]\nlanes = "all"\n\n[policy]\ndrop = "expired"\npreempt = true\ncautious = true\n',
         ("--lanes", "0,1/2,3", "--drop", "none", "--no-preempt", "--no-cautious"),
     ),
-    "a plan": Case(options=("--plan", PLAN), names=("", *POLICIES)),
+    "a plan": Case(options=("--plan", PLAN), names=("", *NAMES)),
     "a plan in the file, and the policy of no plan": Case(
         f'[policy]\nname = "edf"\nstretch = 0.2\n\n[plan]\nfile = "{PLAN}"\n', names=("", "edf")
     ),
@@ -202,7 +203,7 @@ class Made:
 
         for module in (
             "cotenant.techniques.overlap.measure.groups",
-            "cotenant.techniques.placement.measure.layout_facts",
+            "cotenant.techniques.overlap.measure.group_models",
         ):
             self._patch.setattr(f"{module}.load_overlap", load_overlap)
 
@@ -253,7 +254,10 @@ class Made:
         return 0
 
     def _shown(self, error: str) -> str:
-        return error.replace(str(self._root), "models").strip()
+        """The command's sentence alone: libraries may write to standard error, too."""
+        told = [line for line in error.splitlines() if line.startswith("cotenant: ")]
+        assert len(told) == 1, error
+        return told[0].replace(str(self._root), "models")
 
 
 def lanes_text(lanes: Sequence[Share]) -> str:
@@ -320,6 +324,7 @@ def told(served: Sequence[str], simulated: Sequence[str]) -> list[str]:
 
 
 def test_settings_make_the_policies_of_the_golden_table(made: Made, bless: bool) -> None:
+    assert set(NAMES) == set(policy_names())
     lines = [line for title, case in CASES.items() for line in case_lines(title, case, made)]
     lines += tenant_lines(made)
     agree(TABLE, "".join(f"{line}\n" for line in lines).encode(), bless)

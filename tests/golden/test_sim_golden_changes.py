@@ -38,6 +38,7 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.ordered.fcfs import Fcfs
 from cotenant.policies.ordered.sjf import Sjf
 from cotenant.policies.registry import rebuild_policy
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.margin import SafetyMargin, Spread
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
@@ -45,7 +46,6 @@ from cotenant.sim.applications import SimulatedApplication
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.techniques.overlap.policy.control import Overlap
-from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
 from cotenant.techniques.partitions.plan.file import read_plan
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out

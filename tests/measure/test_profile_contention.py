@@ -50,12 +50,12 @@ from cotenant.measure.contention_profile import (
 )
 from cotenant.measure.solo import Effort
 from cotenant.measure.sweep import profile_repository
+from cotenant.predict.pressure import CacheReading, SlowdownScale
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.device import this_device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.profile_file import ProfileError
 from cotenant.repository import contention_path
-from cotenant.techniques.layer_blocks.predict import CacheReading, SlowdownScale
 from cotenant.world.contention import Contention, ContentionWorld, Phase, Traffic
 from onnx_samples import residual_cnn
 from repositories import config, write_good, write_model

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
+from cotenant.profile.version_table import VersionTable
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion
 from cotenant.techniques.layer_blocks.measure.version_costs import version_costs
-from cotenant.techniques.layer_blocks.version_table import VersionTable
 
 FAST = KernelVersion(1, 1, 100, (100, 150, 200))
 """One task: further cores do not help it, and it takes twice as long under pressure."""

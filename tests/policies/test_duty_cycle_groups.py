@@ -19,10 +19,10 @@ from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.overlap.world import GroupWorld
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Round, Share, Slot
+from cotenant.world.groups import GroupWorld
 from parity import COUNT, served, simulated, workload
 from scenario import MS, ONE_LANE, TWO_LANES, Recording, play
 from strict_engine import StrictEngine as Engine

@@ -13,10 +13,10 @@ from bench.papers.abacus._group_world import GroupWorld
 from cotenant.core.actions import Action, Launch, Respond
 from cotenant.core.events import Event, LaunchEnded, QueryArrived
 from cotenant.core.predictor import Group
+from cotenant.predict.grouped import FittedGroups
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.overlap.policy.control import Overlap
-from cotenant.techniques.overlap.predict.grouped import FittedGroups
 from cotenant.trace.basis import GroupTally
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Share

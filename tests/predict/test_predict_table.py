@@ -12,7 +12,7 @@ from cotenant.errors import InvalidValueError
 from cotenant.predict import table as table_module
 from cotenant.predict.table import TablePredictor, interpolate
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.layer_blocks.version_table import Implementation, UnitVersions, VersionTable
+from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.work import Work
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.layer_blocks.predict import (
+from cotenant.predict.pressure import (
     CacheReading,
     CounterModel,
     SlowdownScale,

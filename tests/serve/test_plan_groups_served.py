@@ -16,10 +16,10 @@ from commands import runner
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
 from cotenant.core.actions import Launch
 from cotenant.core.events import PolicyChanged, PredictorChanged
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.repository import STATE_FOLDER
 from cotenant.serve.server import Server
 from cotenant.techniques.overlap.measure.groups import fit_groups
-from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
 from cotenant.techniques.partitions.plan.file import PlanFile, Request, plan_text
 from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle

@@ -46,11 +46,11 @@ from cotenant.techniques.partitions.plan.types import (
     PlanError,
     Slot,
 )
-from cotenant.techniques.partitions.serve.plan_lanes import Cores, PlanLanes, ServedPlan, lay_out, open_plan
+from cotenant.techniques.partitions.serve.plan_lanes import Cores, ServedPlan, lay_out, open_plan
 from cotenant.techniques.partitions.serve.replan import Replanner
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.wire.api import InferRequest, ServeError, Status
-from cotenant.work import Machine, Share
+from cotenant.work import Machine, PlanLanes, Share
 from cotenant.world.simulated import SimulatedExecutor, TableWorld
 from repositories import config, scaled, write_model
 from strict_engine import StrictEngine as Engine

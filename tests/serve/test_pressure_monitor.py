@@ -15,15 +15,15 @@ from cotenant.measure.antagonist import Canary
 from cotenant.measure.contention_profile import ContentionProfile, PressureScales, save_contention
 from cotenant.policies.ordered.edf import Edf
 from cotenant.predict.online import OnlineModel
+from cotenant.predict.pressure import CacheReading, CounterModel, SlowdownScale
 from cotenant.profile.device import this_device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.repository import contention_path
 from cotenant.serve.engine.clock import VirtualClock
 from cotenant.serve.engine.driver import Driver
 from cotenant.techniques.layer_blocks import serve as pressure_monitor
-from cotenant.techniques.layer_blocks.predict import CacheReading, CounterModel, SlowdownScale
 from cotenant.techniques.layer_blocks.serve import PressureMonitor, monitor_of, reader_of
-from cotenant.techniques.layer_blocks.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
 from cotenant.world.simulated import SimulatedExecutor, TableWorld

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,13 @@ def test_applications_get_plans_in_the_background(root: Path, monkeypatch: pytes
     assert msgspec.json.decode(told, type=Asked) == asked[1]
 
 
+@dataclass
+class IdleServer:
+    root: Path
+
+    def settle(self) -> None: ...
+
+
 @pytest.mark.parametrize("late", [0, 1, 2, 5])
 def test_a_search_that_is_late_is_tried_again_with_more_time(
     root: Path, monkeypatch: pytest.MonkeyPatch, late: int, caplog: pytest.LogCaptureFixture
@@ -296,7 +304,7 @@ def test_a_search_that_is_late_is_tried_again_with_more_time(
             raise TimeoutError("the search did not end")
 
     monkeypatch.setattr(together.TogetherPlans, "_search", find)
-    plans = together.TogetherPlans(root, lambda: None)
+    plans = together.TogetherPlans(IdleServer(root))  # type: ignore[arg-type]
     plans._run({"a": "late", "b": "quick"})  # type: ignore[dict-item]
     times = [limit_s for each, limit_s in tried if each == "late"]
     assert times == [60.0, 120.0, 240.0][: min(late + 1, 3)]
@@ -314,9 +322,9 @@ def test_a_search_in_a_process_of_its_own_answers(root: Path) -> None:
     )
     short = member("right", "h", (0, 2), ((1000, 1000, 1000, 1000),), ((0, 1),))
     asked = Asked((long, short), 2, 1, 1000, 100.0, evaluations=200)
-    plans = together.TogetherPlans(root, lambda: None)
+    plans = together.TogetherPlans(IdleServer(root))  # type: ignore[arg-type]
     found = plans._search(asked)
-    plans.close()
+    plans.close(time.monotonic() + 20)
     assert found == search(asked)
     assert found is not None
     assert (found.members[0].units, found.members[0].graph) == (7, "g")

@@ -12,13 +12,13 @@ from cotenant.core.actions import Action
 from cotenant.core.events import Event
 from cotenant.core.predictor import Group
 from cotenant.core.snapshot import Policy
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import Driven, Log, simulate
-from cotenant.techniques.overlap.predict.grouped import FittedGroups, GroupedPredictor
-from cotenant.techniques.overlap.world import GroupWorld as PartitionGroups
 from cotenant.types import Query, Tenant
 from cotenant.work import Machine
+from cotenant.world.groups import GroupWorld as PartitionGroups
 from cotenant.world.simulated import TableWorld, World
 from golden_workload import TABLES, TENANTS
 from scenario import CORES

@@ -14,12 +14,12 @@ from cotenant.core.predictor import Group
 from cotenant.core.snapshot import DropRule, Policy
 from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import rebuild_policy
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.sim.driver import simulate
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, Wait
 from cotenant.techniques.granularity.policy.clustered import Clustered
 from cotenant.techniques.overlap.policy.control import Overlap
-from cotenant.techniques.overlap.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.trace import TraceError, TraceWriter, header, read
 from cotenant.trace.basis import GroupBeliefs

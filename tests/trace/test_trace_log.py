@@ -26,8 +26,8 @@ from cotenant.policies.ordered.edf import Edf
 from cotenant.policies.registry import rebuild_policy
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
+from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.sim.driver import simulate
-from cotenant.techniques.layer_blocks.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.trace import Header, Record, TraceError, TraceWriter
 from cotenant.trace.losses import losses_of
 from cotenant.types import Query, Tenant

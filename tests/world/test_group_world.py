@@ -10,8 +10,8 @@ from cotenant.core.actions import Launch
 from cotenant.core.predictor import Group
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.overlap.world import GroupWorld
 from cotenant.work import Share, Work
+from cotenant.world.groups import GroupWorld
 from cotenant.world.simulated import TableWorld, WorldEvent
 
 MS = 1_000_000

@@ -25,8 +25,8 @@ from bench.papers.abacus._bound import merging_gain, most_in_time, prices_ms
 from bench.papers.abacus._experiment import Contender, Setting
 from cotenant.core.predictor import GroupPredictor
 from cotenant.core.snapshot import DropRule
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.techniques.overlap.group_samples import GroupSample
-from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
 from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_fit import fit_overlap

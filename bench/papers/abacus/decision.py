@@ -27,11 +27,11 @@ from bench.decision import WAITING, setting
 from cotenant.core.actions import Action, Launch
 from cotenant.core.engine import Engine
 from cotenant.core.events import Event, LaunchEnded, LookAheadDue, QueryArrived
+from cotenant.predict.grouped import GroupedPredictor
 from cotenant.predict.table import TablePredictor
 from cotenant.techniques.overlap.group_samples import GroupSample
 from cotenant.techniques.overlap.measure.group_sampler import sample_groups
 from cotenant.techniques.overlap.policy.control import Overlap
-from cotenant.techniques.overlap.predict.grouped import GroupedPredictor
 from cotenant.techniques.overlap.predict.overlap_features import TenantFacts
 from cotenant.techniques.overlap.predict.overlap_fit import FitSettings, fit_overlap
 from cotenant.types import Query, Tenant

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from bench._campaign import digest_of
 from bench.papers import veltair
+from cotenant.profile import version_table
 from cotenant.techniques.layer_blocks import policy as layer_block
-from cotenant.techniques.layer_blocks import version_table
 from cotenant.techniques.layer_blocks.world import many_core_rules
 
 

@@ -17,12 +17,12 @@ from bench.papers.veltair._jit import loaded
 from bench.papers.veltair._models import Efficiency, Model
 from bench.papers.veltair._worlds import CORES, Drawn, Truth, tables_of
 from cotenant.core.snapshot import DropRule
+from cotenant.profile.version_table import UnitCosts
 from cotenant.techniques.layer_blocks.policy.block_policy import BlockPolicy
 from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
 from cotenant.techniques.layer_blocks.policy.rules_blocks import ALGORITHM_2
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 from cotenant.techniques.layer_blocks.policy.tables import PRICES, SWITCH_NS, choices_of
-from cotenant.techniques.layer_blocks.version_table import UnitCosts
 from cotenant.work import Share
 
 LANES = tuple(Share((core,)) for core in range(CORES))

@@ -8,6 +8,7 @@ import typer
 
 from cotenant import __version__, registry
 from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
+from cotenant.cli.campaigns import with_campaigns
 
 app = typer.Typer(
     name="cotenant",
@@ -39,7 +40,7 @@ OWN = {
     "demo": demo.demo,
     "devices": devices.devices,
     "models": models.models,
-    "profile": profile.profile,
+    "profile": with_campaigns(profile.profile),
     "serve": serve.serve,
     "load": load.load,
     "simulate": simulate.simulate,

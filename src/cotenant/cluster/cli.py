@@ -197,8 +197,10 @@ def _tables(found: dict[str, Any]) -> list[Any]:
     if found["share"] < 1 or found["left_out"]:
         without = f", without {', '.join(found['left_out'])}" if found["left_out"] else ""
         lines.append(f"The rates do not fit: {100 * found['share']:.0f} % is planned for{without}. {found['breaks']}")
-    for change in found["changes"][-5:]:
-        lines.append(f"{change['at']}  {change['reason']}: {change['nodes']} nodes, after {change['took_s']:.2f} s")
+    changes = found["changes"][-5:]
+    lines += [
+        f"{each['at']}  {each['reason']}: {each['nodes']} nodes, after {each['took_s']:.2f} s" for each in changes
+    ]
     return [*tables, "\n".join(lines)] if lines else tables
 
 

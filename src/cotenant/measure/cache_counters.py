@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.errors import CotenantError
-from cotenant.techniques.layer_blocks.predict import CacheReading
+from cotenant.predict.pressure import CacheReading
 
 _CALLS = {"x86_64": 298, "aarch64": 241}
 """The number of the system call; libc has no name for it."""

@@ -38,16 +38,16 @@ from cotenant.measure.antagonist import (
     streaming,
 )
 from cotenant.measure.cache_counters import CacheCounters
-from cotenant.profile.device import Device, this_device
-from cotenant.profile.profile_file import Profile, ProfileError, load_profile
-from cotenant.repository import contention_path, default_version, model_names, profile_path
-from cotenant.techniques.layer_blocks.predict import (
+from cotenant.predict.pressure import (
     CacheReading,
     CounterModel,
     SlowdownScale,
     fit_counters,
     fit_slowdowns,
 )
+from cotenant.profile.device import Device, this_device
+from cotenant.profile.profile_file import Profile, ProfileError, load_profile
+from cotenant.repository import contention_path, default_version, model_names, profile_path
 from cotenant.world.contention import Contention, Phase, Traffic, max_min, phase_time_ns
 
 if TYPE_CHECKING:

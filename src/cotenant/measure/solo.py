@@ -25,9 +25,9 @@ from cotenant.measure.inputs import DeclaredShape, make_inputs
 from cotenant.measure.samples import NO_SAMPLES, Samples
 from cotenant.profile.merging import Merging
 from cotenant.profile.profile_file import ModelProfile, Point
+from cotenant.profile.version_table import VersionTable
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
 from cotenant.techniques.layer_blocks.measure.version_costs import version_costs
-from cotenant.techniques.layer_blocks.version_table import VersionTable
 from cotenant.work import CPU, Share
 
 Progress = Callable[[str], None]

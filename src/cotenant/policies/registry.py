@@ -1,9 +1,8 @@
 """From a name and options to a policy: the one place that does, for serving, simulating, replaying and profiling.
 
-A policy is a frozen dataclass whose first field is `lanes`; the other fields are its options, with their types, ranges
-and defaults, but for those that plans give, which the class names in `of_plans`. What can be derived from measurements it derives in
-a class method `resolve(options, facts)`. A package of a user joins by `register`, or by an entry point of the group
-`registry.POLICIES`.
+A policy is a frozen dataclass whose first field is `lanes`. The other fields are its options, with their types, ranges
+and defaults. Fields that plans give are named by the class in `of_plans`. The class method `resolve(options, facts)`
+derives options from measurements. A package joins by `register`, or by an entry point of the group `registry.POLICIES`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from cotenant.core.predictor import Group, Spans
 from cotenant.errors import CotenantError
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
-from cotenant.techniques.layer_blocks.version_table import VersionTable
+from cotenant.profile.version_table import VersionTable
 from cotenant.work import CPU, Work
 
 _SCALE = 1 << 24

@@ -12,7 +12,7 @@ from cotenant.files import load, save
 from cotenant.profile.device import Device
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.profile.merging import Merging
-from cotenant.techniques.layer_blocks.version_table import VersionTable
+from cotenant.profile.version_table import VersionTable
 
 FORMAT = "cotenant-profile/1"
 QUANTILES = ("p50", "p90", "p95", "p99")

@@ -23,10 +23,10 @@ from cotenant.core.events import Event
 from cotenant.core.snapshot import Policy
 from cotenant.errors import CotenantError
 from cotenant.files import UNREADABLE, decode, open_regular
+from cotenant.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.predict.margin import NO_MARGIN, SafetyMargin
 from cotenant.predict.table import TablePredictor
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.techniques.overlap.predict.grouped import FittedGroups, GroupedPredictor
 from cotenant.trace.record_check import RecordCheck
 from cotenant.trace.recorded_policy import RecordedPolicy
 from cotenant.types import StageQuery, Tenant

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,6 @@ from cotenant.measure.load_spec import VersionFacts
 from cotenant.measure.opening import remember_verdict
 from cotenant.profile.merging import SINGLE, Merging
 from cotenant.profile.profile_file import ModelProfile
-from cotenant.techniques.granularity.joint_plan import JointPlan
 from cotenant.types import Tenant
 from cotenant.wire.api import Array, InferRequest, ModelMetadata, ServeError, Status, TensorSpec
 from cotenant.wire.codec import DATATYPE_OF, shown, validate
@@ -192,14 +191,18 @@ def _plain(shape: DeclaredShape) -> dict[str, list[int]]:
     return {name: list(dims) for name, dims in shape.items()}
 
 
+CutsOf = Callable[[VersionFacts, tuple[int, ...]], tuple[int, ...]]
+"""Gives the units at which a model may be left, from those of its profile."""
+
+
 def serve_model(
     opened: VersionFacts,
     profile: ModelProfile,
     *,
     preempt: bool,
-    plans: Sequence[JointPlan] = (),
+    cuts_of: CutsOf | None = None,
 ) -> ServedModel:
-    """Put a profiled model in service, to be left at the cuts of the profile and of plans that it is a member of.
+    """Put a profiled model in service, to be left at the cuts of the profile, or what `cuts_of` makes of them.
 
     Raises ConfigError when the protocol cannot carry its tensors, or no request with all of its inputs.
     """
@@ -207,8 +210,8 @@ def serve_model(
     batched = config.model.max_batch > 1
     name = opened.found.model
     cuts = profile.cuts if preempt else (0, opened.unit_count)
-    for plan in plans:
-        cuts = plan.cuts_of(opened.found.tenant, cuts)
+    if cuts_of is not None:
+        cuts = cuts_of(opened, cuts)
     tenant = Tenant(
         name=opened.found.tenant,
         slo_ns=round(config.tenant.slo_ms * NS_PER_MS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,16 +13,15 @@ from cotenant.core.snapshot import Policy
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.execute.errors import WorkerLostError
 from cotenant.execute.protocol import ModelExecutor
-from cotenant.measure.load_spec import VersionFacts, VersionSpec
+from cotenant.measure.load_spec import VersionSpec
 from cotenant.measure.loader import warning_of
 from cotenant.measure.loader_process import LoadCancelledError, Loader, VersionLoadError
 from cotenant.measure.opening import remember_verdict, verdicts
 from cotenant.profile.profile_file import ModelProfile
 from cotenant.repository import ModelVersion, check_owners, find_versions, within
+from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.name_table import NameEntry
-from cotenant.serve.models.served_models import ServedModel, serve_model
-from cotenant.techniques.granularity.joint_plan import JointPlan
-from cotenant.techniques.partitions.serve.reorganise import spec_of
+from cotenant.serve.models.served_models import CutsOf, ServedModel, serve_model
 from cotenant.wire.api import ServeError, Status
 
 _log = logging.getLogger("cotenant.server")
@@ -46,8 +45,8 @@ class OpenedVersions:
 class ModelOpener:
     """Opens models as a server needs them.
 
-    `plans_of` gives the joint plans that a version is a member of; `check_tenants` refuses tenants that a model cannot
-    have.
+    `cuts_of` gives the units at which a version may be left, from those of its profile; `check_tenants` refuses tenants
+    that a model cannot have.
     """
 
     def __init__(
@@ -55,14 +54,14 @@ class ModelOpener:
         root: Path,
         settings: ServerConfig,
         executor: ModelExecutor,
-        plans_of: Callable[[VersionFacts, Policy], Sequence[JointPlan]],
+        cuts_of: CutsOf,
         check_tenants: Callable[[list[str], str], None],
     ) -> None:
         self.root = root
         self.loader = Loader(settings.server.load_limit_s)
         self._device = settings.device
         self._executor = executor
-        self._plans_of = plans_of
+        self._cuts_of = cuts_of
         self._check_tenants = check_tenants
         self._measured: dict[str, ModelProfile] = {}
         """Quick profiles by digest, the oldest first."""
@@ -134,7 +133,7 @@ class ModelOpener:
             self._keep(profile)
             if found.config.model.max_batch > 1:
                 remember_verdict(facts.digest, facts.merging)
-        served = serve_model(facts, profile, preempt=policy.preempt, plans=self._plans_of(facts, policy))
+        served = serve_model(facts, profile, preempt=policy.preempt, cuts_of=self._cuts_of)
         if self.loader.is_cancelled:
             raise LoadCancelledError(f"model {found.model!r} is not loaded: the server is stopping")
         served.loaded = self._executor.load(served.tenant.name, facts.source, spec_of(served, policy.shares))

@@ -21,6 +21,7 @@ from cotenant.predict.online import OnlineModel
 from cotenant.profile.device import this_device
 from cotenant.repository import contention_path
 from cotenant.serve.engine.driver import Driver
+from cotenant.serve.services import Host, Service
 
 PERIOD_S = 0.25
 _WEIGHT = 0.3
@@ -95,6 +96,27 @@ def monitor_of(root: Path, driver: Driver, beliefs: OnlineModel, cores: tuple[in
         return None
     read = reader_of(found.pressure, cores)
     return None if read is None else PressureMonitor(driver, beliefs, read)
+
+
+class Pressure(Service):
+    """Runs a PressureMonitor in a server whose models have versions for pressure."""
+
+    def __init__(self, server: Host) -> None:
+        super().__init__(server)
+        self._monitor: PressureMonitor | None = None
+
+    def ready(self) -> None:
+        """Start the monitor where there is something to measure."""
+        server = self.server
+        cores = tuple(core for device in server.machine.devices for core in device.cores)
+        self._monitor = monitor_of(server.root, server.driver, server.beliefs, cores)
+        if self._monitor is not None:
+            self._monitor.start()
+
+    def close(self, until_s: float) -> None:
+        """End the monitor."""
+        if self._monitor is not None:
+            self._monitor.close()
 
 
 def reader_of(

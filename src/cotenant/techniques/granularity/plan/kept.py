@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cotenant.errors import CotenantError
 from cotenant.files import write_whole
+from cotenant.profile.profile_file import Profile
 from cotenant.repository import together_path
 from cotenant.techniques.granularity.joint_plan import JointPlan, TogetherPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable, fingerprint_of
@@ -19,6 +20,7 @@ from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy
 from cotenant.techniques.partitions.plan.file import read_plan, together_text
 from cotenant.techniques.placement.task_profile import ModelTasks
+from cotenant.work import Share
 
 LEAST_GAIN_PCT = 3.0
 """What is quicker than streams by less is left alone: times of units are not known better."""
@@ -54,6 +56,12 @@ def usable(
         if fits and sum(served) > min(1, len(served) - 1):
             found.append(each.plan)
     return found
+
+
+def usable_plans(root: Path, profile: Profile, lanes: Sequence[Share]) -> tuple[JointPlan, ...]:
+    """The plans that a repository keeps, and that hold for its profile and these lanes."""
+    graphs = {name: (model.digest, model.cuts[-1]) for name, model in profile.models.items()}
+    return tuple(usable(read_together(root), graphs, [lane.size for lane in lanes]))
 
 
 def together_of(

@@ -91,6 +91,12 @@ class Clustered(Edf):
         """The lanes of sets, and where others are served."""
         return tuple(dict.fromkeys((*self.lanes, *self.alone.shares)))
 
+    def cuts_of(self, tenant: str, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        """The units at which a tenant's model may be left, with those of the plans."""
+        for plan in self.joint_plans:
+            cuts = plan.cuts_of(tenant, cuts)
+        return cuts
+
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
         """Start a set by its plan if the next query has one, then give what is free to others by deadline."""
         desk = self.alone._desk(snapshot)

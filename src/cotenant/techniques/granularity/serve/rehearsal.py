@@ -23,7 +23,7 @@ from cotenant.execute.batches import are_alike
 from cotenant.execute.protocol import Tensors, Timing
 from cotenant.execute.registry import layout_of, open_executor
 from cotenant.measure.inputs import make_inputs
-from cotenant.measure.load_spec import facts_of
+from cotenant.measure.load_spec import VersionFacts, facts_of
 from cotenant.measure.loader import stored_or_measured
 from cotenant.measure.opening import open_version
 from cotenant.measure.solo import Effort
@@ -32,10 +32,10 @@ from cotenant.predict.table import TablePredictor
 from cotenant.repository import default_version
 from cotenant.serve.engine.clock import RealClock
 from cotenant.serve.engine.driver import Driver
+from cotenant.serve.engine.reorganise import spec_of
 from cotenant.serve.models.served_models import ServedModel, serve_model
 from cotenant.techniques.granularity.joint_plan import JointPlan
 from cotenant.techniques.granularity.policy.clustered import Clustered
-from cotenant.techniques.partitions.serve.reorganise import spec_of
 from cotenant.types import ANSWERS, Query
 from cotenant.work import Share
 
@@ -133,7 +133,13 @@ class Rehearsal:
         opened = open_version(root, found, self._executor.place, shares)
         self._open.callback(opened.runner.close)
         profile = stored_or_measured(root, opened, shares, self._executor.place)
-        served = serve_model(facts_of(opened, opened.splits), profile, preempt=False, plans=self._plans)
+
+        def cuts_of(facts: VersionFacts, cuts: tuple[int, ...]) -> tuple[int, ...]:
+            for plan in self._plans:
+                cuts = plan.cuts_of(facts.found.tenant, cuts)
+            return cuts
+
+        served = serve_model(facts_of(opened, opened.splits), profile, preempt=False, cuts_of=cuts_of)
         served.loaded = self._executor.load(served.tenant.name, opened.runner, spec_of(served, shares))
         self._open.callback(served.loaded.close)
         self._executor.add_model(served.tenant.name, served.loaded)

@@ -8,9 +8,8 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -20,7 +19,8 @@ from cotenant.execute.threads.lanes import left_s
 from cotenant.measure.load_spec import VersionFacts
 from cotenant.serve.models.served_application import ServedApplication
 from cotenant.serve.models.served_models import ServedModel
-from cotenant.techniques.granularity.joint_plan import JointPlan, TogetherPlan
+from cotenant.serve.services import Host, Service
+from cotenant.techniques.granularity.joint_plan import TogetherPlan
 from cotenant.techniques.granularity.plan.kept import read_together, usable, verdict, words_of
 from cotenant.techniques.granularity.plan.profiled import table_of_latencies
 from cotenant.techniques.granularity.plan.worker import Asked, AskedMember
@@ -43,13 +43,13 @@ def takes_plans(policy: Policy) -> bool:
     return hasattr(policy, "joint_plans")
 
 
-class TogetherPlans:
-    """See above. Everything but the search is called under the server's lock of loading; `adopt` is called, on another
-    thread, when there is more to follow."""
+class TogetherPlans(Service):
+    """Follows joint plans, and seeks them for stages that start together: on a thread of its own, which has the server
+    settle when there is more to follow."""
 
-    def __init__(self, root: Path, adopt: Callable[[], None]) -> None:
-        self._root = root
-        self._adopt = adopt
+    def __init__(self, server: Host) -> None:
+        super().__init__(server)
+        self._root = server.root
         self._kept: tuple[TogetherPlan, ...] = ()
         self._found: dict[object, TogetherPlan | None] = {}
         self._told: set[str] = set()
@@ -58,7 +58,7 @@ class TogetherPlans:
         self._is_over = False
         self._limit_s = _LATE_S
 
-    def read(self) -> None:
+    def start(self) -> None:
         """Read what the repository keeps; a broken file, and plans that rest on old figures, are told to the log."""
         try:
             self._kept = read_together(self._root)
@@ -71,17 +71,19 @@ class TogetherPlans:
                 text = "%s: is stale, as it was made from another profile; 'cotenant plan --together' makes another one"
                 _log.warning(text, words_of(plan))
 
-    def of(self, opened: VersionFacts, policy: Policy) -> list[JointPlan]:
-        """Those that a policy follows and a model is a member of as it is: it has to be left where they say."""
-        if not takes_plans(policy):
-            return []
+    def cuts(self, opened: VersionFacts, policy: Policy, cuts: tuple[int, ...]) -> tuple[int, ...]:
+        """With those of plans that the policy follows and the model is a member of as it is."""
         me = opened.found.tenant, opened.digest
-        return [each.plan for each in self._kept if me in [(member.model, member.graph) for member in each.members]]
+        for each in self._kept if takes_plans(policy) else ():
+            if me in [(member.model, member.graph) for member in each.members]:
+                cuts = each.plan.cuts_of(opened.found.tenant, cuts)
+        return cuts
 
-    def followed(self, policy: Policy, models: Sequence[ServedModel]) -> Policy:
-        """The policy with the plans that hold for these models; those that do not are told to the log, once."""
+    def followed(self, policy: Policy) -> Policy:
+        """The policy with the plans that hold for the models; those that do not are told to the log, once."""
         if not takes_plans(policy):
             return policy
+        models = [versions[""] for versions in self.server.names.models.values()]
         graphs = {each.tenant.name: (each.opened.digest, each.tenant.unit_count) for each in models}
         lanes = [lane.size for lane in policy.lanes]
         found = usable((*self._kept, *filter(None, self._found.values())), graphs, lanes)
@@ -101,9 +103,10 @@ class TogetherPlans:
         made: Policy = replace(policy, joint_plans=tuple(found))  # type: ignore[type-var]
         return made
 
-    def seek(self, policy: Policy, applications: Iterable[ServedApplication]) -> None:
+    def settled(self) -> None:
         """Seek plans for stages that start together and have none, in the background; at the cuts that there are, on
         several equal lanes of a CPU."""
+        policy, applications = self.server.policy, self.server.names.applications.values()
         kinds = {(lane.device, lane.size) for lane in policy.lanes}
         if not takes_plans(policy) or len(policy.lanes) < 2 or len(kinds) > 1 or policy.lanes[0].device != CPU:
             return
@@ -117,7 +120,7 @@ class TogetherPlans:
             self._thread = threading.Thread(target=self._run, args=(asked,), name="cotenant-together", daemon=True)
             self._thread.start()
 
-    def close(self, until_s: float | None = None) -> None:
+    def close(self, until_s: float) -> None:
         """End what is sought; it is not waited for beyond `until_s` of the monotonic clock."""
         self._is_over = True
         if self._process is not None:
@@ -142,7 +145,7 @@ class TogetherPlans:
                     left.append((key, each, tries + 1))
         self._thread = None
         if not self._is_over:
-            self._adopt()
+            self.server.settle()
 
     def _search(self, asked: Asked) -> TogetherPlan | None:
         """What a process of its own finds. Raises TimeoutError when that does not end in time."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
+from cotenant.profile.version_table import Implementation, UnitVersions, VersionTable
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pick
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel
-from cotenant.techniques.layer_blocks.version_table import Implementation, UnitVersions, VersionTable
 
 _SLOWED = 1.02
 """What takes no longer than this under pressure, times its time alone, is not told from what is not slowed down."""

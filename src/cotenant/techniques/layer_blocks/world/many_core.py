@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from cotenant.core.actions import Launch
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.layer_blocks.version_table import UnitCosts, VersionTable
+from cotenant.profile.latency_table import LatencyTable
+from cotenant.profile.version_table import UnitCosts, VersionTable
 from cotenant.techniques.layer_blocks.world.many_core_rules import FULL, conflict_at, next_span_ns, set_rates
 from cotenant.work import Share
 from cotenant.world.simulated import WorldEvent
@@ -187,3 +188,12 @@ def _gone_on(run: _ManyCoreRun, work: int) -> _ManyCoreRun:
     if after.wider and unit in run.stops and unit < run.end:
         after = after._replace(cores=after.wider, wider=0, grew=True)
     return after._replace(left=after.cost[0] * FULL) if unit < run.end else after._replace(left=0)
+
+
+def world_of(tables: Mapping[str, LatencyTable], seed: int) -> ManyCoreWorld | None:
+    """The world of models whose versions were measured on a machine of known bandwidth; None where one's were not."""
+    versions = {name: each.versions for name, each in tables.items() if isinstance(each.versions, VersionTable)}
+    bandwidth = min([each.bandwidth_bytes_per_s for each in versions.values()], default=0)
+    if not bandwidth or len(versions) < len(tables):
+        return None
+    return ManyCoreWorld(versions, ManyCore(bandwidth, seed=seed))

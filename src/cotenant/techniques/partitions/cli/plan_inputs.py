@@ -21,7 +21,7 @@ def tables_of(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
 
     Raises PlanError where a profile is of a repository that guarantees rates above its lanes.
     """
-    from cotenant.techniques.partitions.cli.rates import rates_fault
+    from cotenant.cli.rates import rates_fault
     from cotenant.techniques.partitions.plan.sources import read_profile_costs
     from cotenant.techniques.partitions.plan.types import PlanError
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
+from cotenant.cli.campaigns import Campaign, ProfileRun
+from cotenant.cli.options import LONGEST_S, a_number
+from cotenant.cli.profile import progress_bar
 from cotenant.errors import ConfigError
 from cotenant.work import CPU, Share
 
@@ -20,6 +25,49 @@ if TYPE_CHECKING:
     from cotenant.techniques.partitions.coruns import CoRunRow
 
 _SHOWN = 12
+
+
+@dataclass
+class CoRunCampaign(Campaign):
+    """Measures latency in the partitions of splits, and how much models slow each other down there."""
+
+    partitions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--partitions",
+            help="Profile at the partitions of a split, like '1,1' (cores) or '50,50' (per cent of a GPU); repeatable.",
+            show_default=False,
+        ),
+    ] = None
+    corun: Annotated[
+        bool, typer.Option("--corun", help="Also measure how much models slow each other down in partitions.")
+    ] = False
+    budget_s: Annotated[
+        float, typer.Option(min=1.0, max=LONGEST_S, callback=a_number, help="Seconds to spend on co-runs.")
+    ] = 120.0
+    splits: list[tuple[int, ...]] = field(default_factory=list, init=False)
+    coruns: dict[str, Any] | None = field(default=None, init=False)
+
+    def prepare(self, settings: ServerConfig) -> tuple[ServerConfig, tuple[Share, ...]]:
+        """Divide the device."""
+        settings, self.splits, parts = divided(settings, self.partitions or (), self.corun)
+        return settings, parts
+
+    def measure(self, run: ProfileRun) -> None:
+        """Measure co-runs."""
+        if self.corun:
+            with progress_bar(quiet=run.quiet) as on_step:
+                told = self.splits, self.budget_s, run.fresh, on_step, run.errors
+                self.coruns = measure(run.root, run.settings, run.profile, *told)
+
+    def found(self) -> dict[str, object]:
+        """Rows of factors, what antagonists do, and how well held-out co-runs are predicted."""
+        return {"coruns": self.coruns}
+
+    def show(self, console: Console) -> None:
+        """Tables of factors."""
+        if self.coruns:
+            show(console, self.coruns)
 
 
 def parse_split(text: str) -> tuple[int, ...]:

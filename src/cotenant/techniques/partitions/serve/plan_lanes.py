@@ -23,15 +23,7 @@ from cotenant.techniques.partitions.serve.plan_names import (
     shares_of,
     stage_tenants,
 )
-from cotenant.work import Round, Share
-
-
-@dataclass(frozen=True, slots=True)
-class PlanLanes:
-    """Lanes with their rounds, in the same order: those of the plan, then one a core that the plan leaves over."""
-
-    lanes: tuple[Share, ...]
-    rounds: tuple[Round, ...]
+from cotenant.work import PlanLanes, Round, Share
 
 
 class Divisible(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -12,7 +12,7 @@ from cotenant.serve.engine.counters import TenantCounters
 from cotenant.techniques.partitions.plan.file import plan_tables
 from cotenant.techniques.partitions.plan.tracking import TrackedRate
 from cotenant.techniques.partitions.plan.types import DevicePlan
-from cotenant.techniques.partitions.serve.plan_lanes import PlanLanes
+from cotenant.work import PlanLanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +29,6 @@ class PlanFigures:
     share: float
     rates: Mapping[str, TrackedRate]
     is_followed: bool = True
-
-
-class PlanView(Protocol):
-    """What runs a plan, as seen by those who look on. Thread-safe."""
-
-    def status(self) -> Mapping[str, Any]:
-        """Plan, rates and attainment as plain values."""
-
-    def figures(self) -> PlanFigures:
-        """For the metrics page."""
 
 
 def plan_status(

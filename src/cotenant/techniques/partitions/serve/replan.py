@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, cast
+
+from prometheus_client.core import Metric
 
 from cotenant.config import PlanSection
 from cotenant.core.actions import Action
@@ -21,7 +23,7 @@ from cotenant.errors import CotenantError
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
 from cotenant.policies.registry import make_policy
-from cotenant.serve.server import Server
+from cotenant.serve.services import Host, OpenedPlan
 from cotenant.techniques.partitions.plan.follow import (
     FollowSettings,
     PlanFollower,
@@ -35,7 +37,7 @@ from cotenant.techniques.partitions.plan.sources import CostBasis, costs_of_repo
 from cotenant.techniques.partitions.plan.tracking import Tracker, TrackingSettings
 from cotenant.techniques.partitions.plan.types import DeviceType, Plan, PlanError, Planner
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, ServedPlan, open_plan
-from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_status
+from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_metrics, plan_status
 
 WINDOWS_A_PERIOD = 2
 """Windows, in which arrivals are counted, of one period."""
@@ -59,7 +61,7 @@ class Replanner:
 
     def __init__(
         self,
-        server: Server,
+        server: Host,
         path: Path,
         served: ServedPlan,
         section: PlanSection,
@@ -143,7 +145,7 @@ class Replanner:
     # --- looking on -----------------------------------------------------------------------------------------------
 
     def figures(self) -> PlanFigures:
-        """See PlanView."""
+        """The plan at this moment."""
         with self._changed:
             share = min((self._held.share, *self._above.values()))
             rates = self._tracker.rates
@@ -155,6 +157,10 @@ class Replanner:
             served, breaks = self._served, self._breaks
         counters, policy = self._server.counters.by_tenant, self._server.policy.name
         return plan_status(served.plan, served.lanes, self.figures(), counters, breaks, policy)
+
+    def metrics(self) -> Iterator[Metric]:
+        """See PlanView."""
+        return plan_metrics(self.figures())
 
     @property
     def _is_followed(self) -> bool:
@@ -266,3 +272,18 @@ class Replanner:
             self._served, self._held, self._breaks = served, held, breaks
             self._version += is_new
             self._changed.notify_all()
+
+
+class PartitionPlans:
+    """Plan files whose partitions and rounds this technique runs. Implements PlanFiles."""
+
+    def open(self, section: PlanSection, cores: Sequence[int], root: Path, *, stale: bool) -> ServedPlan:
+        """Read and lay out. Raises PlanError, or StaleProfileError unless `stale`."""
+        return open_plan(Path(section.file or ""), section.device, Cores(tuple(cores)), root=root, stale=stale)
+
+    def follow(self, server: Host, opened: OpenedPlan, section: PlanSection, *, stale: bool) -> Replanner:
+        """Follow the load by plans of a server that runs an opened one."""
+        return Replanner(server, Path(section.file or ""), cast(ServedPlan, opened), section, stale=stale)
+
+
+PLAN_FILES = PartitionPlans()

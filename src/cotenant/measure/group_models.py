@@ -1,33 +1,74 @@
-"""What policies derive options from, out of a repository's profile and its measured groups."""
+"""Predictors fitted to measured groups: where they come from, and what policies derive options from them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations_with_replacement
 from pathlib import Path
+from typing import Protocol
 
+from cotenant import registry
 from cotenant.config import PolicySection, ServerConfig
-from cotenant.core.predictor import Member
 from cotenant.errors import CotenantError
 from cotenant.policies.facts import LayoutFacts, PairLatency
 from cotenant.policies.registry import resolve_options
 from cotenant.predict.conformal import SURE_QUANTILE
-from cotenant.predict.table import interpolate
+from cotenant.predict.grouped import FittedGroups
 from cotenant.profile.profile_file import Profile, load_profile
 from cotenant.repository import profile_path
 from cotenant.repository.measured_content import changes, valid_profile
-from cotenant.techniques.overlap.measure.groups import load_overlap
-from cotenant.techniques.overlap.predict.overlap import OverlapPredictor
-from cotenant.work import Share, Work
+from cotenant.work import Share
 
-Fitted = tuple[OverlapPredictor, Profile]
+Fitted = tuple[FittedGroups, Profile]
+Pairs = dict[tuple[str, str], PairLatency]
 
 _log = logging.getLogger("cotenant.groups")
 
 
-def fitted_groups(root: Path) -> OverlapPredictor | None:
+class GroupModels(Protocol):
+    """The predictors of groups that a package fits and keeps. A package joins by `registry.GROUP_MODELS`."""
+
+    def load(self, root: Path, profile: Profile, quantile: float) -> FittedGroups:
+        """The predictor of a repository. Raises CotenantError with what to do when there is none."""
+
+    def keep(self, folder: Path, fitted: FittedGroups) -> None:
+        """Keep a predictor in a folder, for the replay of traces that were decided with it."""
+
+    def find(self, folder: Path, key: str, quantile: float) -> FittedGroups:
+        """What `keep` has written under a key. Raises CotenantError when it is not there."""
+
+    def pairs(self, fitted: FittedGroups, profile: Profile, cores: int) -> Pairs:
+        """What is predicted of each pair of tenants, at the median: one row each at the first shape, on `cores` cores
+        each."""
+
+
+class NoGroupModels:
+    """Stands in where no package predicts groups. Implements GroupModels."""
+
+    def load(self, root: Path, profile: Profile, quantile: float) -> FittedGroups:
+        """Raises CotenantError."""
+        raise CotenantError("no installed package predicts groups")
+
+    def keep(self, folder: Path, fitted: FittedGroups) -> None:
+        """There is nothing to keep."""
+
+    def find(self, folder: Path, key: str, quantile: float) -> FittedGroups:
+        """Raises CotenantError."""
+        raise CotenantError("no installed package predicts groups")
+
+    def pairs(self, fitted: FittedGroups, profile: Profile, cores: int) -> Pairs:
+        """None."""
+        return {}
+
+
+def group_models() -> GroupModels:
+    """What the installed packages have."""
+    found: GroupModels = next(iter(registry.load_all(registry.GROUP_MODELS).values()), NoGroupModels())
+    return found
+
+
+def fitted_groups(root: Path) -> FittedGroups | None:
     """The predictor of a repository; None, with a warning that says why, when there is none.
 
     Models that changed since they were measured count as unseen, with a warning.
@@ -36,22 +77,10 @@ def fitted_groups(root: Path) -> OverlapPredictor | None:
         profile = valid_profile(root, stale=True)
         changed = {name: replace(profile.models[name], digest="") for name in changes(root, profile.contents)}
         known = replace(profile, models={**profile.models, **changed})
-        return load_overlap(root, known, quantile=SURE_QUANTILE)
+        return group_models().load(root, known, SURE_QUANTILE)
     except CotenantError as error:
         _log.warning("%s; until then launches on disjoint cores are believed not to slow each other down", error)
         return None
-
-
-def pair_latencies(predictor: OverlapPredictor, profile: Profile, cores: int) -> dict[tuple[str, str], PairLatency]:
-    """What is predicted of each pair of tenants, at the median: one row each at the first shape, `cores` cores each."""
-    median = predictor.at(0.5)
-    tables = {name: model.table("p50").rows for name, model in profile.models.items()}
-    found: dict[tuple[str, str], PairLatency] = {}
-    for pair in combinations_with_replacement(sorted(profile.models), 2):
-        members = tuple(Member(Work(name, 0, 1, 0, profile.models[name].cuts[-1]), cores) for name in pair)
-        first, second = (round(interpolate(tables[name], 0, 1, cores)) for name in pair)
-        found[pair] = PairLatency((first, second), median.group_ns([members])[0])
-    return found
 
 
 def resolved(root: Path, settings: ServerConfig, lanes: tuple[Share, ...]) -> PolicySection:
@@ -74,7 +103,7 @@ def resolved_by(section: PolicySection, lanes: tuple[Share, ...], find: Callable
         return section
     found = find()
     if found is not None:
-        facts = LayoutFacts(lanes, pair_latencies(*found, min(lane.size for lane in lanes)))
+        facts = LayoutFacts(lanes, group_models().pairs(*found, min(lane.size for lane in lanes)))
     options = resolve_options(section.name, section.options, facts)
     text = ", ".join(f"{key} = {value}" for key, value in options.items() if key not in section.options)
     text += f", by {lanes[0].device} and {len(facts.pairs)} measured pairs of models"
