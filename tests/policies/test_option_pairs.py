@@ -97,7 +97,7 @@ def test_no_pair_of_options_makes_a_decision_raise_or_break_the_contract(name: s
         lanes = tuple(map(Share, rng.choice(list(LAYOUTS.values()))))
         try:
             given = {option: value for option, value in drawn.items() if value is not None}
-            policy = make_policy(name, given, lanes, tuple(Round() for _ in lanes))
+            policy = make_policy(name, given, lanes, {"rounds": tuple(Round() for _ in lanes)})
         except ConfigError:  # values that exclude each other, or that these lanes do not allow
             refused += 1
             continue
