@@ -17,7 +17,6 @@ from cotenant.execute.onnx.segment_store import PLAIN, content_of
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.files import load, save
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
-from cotenant.techniques.layer_blocks.compile.knobs import Knobs
 from cotenant.techniques.layer_blocks.compile.native import Runtime, address
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion
@@ -136,10 +135,8 @@ def _found(store: Store, key: str, problem: Problem) -> KernelCandidate:
 
 
 def version_of(store: Store, candidate: KernelCandidate, level_ns: tuple[int, ...] = ()) -> KernelVersion:
-    """A candidate, loaded. Raises CompileError when it cannot be, or is not for compiled models."""
-    if not isinstance(candidate.knobs, Knobs):
-        raise CompileError(f"{candidate.name} was made by {candidate.backend}, whose kernels no model runs; {_MEND}")
-    where = address(store.load(candidate.library), candidate.function)
+    """A candidate, loaded. Raises CompileError when it cannot be."""
+    where = address(store.load(candidate.library))
     return KernelVersion(where, candidate.tasks, candidate.cpu_ns, level_ns)
 
 
