@@ -24,8 +24,8 @@ from cotenant.measure.opening import open_version
 from cotenant.repository import STATE_FOLDER, ModelVersion, find_versions, graphs_path, placement_path
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, TogetherPlan, Wait
 from cotenant.techniques.granularity.plan.kept import keep_together
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 from cotenant.techniques.layer_blocks.execute.choice import (

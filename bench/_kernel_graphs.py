@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from cotenant.execute.onnx.segment_session import load_session, session_options
 from cotenant.execute.runner import to_numpy
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel

@@ -12,20 +12,14 @@ from msgspec import structs
 from bench._data import DATA
 from bench._registry import BenchError
 from bench.papers.veltair import _bound, _capacity, _jit, _loop, _play
+from bench.papers.veltair._baselines import FixedBlocks, LayerWise, ModelWise, Prema
 from bench.papers.veltair._models import Model, efficiency_of, of_class, rates_of, read_models, ssd_layers
 from bench.papers.veltair._play import LANES, Stage, arrivals
 from bench.papers.veltair._product import Beliefs, play_product
 from bench.papers.veltair._worlds import FIGURE_1B, Drawn, drawn_gbps, interference, kept_worlds, tables_of
 from cotenant.core.snapshot import DropRule
 from cotenant.profile.version_table import UnitCosts, UnitVersions
-from cotenant.techniques.layer_blocks.policy.published import (
-    FixedBlocks,
-    LayerBlock,
-    LayerWise,
-    ModelWise,
-    Prema,
-    Variant,
-)
+from cotenant.techniques.layer_blocks.policy.published import LayerBlock, Variant
 from cotenant.techniques.layer_blocks.policy.slack_blocks import SlackBlocks
 
 MODELS, MADE = read_models(DATA)

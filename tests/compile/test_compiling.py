@@ -24,7 +24,6 @@ from cotenant.profile.profile_file import load_profile
 from cotenant.profile.version_table import VersionTable
 from cotenant.repository import STATE_FOLDER, find_versions, profile_path
 from cotenant.techniques.layer_blocks.compile import toolchain
-from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, pick
@@ -35,7 +34,6 @@ from cotenant.techniques.layer_blocks.measure import compile_campaign, version_p
 from cotenant.techniques.layer_blocks.measure.compile_campaign import (
     CompileEffort,
     compile_repository,
-    explore_repository,
     versions_of,
 )
 from cotenant.work import Share
@@ -226,17 +224,6 @@ def test_a_version_for_more_cores_is_kept_where_the_fastest_has_one_task() -> No
     assert [pick(loaded, version, 2).address for version in (1, 2, 9)] == [1, 2, 2]
 
 
-def test_any_back_end_makes_candidates_without_a_choice(root: Path) -> None:
-    before = choice_of(root).exists()
-    results, errors = explore_repository(root, CKernel(a_compiler()), CompileEffort(2))
-    assert errors == {}
-    found = results["net"]
-    assert (found.layers, found.ckernel_us) == (10, found.us)
-    assert found.layers < found.candidates <= 20
-    assert found.us > 0
-    assert choice_of(root).exists() == before
-
-
 def test_the_command_tells_what_came_of_it(root: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run("compile", root, "--candidates", 1, "--lanes", "0", "--json")
     assert (status, err) == (0, "")
@@ -246,9 +233,6 @@ def test_the_command_tells_what_came_of_it(root: Path, run: Run, monkeypatch: py
     status, out, _ = run("compile", root, "--candidates", 1, "--lanes", "0", "--budget-s", 0)
     assert status == 0
     assert "net" in out
-    status, _, err = run("compile", root, "--backend", "halide")
-    assert status == 2
-    assert "--backend is 'halide', expected one of: ckernel, tvm" in err
     monkeypatch.setenv("CC", "no-such-compiler")
     status, _, err = run("compile", root)
     assert status == 2

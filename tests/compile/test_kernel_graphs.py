@@ -19,8 +19,8 @@ from cotenant.execute.onnx.segment_store import content_of
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.opener import open_model
 from cotenant.execute.runner import to_numpy
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.execute.choice import (
     FORMAT,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cotenant.errors import InvalidValueError
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel import backend
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs, draw
 from cotenant.techniques.layer_blocks.compile.native import KernelStep, Runtime, address, aligned_copy

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cotenant.techniques.layer_blocks.compile import toolchain
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel, text_of
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs, draw
 from cotenant.techniques.layer_blocks.compile.native import KernelStep
@@ -114,6 +114,16 @@ def test_entries_of_another_format_are_left_out(tmp_path: Path) -> None:
         line["format"] = "cotenant-kernels/0"
     (tmp_path / ENTRIES).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert a_store(tmp_path).candidates(SMALL) == []
+
+
+def test_lines_of_versions_that_knew_other_back_ends_are_read(tmp_path: Path) -> None:
+    made = CKernel(a_compiler()).make(SMALL, Knobs(1, 1, 3), a_store(tmp_path))
+    (line,) = [json.loads(line) for line in (tmp_path / ENTRIES).read_text().splitlines()]
+    line["candidate"]["function"] = "kernel"
+    theirs = json.loads(json.dumps(line))
+    theirs["candidate"] |= {"knobs": {"type": "tvm", "tiles": [], "fused": 1, "unroll": 0}, "function": "version_0"}
+    (tmp_path / ENTRIES).write_text(json.dumps(line) + "\n" + json.dumps(theirs) + "\n")
+    assert a_store(tmp_path).candidates(SMALL) == [made]
 
 
 def test_compilers_are_found_by_name_or_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

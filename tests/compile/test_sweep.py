@@ -17,11 +17,9 @@ from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs
 from cotenant.techniques.layer_blocks.compile.problem import Problem
-from cotenant.techniques.layer_blocks.compile.store import ENTRIES, FORMAT, LIBRARIES, Built, KernelCandidate, Store
+from cotenant.techniques.layer_blocks.compile.store import ENTRIES, FORMAT, LIBRARIES, KernelCandidate, Store
 from cotenant.techniques.layer_blocks.compile.target import this_target
 from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
-from cotenant.techniques.layer_blocks.compile.tvm.backend import TUNING, database_of
-from cotenant.techniques.layer_blocks.compile.tvm.traces import TracedKnobs
 from cotenant.techniques.layer_blocks.execute.choice import FOLDER as CHOICE_FOLDER
 from cotenant.techniques.layer_blocks.execute.choice import FORMAT as CHOICE_FORMAT
 from cotenant.techniques.layer_blocks.execute.choice import ChosenKernels, KernelChoice, choice_path, save_choice
@@ -144,22 +142,6 @@ def test_a_library_without_a_line_stays_for_an_hour(tmp_path: Path) -> None:
     assert swept(store, {FIRST}) == []
     os.utime(stray, (0, 0))
     assert swept(store, {FIRST}) == ["stray"]
-
-
-def test_candidates_of_another_back_end_stay_with_their_layer(tmp_path: Path) -> None:
-    store = a_store(tmp_path)
-    knobs = TracedKnobs(((1, 1, 1, 1), (1, 1)), 1, 0, "0.27.0", "x86-64-v3")
-    for problem in (FIRST, SECOND):
-        library = Built(f"lib{problem.width}", "", store.maker, 1.0)
-        candidate = KernelCandidate(problem, knobs, library, 1, 1, 1, 7, "version_0")
-        store.keep(candidate)
-        folder = store.folder / TUNING / database_of(store, problem, knobs.version, knobs.target)
-        folder.mkdir(parents=True)
-    swept(store, {FIRST})
-    assert len(store.candidates(FIRST, "tvm")) == 1
-    assert store.candidates(SECOND, "tvm") == []
-    (left,) = (store.folder / TUNING).iterdir()
-    assert left.name == database_of(store, FIRST, "0.27.0", "x86-64-v3")
 
 
 def test_compiling_removes_what_a_model_left_behind(tmp_path: Path) -> None:

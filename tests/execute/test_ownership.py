@@ -115,7 +115,7 @@ def test_arrays_of_tensors_are_made_in_one_place() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "numpy"
     }
-    assert found == {"execute/runner.py", "techniques/layer_blocks/compile/tvm/backend.py"}  # TVM's copies
+    assert found == {"execute/runner.py"}
 
 
 def test_a_constant_output_cannot_be_written(tmp_path: Path) -> None:

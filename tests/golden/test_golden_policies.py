@@ -17,6 +17,7 @@ from msgspec import UNSET
 from typer.main import get_command
 
 from bench._clockwork import Clockwork
+from bench.papers.veltair import _baselines  # noqa: F401 - registers four policies of the table
 from commands import Run
 from cotenant.cli.app import app
 from cotenant.cli.options import policy_text
@@ -61,7 +62,8 @@ NAMES = (
     *("shares", "most", "fair", "weighted", "fcfs", "sjf", "edf", Clockwork.name, "overlap", "duty_cycle", "clustered"),
     *("model_wise", "layer_wise", "fixed_blocks", "prema", "layer_block", "slack_blocks"),
 )
-"""In the order of the table; `clockwork` is a policy of the benchmarks."""
+"""In the order of the table; `clockwork` and `model_wise` to `prema` are policies of the benchmarks."""
+OVERLAP = ("overlap",)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,6 @@ class Case:
     """Policies that the command line asks for; an empty name for none."""
 
 
-OVERLAP = ("overlap",)
 CASES = {
     "nothing is set": Case(names=("", *NAMES)),
     "the file names a policy": Case('[policy]\nname = "overlap"\ndrop = "expired"\n', names=("", "sjf")),

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.papers.gacer._joint_run import JointWorld
+from bench.papers.gacer._kernel_world import Admission, KernelDevice
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.granularity.joint_plan import Chunk, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
@@ -25,8 +27,6 @@ from cotenant.techniques.granularity.plan.search import JointSearch
 from cotenant.techniques.granularity.predict.evaluator import PLAIN, JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy
 from cotenant.types import Tenant
-from cotenant.world.joint_run import JointWorld
-from cotenant.world.kernels import Admission, KernelDevice
 from kernel_sets import random_plan, random_rules, random_set, with_long_steps
 
 

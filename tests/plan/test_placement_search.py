@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.papers.sirplus._milp import MixedInteger
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.partitions.plan.types import PlanError
 from cotenant.techniques.placement.plan.bounds import articulation_tasks, bound_of, load_bound_ns
 from cotenant.techniques.placement.plan.compiled import PLAIN
-from cotenant.techniques.placement.plan.exact import IntervalSearch, MixedInteger
+from cotenant.techniques.placement.plan.exact import IntervalSearch
 from cotenant.techniques.placement.plan.flat import PlacementProblem
 from cotenant.techniques.placement.plan.heft import Heft
 from cotenant.techniques.placement.plan.overflow import Goal, OverflowSearch, PlacementGoal
@@ -80,13 +81,20 @@ def test_from_a_plan_the_solver_gives_one_that_is_no_worse_and_a_bound_that_hold
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_exact_solvers_find_the_best_of_all(seed: int) -> None:
+def test_the_exact_solver_finds_the_best_of_all(seed: int) -> None:
     pytest.importorskip("ortools", reason="exact placement needs OR-Tools")
     problem = PlacementProblem(random_graph(seed, 5, CORES if seed % 3 == 0 else GPU_CPU), PLAIN)
     best = best_of_all(problem)
     solved = IntervalSearch(seconds=20).solve(problem)
     assert solved.is_proved
     assert solved.bound_ns == makespan_ns(problem, solved.plan) == best
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_milp_of_the_benchmark_finds_the_best_of_all(seed: int) -> None:
+    pytest.importorskip("ortools", reason="exact placement needs OR-Tools")
+    problem = PlacementProblem(random_graph(seed, 5, CORES if seed % 3 == 0 else GPU_CPU), PLAIN)
+    best = best_of_all(problem)
     milp = MixedInteger(seconds=20).solve(problem)
     assert milp.bound_ns <= best <= makespan_ns(problem, milp.plan) <= best * 1.01 + 1
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from bench.papers.veltair import _baselines  # noqa: F401 - registers the policies of SHORT and CONTINUING
 from cotenant.policies import policy_names
 from cotenant.techniques.layer_blocks.policy.published import Variant
 from machines import WALKS, EngineMachine, walk

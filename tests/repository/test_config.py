@@ -171,7 +171,7 @@ def test_policies_are_made_by_name_and_come_back_from_a_trace(name: str) -> None
 def test_unknown_policies_and_damaged_headers_are_named() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"name is 'zzz', expected one of .*clustered, duty_cycle, edf, fair, fcfs, fixed_blocks, layer_",
+        match=r"name is 'zzz', expected one of .*clustered, duty_cycle, edf, fair, fcfs, .*layer_block, ",
     ):
         make_policy("zzz", {}, ONE_LANE)
     expected = r"\[policy\]: policy 'overlap': members is 3, expected 0 \(one per lane, 4 at most\) to 2"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from cotenant.execute.onnx.segment_store import content_of
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.execute.choice import (
     FORMAT,

@@ -21,6 +21,7 @@ import numpy as np
 
 from bench._campaign import run_all
 from bench._data import DATA
+from bench.papers.veltair import _baseline_rules
 from bench.papers.veltair._capacity import Effort, clairvoyant
 from bench.papers.veltair._models import CLASSES, Efficiency, Model, of_class, read_models
 from bench.papers.veltair._play import Stage, warm_up
@@ -59,7 +60,9 @@ def main() -> None:
     drawn = kept_worlds(DATA, chosen.first, chosen.worlds)
     warm_up(drawn[0], models, made)
     tasks = [Task(each, load, EFFORT, True) for load in chosen.classes.split(",") for each in drawn]
-    key = sha256(b"".join(Path(str(each.__file__)).read_bytes() for each in (rules, rules_blocks))).hexdigest()
+    key = sha256(
+        b"".join(Path(str(each.__file__)).read_bytes() for each in (rules, rules_blocks, _baseline_rules))
+    ).hexdigest()
     known = run_all("veltair-tuning", key, tasks, partial(baselines, models, made), lambda rows: str(rows[0]))
     at = {(row["world"], row["class"], row["policy"]): row["qps"] for row in known}
     for text in ["", *chosen.options]:

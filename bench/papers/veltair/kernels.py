@@ -1,8 +1,9 @@
 """Generated kernels beside onnxruntime: every distinct convolution of ResNet-50 and MobileNet-V2, and whole models.
 
 A layer runs with what is fused to it. onnxruntime gets the same operator in the form its optimiser gives it (its own
-blocked layout, changes of layout left out) through an IO binding. oneDNN (package onednn-cpu-gomp) and TVM (extra tvm,
-the best of a few trials of its search) run beside them in processes of their own, where they are installed: yardsticks.
+blocked layout, changes of layout left out) through an IO binding. oneDNN (package onednn-cpu-gomp) and TVM (package
+apache-tvm, the best of a few trials of its search) run beside them in processes of their own, where they are installed:
+yardsticks.
 Runs alternate, each after one that is not timed; figures are lower quartiles: of CPU time on one core, of wall time on
 two. Kernels are the fastest of some candidates; they are kept in the user's cache.
 """
@@ -27,8 +28,8 @@ from bench.papers.veltair._yardstick import TVM_TRIALS, Yardstick, timed
 from cotenant import zoo
 from cotenant.execute.onnx.segment_session import session_options
 from cotenant.execute.onnx.segments import SegmentedModel
-from cotenant.techniques.layer_blocks.compile.backend import CANDIDATES, SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
 from cotenant.techniques.layer_blocks.compile.native import KernelStep, Runtime
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.search import search
@@ -117,7 +118,7 @@ class _Others:
     def __init__(self, folder: Path, cores: Sequence[int], *, may_search: bool) -> None:
         self._may_search = may_search
         self._made = {
-            (name, count): Yardstick(name, cores[:count], folder / "store")
+            (name, count): Yardstick(name, cores[:count], folder / name)
             for name in YARDSTICKS
             for count in (1, 2)[: len(cores)]
         }

@@ -21,8 +21,8 @@ from bench._server import cache_folder
 from cotenant import zoo
 from cotenant.execute.onnx.segments import SegmentedModel
 from cotenant.execute.runner import to_numpy
-from cotenant.techniques.layer_blocks.compile.backend import SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
 from cotenant.techniques.layer_blocks.execute.compiled_model import CompiledModel

@@ -23,8 +23,8 @@ from bench._registry import BenchError
 from bench._server import cache_folder
 from cotenant import zoo
 from cotenant.execute.threads.lanes import pin
-from cotenant.techniques.layer_blocks.compile.backend import CANDIDATES, SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.selection import WITHIN, least_regret

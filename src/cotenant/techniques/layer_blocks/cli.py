@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cotenant.report.fitted_table import FittedTable
-    from cotenant.techniques.layer_blocks.measure.compile_campaign import CandidatesResult, CompiledResult
+    from cotenant.techniques.layer_blocks.measure.compile_campaign import CompiledResult
 
 
 def compile_(
@@ -30,13 +30,6 @@ def compile_(
             show_default="as long as it takes",
         ),
     ] = None,
-    backend: Annotated[
-        str,
-        typer.Option(
-            help="What makes the kernels. `ckernel`: C, for models to run on. `tvm` (extra tvm): candidates to compare "
-            "and select from, which no model runs."
-        ),
-    ] = "ckernel",
     pressure: Annotated[
         bool,
         typer.Option(
@@ -53,21 +46,14 @@ def compile_(
     from cotenant.measure.sweep import served_shares
     from cotenant.techniques.layer_blocks.measure.compile_campaign import (
         CompileEffort,
-        backend_of,
         compile_repository,
-        explore_repository,
     )
 
     settings = settings_of(repository, chosen_of(None, policy=None, lanes=lanes))
     cores_alone(settings.device, "models are compiled")  # not on a GPU
     effort = CompileEffort(candidates, float("inf") if budget_s is None else budget_s, pressure)
-    maker = backend_of(backend)
-    results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]
     with progress_bar(quiet=as_json, what="compiling") as on_step:
-        if maker.serves:
-            results, errors = compile_repository(repository, served_shares(settings), effort, on_step)
-        else:
-            results, errors = explore_repository(repository, maker, effort, on_step)
+        results, errors = compile_repository(repository, served_shares(settings), effort, on_step)
     if as_json:
         print_json(msgspec.to_builtins({"models": results, "errors": errors}))
     else:
@@ -78,21 +64,12 @@ def compile_(
         raise typer.Exit(1)
 
 
-def results_table(results: Mapping[str, CompiledResult] | Mapping[str, CandidatesResult]) -> FittedTable:
-    """A line a model: where it is faster, and where onnxruntime stays; or what candidates there are."""
+def results_table(results: Mapping[str, CompiledResult]) -> FittedTable:
+    """A line a model: where it is faster, and where onnxruntime stays."""
     from cotenant.report.fitted_table import FittedTable
-    from cotenant.techniques.layer_blocks.measure.compile_campaign import CandidatesResult
 
-    if any(isinstance(each, CandidatesResult) for each in results.values()):
-        table = FittedTable("model", "layers", "candidates", "versions", "fastest of each layer, us", "ckernel's")
-        for name, each in results.items():
-            assert isinstance(each, CandidatesResult)
-            theirs = "" if each.ckernel_us is None else f"{each.ckernel_us:.0f}"
-            table.add_row(name, str(each.layers), str(each.candidates), str(each.versions), f"{each.us:.0f}", theirs)
-        return table
     table = FittedTable("model", "units compiled", "layers", "versions", "time over onnxruntime's", "runs on", "error")
     for name, each in results.items():
-        assert not isinstance(each, CandidatesResult)
         ratios = ", ".join(f"{ratio:.2f} ({cores} core{'s' * (cores > 1)})" for cores, ratio in each.ratios.items())
         faster = [str(cores) for cores, ratio in each.ratios.items() if ratio <= 1]
         where = f"kernels at {', '.join(faster)}" if faster and each.units else "onnxruntime"

@@ -22,14 +22,12 @@ from msgspec import Struct
 
 from cotenant.files import append_entry, read_entries, write_whole
 from cotenant.techniques.layer_blocks.compile.ckernel import runtime
-from cotenant.techniques.layer_blocks.compile.ckernel.dense import KERNEL
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs
 from cotenant.techniques.layer_blocks.compile.native import Runtime, load
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.target import Target
 from cotenant.techniques.layer_blocks.compile.toolchain import Compiler
-from cotenant.techniques.layer_blocks.compile.tvm.traces import TracedKnobs
 
 FORMAT = "cotenant-kernels/2"
 ENTRIES, LIBRARIES = "candidates.jsonl", "libraries"
@@ -47,31 +45,25 @@ class Built(Struct, frozen=True):
     build_s: float
 
 
-class KernelCandidate(Struct, frozen=True, forbid_unknown_fields=True):
+class KernelCandidate(Struct, frozen=True):
     """A kernel for a problem: how it was made, and its CPU time alone on one core, lower quartile, in ns; 0: unknown.
 
     `tasks` is its parallel extent, `parallelism` that times what is unrolled; `locality` are the bytes that a task
-    touches. `function` is its name in the library.
+    touches. Lines of older versions have a field `function`, which is ignored.
     """
 
     problem: Problem
-    knobs: Knobs | TracedKnobs
+    knobs: Knobs
     library: Built
     tasks: int
     parallelism: int
     locality: int
     cpu_ns: int = 0
-    function: str = KERNEL
 
     @property
     def name(self) -> str:
-        """What it is called in choices: the key of its library, and its function where that holds several."""
-        return self.library.key if self.function == KERNEL else f"{self.library.key}:{self.function}"
-
-    @property
-    def backend(self) -> str:
-        """Who made it."""
-        return str(self.knobs.__struct_config__.tag)
+        """What it is called in choices: the key of its library."""
+        return self.library.key
 
 
 class _StoreLine(Struct, frozen=True):
@@ -99,13 +91,11 @@ class Store:
             elif line.runtime is not None:
                 self._runtimes[line.runtime.key] = line.runtime
 
-    def candidates(self, problem: Problem, backend: str = "ckernel") -> list[KernelCandidate]:
-        """What a back end made here for a problem, the fastest first, those that were not measured last."""
-        found = [
-            each
-            for each in self.all()
-            if each.problem == problem and each.library.maker == self.maker and each.backend == backend
-        ]
+    def candidates(self, problem: Problem) -> list[KernelCandidate]:
+        """What was made here for a problem, the fastest first, those that were not measured last."""
+        with self._lock:
+            known = list(self._candidates.values())
+        found = [each for each in known if each.problem == problem and each.library.maker == self.maker]
         return sorted(found, key=lambda each: (each.cpu_ns or 1 << 62, each.name))
 
     def find(self, name: str) -> KernelCandidate:
@@ -240,11 +230,6 @@ class Store:
     def _is_runtime(self, library: Built) -> bool:
         """Whether it is what this machine would build today, by whatever compiler."""
         return library.maker == self.maker and library.key.startswith(_text_digest(runtime.source(self.target)))
-
-    def all(self) -> list[KernelCandidate]:
-        """Every candidate, of any back end and machine."""
-        with self._lock:
-            return list(self._candidates.values())
 
     def _is_whole(self, library: Built) -> bool:
         try:

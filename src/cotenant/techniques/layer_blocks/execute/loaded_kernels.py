@@ -16,7 +16,6 @@ from cotenant.execute.onnx.segment_store import PLAIN, content_of
 from cotenant.execute.strategy import ModelFile
 from cotenant.files import load
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
-from cotenant.techniques.layer_blocks.compile.knobs import Knobs
 from cotenant.techniques.layer_blocks.compile.native import Runtime, address
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion
@@ -93,10 +92,8 @@ def _found(store: Store, key: str, problem: Problem) -> KernelCandidate:
 
 
 def version_of(store: Store, candidate: KernelCandidate, level_ns: tuple[int, ...] = ()) -> KernelVersion:
-    """A candidate, loaded. Raises CompileError when it cannot be, or is not for compiled models."""
-    if not isinstance(candidate.knobs, Knobs):
-        raise CompileError(f"{candidate.name} was made by {candidate.backend}, whose kernels no model runs; {_MEND}")
-    where = address(store.load(candidate.library), candidate.function)
+    """A candidate, loaded. Raises CompileError when it cannot be."""
+    where = address(store.load(candidate.library))
     return KernelVersion(where, candidate.tasks, candidate.cpu_ns, level_ns)
 
 

@@ -7,29 +7,23 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cotenant.files import load
-from cotenant.techniques.layer_blocks.compile.backend import KernelBackend
+from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.store import LIBRARIES, KernelCandidate, Store
-from cotenant.techniques.layer_blocks.compile.tvm.backend import remove_databases
 from cotenant.techniques.layer_blocks.execute.choice import CHOICES, FORMAT, KernelChoice
 
 
-def sweep(store: Store, backend: KernelBackend, problems: Collection[Problem], contents: Collection[str]) -> list[str]:
+def sweep(store: Store, backend: CKernel, problems: Collection[Problem], contents: Collection[str]) -> list[str]:
     """Remove what no model needs; gives the keys of the libraries removed.
 
     `problems` and `contents` are those of the models there are. Kept is what a choice of one of them names, what a
     running process has in memory (unlinking would be safe, but its worker may start again and load it anew), and
-    every candidate for their layers that `backend` would make again like that; those of other back ends stay as long
-    as there is such a layer.
+    every candidate for their layers that `backend` would make again like that.
     """
     in_use = mapped(store.folder / LIBRARIES)
     named = _chosen(store, contents, in_use)
-    removed = store.drop(
-        _stale(store, backend, problems, named), {*in_use, *(name.partition(":")[0] for name in named)}
-    )
-    remove_databases(store)
-    return removed
+    return store.drop(_stale(store, backend, problems, named), in_use | named)
 
 
 def mapped(folder: Path) -> set[str]:
@@ -68,13 +62,13 @@ def _chosen(store: Store, contents: Collection[str], in_use: Collection[str]) ->
 
 
 def _stale(
-    store: Store, backend: KernelBackend, problems: Collection[Problem], named: Collection[str]
+    store: Store, backend: CKernel, problems: Collection[Problem], named: Collection[str]
 ) -> Callable[[KernelCandidate], bool]:
     def is_stale(candidate: KernelCandidate) -> bool:
         if candidate.name in named:
             return False
         if candidate.problem not in problems or candidate.library.maker != store.maker:
             return True
-        return candidate.backend == backend.name and not backend.is_current(candidate, store)
+        return not backend.is_current(candidate, store)
 
     return is_stale

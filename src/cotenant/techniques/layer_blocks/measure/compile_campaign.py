@@ -19,15 +19,14 @@ from cotenant.execute.threads.lanes import pin
 from cotenant.measure.campaign import OnStep, leaving_out
 from cotenant.measure.inputs import DeclaredShape, check_shapes, make_inputs
 from cotenant.repository import ModelVersion, find_versions, graphs_path, model_names
-from cotenant.techniques.layer_blocks.compile.backend import CANDIDATES, KernelBackend, SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel.backend import CKernel
+from cotenant.techniques.layer_blocks.compile.effort import CANDIDATES, SearchEffort
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.problem import Problem
 from cotenant.techniques.layer_blocks.compile.search import search
 from cotenant.techniques.layer_blocks.compile.selection import KernelVersion, Reading, single_pass, with_fastest
 from cotenant.techniques.layer_blocks.compile.store import KernelCandidate, Store
 from cotenant.techniques.layer_blocks.compile.toolchain import find_compiler
-from cotenant.techniques.layer_blocks.compile.tvm.backend import TvmSearch
 from cotenant.techniques.layer_blocks.execute.choice import (
     FORMAT,
     ChosenKernels,
@@ -42,7 +41,6 @@ from cotenant.techniques.layer_blocks.measure.kernel_judge import DIFFERS, error
 from cotenant.techniques.layer_blocks.measure.version_pressure import pressure_bench, versions_by_level
 from cotenant.work import Share
 
-BACKENDS = ("ckernel", "tvm")
 _ROUNDS = 45
 _SLACK_NS = 15_000_000_000
 """Fewer rounds where they would take longer than this."""
@@ -84,61 +82,6 @@ class _Opened:
     plain: SegmentedModel
     shapes: tuple[DeclaredShape, ...]
     problems: list[Problem]
-
-
-class CandidatesResult(Struct, frozen=True):
-    """Candidates that another back end made for a model's layers, to compare: what Algorithm 1 keeps of them, the sum
-    of the layers' fastest times in us (each layer once), and the same of `ckernel`'s; None where it made none."""
-
-    layers: int
-    candidates: int
-    versions: int
-    us: float
-    ckernel_us: float | None
-
-
-def backend_of(name: str) -> KernelBackend:
-    """A back end by name. Raises CompileError where what it needs is missing, ConfigError for another name."""
-    if name == "ckernel":
-        return CKernel(find_compiler())
-    if name == "tvm":
-        return TvmSearch()
-    raise ConfigError(f"--backend is {name!r}, expected one of: {', '.join(BACKENDS)}")
-
-
-def explore_repository(
-    root: Path, backend: KernelBackend, effort: CompileEffort = CompileEffort(), on_step: OnStep = lambda *_: None
-) -> tuple[dict[str, CandidatesResult], dict[str, str]]:
-    """Make candidates for the layers of a repository's models with any back end; what models run on stays as it is.
-
-    Raises ConfigError where there is no model of ONNX.
-    """
-    store = store_of(graphs_path(root))
-    errors: dict[str, str] = {}
-    results: dict[str, CandidatesResult] = {}
-    with ExitStack() as stack:
-        opened = _opened(root, store, errors, stack)
-        order = _by_weight(opened, errors, root)
-        deadline = time.monotonic() + effort.budget_s
-        found: dict[Problem, list[KernelCandidate]] = {}
-        for at, problem in enumerate(order):
-            on_step(at, len(order), _words(problem))
-            with leaving_out(errors, _words(problem)):
-                found[problem] = search(problem, store, backend, SearchEffort(effort.candidates, deadline))
-        on_step(len(order), len(order), "")
-        if not errors:
-            sweep(store, backend, set(order), {_content(each) for each in opened})
-        for each in opened:
-            made = [found[problem] for problem in each.problems if problem in found]
-            ours = [[c for c in store.candidates(layer[0].problem) if c.cpu_ns] for layer in made]
-            results[each.found.tenant] = CandidatesResult(
-                len(made),
-                sum(map(len, made)),
-                max((len(versions_of(layer, ())) for layer in made), default=0),
-                sum(layer[0].cpu_ns for layer in made) / 1e3,
-                sum(layer[0].cpu_ns for layer in ours) / 1e3 if ours and all(ours) else None,
-            )
-    return results, errors
 
 
 def compile_repository(
@@ -226,7 +169,7 @@ def _words(problem: Problem) -> str:
 def _searched(
     order: Sequence[Problem],
     store: Store,
-    backend: KernelBackend,
+    backend: CKernel,
     effort: CompileEffort,
     workers: int,
     on_step: OnStep,

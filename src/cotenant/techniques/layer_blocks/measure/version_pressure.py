@@ -43,7 +43,7 @@ class PressureBench:
         """
         counts = sorted({round(at * len(self._others) / (LEVELS - 1)) for at in range(LEVELS)})
         trial = Trial(problem, store.target.lanes)
-        steps = [trial.step(address(store.load(each.library), each.function)) for each in candidates]
+        steps = [trial.step(address(store.load(each.library))) for each in candidates]
         row = (KernelStep * len(steps))(*steps)
         repeats = max(1, _LEAST_NS // max(1, *(each.cpu_ns for each in candidates)))
         samples: list[list[list[int]]] = [[] for _ in counts]

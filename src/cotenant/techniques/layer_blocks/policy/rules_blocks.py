@@ -1,4 +1,4 @@
-"""Pure rules of the published policies: whole models, layers, fixed and dynamic blocks (VELTAIR), tokens (PREMA).
+"""Pure rules of `layer_block`: dynamic blocks (VELTAIR, ASPLOS 2022, Algorithms 2 and 3), and blocks of a fixed size.
 
 How they are written, and what `jobs` and `out` hold, is in `rules`.
 """
@@ -44,13 +44,8 @@ from cotenant.techniques.layer_blocks.policy.rules import (
     write_start,
 )
 
-WHOLE, LAYERS, FIXED_BLOCKS, DYNAMIC = range(4)
-"""Granularities: whole models first come first served, which wait for their cores; layers; blocks of `grain` units;
-blocks of Algorithm 2."""
-LOWEST_TOKENS = 1.0
-HIGHEST_TOKENS = 9.0
-MIDDLE_TOKENS = 3.0
-"""Priorities of PREMA (HPCA 2020): the threshold of tokens is the largest of these that somebody has."""
+ALGORITHM_2 = 0
+"""The `grain` of blocks that end before the next pivot (VELTAIR, Algorithm 2)."""
 
 
 def averages_of(
@@ -75,7 +70,6 @@ def averages_of(
 
 
 def next_block(
-    granularity: int,
     grain: int,
     capped: bool,
     dims: Sequence[int],
@@ -106,12 +100,9 @@ def next_block(
     rate = rate_of(dims, spans_m, jobs, row, now, target, replans, total)
     alone = alone_of(dims, model, total)
     most = total
-    end = units
-    if granularity == LAYERS:
-        end = start + 1
-    elif granularity == FIXED_BLOCKS:
-        end = start + grain if start + grain < units else units
-    elif granularity == DYNAMIC:
+    end = start + grain if start + grain < units else units
+    if grain == ALGORITHM_2:
+        end = units
         begin = start if replans else 0
         budget = rate * (spans_m[alone + units] - spans_m[alone + begin])
         average = least_cores(dims, spans_m, model, version, level, begin, units, budget, total)
@@ -215,8 +206,8 @@ def write_growth(
 
 
 def decide_blocks(
-    granularity: int,
     grain: int,
+    by_slack: bool,
     capped: bool,
     target: float,
     replans: bool,
@@ -236,17 +227,16 @@ def decide_blocks(
     rows: int,
     out: MutableSequence[int],
 ) -> int:
-    """One decision of model_wise, layer_wise, fixed_blocks and layer_block. Gives the number of changes in `out`.
+    """One decision of `layer_block`, or of blocks of `grain` units. Gives the number of changes in `out`.
 
-    A job that continues picks first among its own cores; then blocks that run on too few take in what is free, first
-    come first served; then those that wait. A block starts with at least one core, grows, and waits at the head of the
-    queue where there is none. Whole models wait until they find their cores. Layers go by their slack, the least
-    first (the spatial allocation of Planaria, MICRO 2020, where not all fit); the others in the order of arrival.
+    A job that continues picks first among its own cores. Then blocks that run on too few cores take in free ones, first
+    come first served. Then waiting jobs start, in the order of arrival or, with `by_slack`, the least slack first
+    (Planaria, MICRO 2020). A block starts with at least one core and grows; without a free core it waits at the head of
+    the queue.
     """
     count = 0
     if drops:
         count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
-    by_slack = granularity == LAYERS
     drawn = drawn_now(dims, moved, jobs, rows, now, -1)
     left, growing = 0, 0
     for row in range(rows):
@@ -267,7 +257,6 @@ def decide_blocks(
             break
         pressure = pressure_of(drawn, bandwidth, beside)
         end, version, wanted, takes = next_block(
-            granularity,
             grain,
             capped,
             dims,
@@ -295,8 +284,6 @@ def decide_blocks(
             free += held
             cores = wanted
         if cores > free:
-            if granularity == WHOLE:
-                break
             cores = free
         if cores < wanted:
             takes = block_ns(dims, spans, model, version, pressure, jobs[at + UNIT], end, cores)
@@ -306,68 +293,3 @@ def decide_blocks(
         if free > 0 and left > 0:
             drawn += draw_of(dims, moved[model], model, version, jobs[at + UNIT], end, cores, takes)
     return count
-
-
-def tokens_of(
-    dims: Sequence[int], spans: Sequence[Sequence[int]], jobs: Sequence[int], row: int, now: int, total: int
-) -> float:
-    """PREMA's tokens: the priority, and as much again for each time alone that a job has waited.
-
-    Ranks 1 and 2 stand for its high and middle priorities, all others for the low one.
-    """
-    at = FIELDS * row
-    model, rank = jobs[at + MODEL], jobs[at + RANK]
-    weight = HIGHEST_TOKENS if rank == 1 else MIDDLE_TOKENS if rank == 2 else LOWEST_TOKENS
-    alone = alone_of(dims, model, total)
-    done = spans[model][alone + jobs[at + UNIT]] - spans[model][alone]
-    whole = spans[model][alone + dims[4 * model]] - spans[model][alone]
-    waited = now - jobs[at + ARRIVAL] - done
-    return weight + weight * (waited if waited > 0 else 0) / (whole if whole > 0 else 1)
-
-
-def decide_prema(
-    quantum_ns: int,
-    drops: bool,
-    now: int,
-    free: int,
-    total: int,
-    dims: Sequence[int],
-    spans: Sequence[Sequence[int]],
-    jobs: MutableSequence[int],
-    rows: int,
-    out: MutableSequence[int],
-) -> int:
-    """One decision of PREMA (HPCA 2020): one task at a time, on the fewest cores on which it is fastest.
-
-    Of those whose tokens reach the threshold the shortest goes, up to the first unit that ends `quantum_ns` from now or
-    later; then it is looked at anew who goes. Gives the number of changes in `out`.
-    """
-    count = 0
-    if drops:
-        count = drop_hopeless(dims, spans, jobs, rows, now, total, out, count)
-    if free < total:
-        return count
-    largest = 0.0
-    for row in range(rows):
-        if 0 <= jobs[FIELDS * row + STATE] <= PAUSED:
-            tokens = tokens_of(dims, spans, jobs, row, now, total)
-            if tokens > largest:
-                largest = tokens
-    bound = HIGHEST_TOKENS if largest >= HIGHEST_TOKENS else MIDDLE_TOKENS if largest >= MIDDLE_TOKENS else 0.0
-    best, shortest = -1, NEVER
-    for row in range(rows):
-        if 0 <= jobs[FIELDS * row + STATE] <= PAUSED and tokens_of(dims, spans, jobs, row, now, total) >= bound:
-            rest = fastest_ns(dims, spans[jobs[FIELDS * row + MODEL]], jobs, row, total)
-            if rest < shortest:
-                best, shortest = row, rest
-    if best < 0:
-        return count
-    model, start = jobs[FIELDS * best + MODEL], jobs[FIELDS * best + UNIT]
-    units = dims[4 * model]
-    cores = least_cores(dims, spans[model], model, 0, 0, start, units, 0.0, total)
-    base = base_of(dims, model, 0, 0, cores)
-    end = start + 1
-    while end < units and spans[model][base + end] - spans[model][base + start] < quantum_ns:
-        end += 1
-    takes = spans[model][base + end] - spans[model][base + start]
-    return write_start(jobs, best, now, end, 0, cores, 0, takes, 0.0, out, count)

@@ -10,7 +10,7 @@ from msgspec import Meta
 from cotenant.core.predictor import Predictor
 from cotenant.core.snapshot import Decision, DropRule, Snapshot
 from cotenant.policies.desk import Key, Stretch
-from cotenant.techniques.layer_blocks.policy.published import FEW_LANES, BlockPolicy, Target
+from cotenant.techniques.layer_blocks.policy.block_policy import FEW_LANES, BlockPolicy, Target
 from cotenant.techniques.layer_blocks.policy.rules_slack import decide_slack
 from cotenant.techniques.layer_blocks.policy.tables import PRICES
 from cotenant.types import Query, Tenant

@@ -1,4 +1,4 @@
-"""Exact placement: CP-SAT with an optional interval for every task and device, and the paper's MILP as we read it.
+"""Exact placement: CP-SAT with an optional interval for every task and device. Needs OR-Tools (the extra `solver`).
 
 From a plan that is good already CP-SAT walks up from the bound: that a plan of some makespan is not there it often
 proves in a second where a search for better plans proves nothing in ten. What lanes have to do between two hubs, tasks
@@ -7,18 +7,12 @@ that are before or behind many others, is told to it for every pair of these.
 CP-SAT knows copies once per tensor and space (in every mode of transfer), lanes of moldable devices and memory limits.
 It leaves hand-overs out, and where a copy takes a lane it may stand anywhere on it: so its bound holds for the
 evaluator too, and without hand-overs its optimum is the evaluator's under DELAY.
-
-The MILP of section 5, read so: one start S_i and end F_i = S_i + sum of D_id mu_id; F_j + copy <= S_i for every edge
-whose ends are on different devices; of two tasks that neither precedes and that share a device one ends before the
-other starts (big M). As printed it forbids one task to start when another ends, and lets devices exclude where no task
-is. Needs OR-Tools (the extra `solver`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 from cotenant.techniques.partitions.plan.types import PlanError
@@ -61,9 +55,9 @@ class IntervalSearch:
 
         Raises PlanError where no plan was found, or none is there.
         """
-        cp_model = _ortools("sat.python.cp_model")
+        cp_model = ortools("sat.python.cp_model")
         model = cp_model.CpModel()
-        horizon = 2 * max(1, _horizon(problem))
+        horizon = 2 * max(1, horizon_of(problem))
         begins, ends, chosen = [], [], []
         lanes: list[list[Any]] = [[] for _ in problem.resources]
         for i, times in enumerate(problem.service):
@@ -204,73 +198,8 @@ def _loads(
                     model.add(begins[other] >= ends[hub] + load(behind[hub] & before[other]))
 
 
-@dataclass(frozen=True, slots=True)
-class MixedInteger:
-    """The MILP, by SCIP: an edge's copy counts by itself, and nothing stands on a copy engine."""
-
-    seconds: float = 60.0
-    name: str = "milp"
-
-    def place(self, problem: PlacementProblem) -> TaskPlan:
-        """See PlacementStrategy. Raises PlanError where SCIP finds nothing in its time, which is usual from 30 tasks
-        on."""
-        return self.solve(problem).plan
-
-    def solve(self, problem: PlacementProblem) -> Solved:
-        """Solve. Raises PlanError where no plan was found."""
-        solver = _ortools("linear_solver.pywraplp").Solver.CreateSolver("SCIP")
-        solver.SetTimeLimit(int(self.seconds * 1000))
-        unit = max(1.0, _horizon(problem) / 1e4)  # nanoseconds beside ones are more than its tolerances bear
-        big = 2 * _horizon(problem) / unit
-        starts = [solver.NumVar(0.0, big, "") for _ in range(problem.size)]
-        on = [{d: solver.BoolVar("") for d in problem.devices_of(i)} for i in range(problem.size)]
-        ends = []
-        makespan = solver.NumVar(0.0, big, "")
-        for i, start in enumerate(starts):
-            solver.Add(sum(on[i].values()) == 1)
-            ends.append(start + sum(problem.service[i][d] / unit * use for d, use in on[i].items()))
-            solver.Add(makespan >= ends[i])
-        for i, tensors in enumerate(problem.inputs):
-            for tensor in tensors:
-                j = problem.producer[tensor]
-                solver.Add(starts[i] >= ends[j])
-                for a, from_there in on[j].items():
-                    for b, to_here in on[i].items():
-                        cost = problem.copy_ns(tensor, problem.space[a], problem.space[b])
-                        if cost < 0:
-                            solver.Add(from_there + to_here <= 1)
-                        elif cost > 0:
-                            solver.Add(starts[i] >= ends[j] + cost / unit - big * (2 - from_there - to_here))
-        before, _ = related_tasks(problem)
-        for j, i in combinations(range(problem.size), 2):
-            pairs = [(a, b) for a in on[j] for b in on[i] if set(problem.lanes[a]) & set(problem.lanes[b])]
-            if before[i] >> j & 1 or not pairs:
-                continue
-            first = solver.BoolVar("")
-            for a, b in pairs:
-                apart = big * (2 - on[j][a] - on[i][b])
-                solver.Add(starts[i] >= ends[j] - big * (1 - first) - apart)
-                solver.Add(starts[j] >= ends[i] - big * first - apart)
-        for space, limit in enumerate(problem.limits):
-            if limit >= 0:
-                held = [
-                    use * (problem.memory[i][d] / max(1, limit))
-                    for i, uses in enumerate(on)
-                    for d, use in uses.items()
-                    if problem.space[d] == space
-                ]
-                solver.Add(sum(held) <= (1.0 if limit else 0.0))
-        solver.Minimize(makespan)
-        status = solver.Solve()
-        if status not in (solver.OPTIMAL, solver.FEASIBLE):
-            raise PlanError(f"{self.name} found no plan in {self.seconds:g} s")
-        place = tuple(max(uses, key=lambda d: uses[d].solution_value()) for uses in on)
-        order = sorted(range(problem.size), key=lambda i: (round(starts[i].solution_value() * unit), i))
-        plan = TaskPlan(place, tuple(_topological(problem, order)))
-        return Solved(plan, int(solver.Objective().BestBound() * unit * (1 - 1e-6)), status == solver.OPTIMAL)
-
-
-def _horizon(problem: PlacementProblem) -> int:
+def horizon_of(problem: PlacementProblem) -> int:
+    """An upper bound of the makespan in ns: all tasks and copies, one after another, each at its slowest."""
     slowest = sum(max(times) for times in problem.service)
     place = [max(problem.devices_of(i), key=times.__getitem__) for i, times in enumerate(problem.service)]
     spaces = range(len(problem.space_names))
@@ -278,28 +207,12 @@ def _horizon(problem: PlacementProblem) -> int:
     return max(slowest + copies, sequential_ns(problem, place) or 0)
 
 
-def _topological(problem: PlacementProblem, order: list[int]) -> list[int]:
-    """An order in which tolerances of a solver may have swapped tasks, made topological."""
-    done: set[int] = set()
-    mended: list[int] = []
-    waiting = order
-    while waiting:
-        later = []
-        for i in waiting:
-            if all(j in done for j in problem.preds[i]):
-                done.add(i)
-                mended.append(i)
-            else:
-                later.append(i)
-        waiting = later
-    return mended
-
-
 def _is_nowhere(expression: Any) -> bool:
     return isinstance(expression, int)
 
 
-def _ortools(module: str) -> Any:
+def ortools(module: str) -> Any:
+    """A module of OR-Tools. Raises PlanError where OR-Tools is not installed."""
     import importlib
 
     try:

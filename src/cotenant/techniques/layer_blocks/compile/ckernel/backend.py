@@ -1,4 +1,4 @@
-"""The default back end: kernels that are written as C and built by the compiler of this machine."""
+"""The maker of kernels: it writes them as C, and the compiler of this machine builds them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
-from cotenant.techniques.layer_blocks.compile.backend import OnBuilt, SearchEffort
 from cotenant.techniques.layer_blocks.compile.ckernel import dense, depthwise
+from cotenant.techniques.layer_blocks.compile.effort import SearchEffort
 from cotenant.techniques.layer_blocks.compile.errors import CompileError
 from cotenant.techniques.layer_blocks.compile.knobs import Knobs, block_bytes, draw, parallelism_of, tasks_of
 from cotenant.techniques.layer_blocks.compile.native import KernelStep, address
@@ -29,16 +29,16 @@ _TOLERANCE = 1e-4
 
 
 class CKernel:
-    """See `compile.backend.KernelBackend`. Candidates are drawn at random."""
-
-    name = "ckernel"
-    serves = True
+    """Makes and measures candidates of a problem, drawn at random."""
 
     def __init__(self, compiler: Compiler) -> None:
         self._compiler = compiler
 
-    def build(self, problem: Problem, store: Store, effort: SearchEffort, on_built: OnBuilt) -> list[KernelCandidate]:
-        """See KernelBackend."""
+    def build(self, problem: Problem, store: Store, effort: SearchEffort) -> list[KernelCandidate]:
+        """Candidates of a problem, built and kept in the store; those that it has are taken from it.
+
+        After the deadline at most one is built. Raises CompileError when none can be.
+        """
         drawn = draw(problem, store.target, effort.candidates, _SEED)
         built: list[KernelCandidate] = []
         errors: list[CompileError] = []
@@ -48,12 +48,9 @@ class CKernel:
                 if at and time.monotonic() > effort.deadline:
                     return
                 try:
-                    made = self.make(problem, drawn[at], store)
+                    built.append(self.make(problem, drawn[at], store))
                 except CompileError as error:
                     errors.append(error)
-                else:
-                    built.append(made)
-                    on_built(made)
 
             list(pool.map(build, range(len(drawn))))
         if not built:
@@ -80,7 +77,10 @@ class CKernel:
         return made
 
     def measure(self, problem: Problem, store: Store, built: Sequence[KernelCandidate]) -> list[KernelCandidate]:
-        """See KernelBackend."""
+        """The same with their times, which are kept: CPU time of one core in ns, lower quartile, taken in turn.
+
+        Those whose results differ from the others' are left out. Raises CompileError when all results are NaN.
+        """
         runtime = store.runtime(lambda: self._compiler)
         trial = Trial(problem, store.target.lanes)
         steps: list[KernelStep] = []
@@ -107,11 +107,8 @@ class CKernel:
         return [store.measured(each, int(ns)) for each, ns in zip(kept, times, strict=True)]
 
     def is_current(self, candidate: KernelCandidate, store: Store) -> bool:
-        """See KernelBackend."""
-        knobs = candidate.knobs
-        if not isinstance(knobs, Knobs):
-            return False
-        return candidate.library.key == self._key(text_of(candidate.problem, knobs, store.target), store)
+        """Whether it would be made like this again: by the same text, flags, compiler and processor."""
+        return candidate.library.key == self._key(text_of(candidate.problem, candidate.knobs, store.target), store)
 
     def _key(self, text: str, store: Store) -> str:
         return store.key_of(text, *store.target.flags, self._compiler.version)

@@ -1,4 +1,4 @@
-"""What really happens when models that start together run by a plan on a device of kernels (`world.kernels`).
+"""What really happens when models that start together run by a plan on a device of kernels (`_kernel_world`).
 
 Each member has a host that issues its kernels in order, those of chunks in turn, far ahead of the device; a barrier
 lets it go on when all has ended and it was synchronised. The first part of a chunk stays in its member's stream, the
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from bench.papers.gacer._kernel_world import KernelCost, KernelCosts, KernelDevice, Stream, Streams
 from cotenant.errors import InvalidValueError
 from cotenant.techniques.granularity.joint_plan import JointMember, JointPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable
-from cotenant.world.kernels import KernelCost, KernelCosts, KernelDevice, Stream, Streams
 
 
 class KernelSpan(NamedTuple):

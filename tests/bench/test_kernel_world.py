@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.papers.gacer._joint_run import JointWorld, KernelSpan
+from bench.papers.gacer._kernel_world import SLOTS, Admission, KernelDevice, KernelWorld
 from cotenant.core.actions import Launch, Respond
 from cotenant.errors import InvalidValueError
 from cotenant.policies.ordered.edf import Edf
@@ -22,8 +24,6 @@ from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, Joint
 from cotenant.techniques.granularity.kernel_table import KernelTable
 from cotenant.types import Outcome, Query, Tenant
 from cotenant.work import Machine, Share, Work
-from cotenant.world.joint_run import JointWorld, KernelSpan
-from cotenant.world.kernels import SLOTS, Admission, KernelDevice, KernelWorld
 from kernel_sets import random_plan, random_set
 from strict_engine import StrictEngine as Engine
 
