@@ -2,7 +2,7 @@
 
 Another package joins a socket by an entry point of the socket's group. The techniques of this distribution join by
 `BUILT_IN`, which has the same form, as a source checkout has no entry points: group, name, "MODULE:ATTRIBUTE". A
-technique whose package is not there is left out.
+technique is left out where its package, or one that it needs, is not there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ _LAYER_BLOCKS = "cotenant.techniques.layer_blocks"
 _PLACEMENT = "cotenant.techniques.placement"
 _GRANULARITY = "cotenant.techniques.granularity"
 _CLUSTER = "cotenant.cluster"
-_PACKAGES = (_OVERLAP, _PARTITIONS, _LAYER_BLOCKS, _PLACEMENT, _GRANULARITY, _CLUSTER)
+NEEDS: dict[str, tuple[str, ...]] = {
+    _OVERLAP: (),
+    _PARTITIONS: (_OVERLAP,),
+    _LAYER_BLOCKS: (),
+    _PLACEMENT: (),
+    _GRANULARITY: (_PLACEMENT,),
+    _CLUSTER: (_PARTITIONS,),
+}
+"""The packages of this distribution that join, and which others each needs."""
 
 POLICIES = "cotenant.policies"
 """Socket: the class of a policy by its name; see `policies.registry`."""
@@ -31,6 +39,12 @@ COMMANDS = "cotenant.commands"
 """Socket: a function or a `typer.Typer` by the name of the command."""
 SERVICES = "cotenant.services"
 """Socket: a subclass of `serve.services.Service`."""
+PLAN_SECTIONS = "cotenant.plan_sections"
+"""Socket: a subclass of `plan_file.PlanSection` by the name of the section."""
+PLAN_COMMANDS = "cotenant.plan_commands"
+"""Socket: a function of `cli.plan.PlanOptions`, by the name of the section of plan files that it makes."""
+PLANNERS = "cotenant.planners"
+"""Socket: a function that makes a planner of tenants from a headroom and an effort, by the name of the planner."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -51,17 +65,35 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
-        "plan": f"{_PARTITIONS}.cli.plan:plan",
         "cluster": f"{_CLUSTER}.cli:cluster",
+    },
+    PLAN_SECTIONS: {
+        "tenants": f"{_PARTITIONS}.plan.file:TenantsSection",
+        "placement": f"{_PLACEMENT}.plan_section:PlacementSection",
+        "together": f"{_GRANULARITY}.plan_section:TogetherSection",
+    },
+    PLAN_COMMANDS: {
+        "tenants": f"{_PARTITIONS}.cli.plan:plan_tenants",
+        "placement": f"{_PLACEMENT}.cli:plan_placement",
+        "together": f"{_GRANULARITY}.cli:plan_together",
+    },
+    PLANNERS: {
+        "ours": f"{_PARTITIONS}.plan.planners:ours",
+        "elastic_int": f"{_PARTITIONS}.plan.planners:elastic_int",
+        "elastic": f"{_PARTITIONS}.plan.planners:elastic",
     },
 }
 """What the techniques of this distribution add, by socket and name."""
 
 
+def _is_there(package: str) -> bool:
+    return find_spec(package) is not None and all(map(_is_there, NEEDS[package]))
+
+
 @cache
 def built_in(socket: str) -> dict[str, str]:
     """References "MODULE:ATTRIBUTE" by name, of the techniques that are installed."""
-    there = tuple(f"{package}." for package in _PACKAGES if find_spec(package) is not None)
+    there = tuple(f"{package}." for package in NEEDS if _is_there(package))
     return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
 
 

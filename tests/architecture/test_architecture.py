@@ -28,7 +28,7 @@ COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_j
 are inside."""
 
 LAW = (
-    ("errors", "files", "log", "machine_code", "registry", "shortages"),
+    ("errors", "files", "log", "machine_code", "plan_file", "registry", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),
@@ -58,11 +58,11 @@ stands below. Techniques and the cluster import all of it."""
 BASE_TO_TECHNIQUE = 33
 """Imports of techniques by the base that are left. This number only gets smaller."""
 NEEDS = {
-    "granularity": ("partitions", "placement"),
+    "granularity": ("placement",),
     "layer_blocks": ("placement",),
-    "overlap": ("placement",),
-    "partitions": ("granularity", "overlap", "placement"),
-    "placement": ("granularity", "layer_blocks", "overlap", "partitions"),
+    "overlap": (),
+    "partitions": ("overlap",),
+    "placement": ("layer_blocks",),
     "cluster": ("partitions",),
 }
 """Which other techniques each may import."""

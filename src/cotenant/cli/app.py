@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant import __version__, registry
-from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate, zoo
+from cotenant.cli import bound, demo, devices, explain, load, models, plan, profile, replay, serve, simulate, zoo
 
 app = typer.Typer(
     name="cotenant",
@@ -40,6 +40,7 @@ OWN = {
     "devices": devices.devices,
     "models": models.models,
     "profile": profile.profile,
+    "plan": plan.plan,
     "serve": serve.serve,
     "load": load.load,
     "simulate": simulate.simulate,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.errors import PlanError
 from cotenant.techniques.placement.plan.bounds import bound_of, related_tasks
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.strategies import sequential_ns
