@@ -53,6 +53,12 @@ plans that are kept."""
 RUN_STRATEGIES = "cotenant.run_strategies"
 """Socket: a subclass of `execute.strategy.RunStrategy`. Models are opened by their engine, then by each strategy in the
 order of `BUILT_IN`, then by those of other packages."""
+PLAN_SECTIONS = "cotenant.plan_sections"
+"""Socket: a subclass of `plan_file.PlanSection` by the name of the section."""
+PLAN_COMMANDS = "cotenant.plan_commands"
+"""Socket: a function of `cli.plan.PlanOptions`, by the name of the section of plan files that it makes."""
+PLANNERS = "cotenant.planners"
+"""Socket: a function that makes a planner of tenants from a headroom and an effort, by the name of the planner."""
 
 BUILT_IN: dict[str, dict[str, str]] = {
     POLICIES: {
@@ -81,8 +87,22 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     COMMANDS: {
         "compile": f"{_LAYER_BLOCKS}.cli:compile_",
-        "plan": f"{_PARTITIONS}.cli.plan:plan",
         "cluster": f"{_CLUSTER}.cli:cluster",
+    },
+    PLAN_SECTIONS: {
+        "tenants": f"{_PARTITIONS}.plan.file:TenantsSection",
+        "placement": f"{_PLACEMENT}.plan_section:PlacementSection",
+        "together": f"{_GRANULARITY}.plan_section:TogetherSection",
+    },
+    PLAN_COMMANDS: {
+        "tenants": f"{_PARTITIONS}.cli.plan:plan_tenants",
+        "placement": f"{_PLACEMENT}.cli:plan_placement",
+        "together": f"{_GRANULARITY}.cli:plan_together",
+    },
+    PLANNERS: {
+        "ours": f"{_PARTITIONS}.plan.planners:ours",
+        "elastic_int": f"{_PARTITIONS}.plan.planners:elastic_int",
+        "elastic": f"{_PARTITIONS}.plan.planners:elastic",
     },
 }
 """What the techniques of this distribution add, by socket and name."""

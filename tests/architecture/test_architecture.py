@@ -37,7 +37,7 @@ COLUMNS = tuple(f"cotenant.policies.ordered.{name}" for name in ("jobs", "many_j
 are inside."""
 
 LAW = (
-    ("errors", "files", "log", "machine_code", "registry", "shortages"),
+    ("errors", "files", "log", "machine_code", "plan_file", "registry", "shortages"),
     ("work",),
     ("types",),
     ("metrics",),

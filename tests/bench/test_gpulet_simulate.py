@@ -16,7 +16,7 @@ from bench.papers.gpulet._headroom import Trial, plan_simulated
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._sim_world import turns
 from bench.papers.gpulet._simulate import PlanChange, simulate_plan
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.application import Application, Stage, stage_loads
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.poisson_headroom import poisson_rate, with_poisson_headroom
@@ -31,7 +31,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Planner,
     padded,
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,10 +11,11 @@ import msgspec
 import pytest
 
 from commands import Run
+from cotenant.cli.plan import Aim
 from cotenant.measure.solo import Effort
+from cotenant.plan_file import TENANTS, read_sections
 from cotenant.repository import graphs_path, placement_path, tasks_path
-from cotenant.techniques.partitions.plan.file import read_plan
-from cotenant.techniques.placement.cli import Aim, PlacementAsked, measured_ratio
+from cotenant.techniques.placement.cli import PlacementAsked, measured_ratio
 from cotenant.techniques.placement.measure import tasks as measuring
 from cotenant.techniques.placement.measure.placed import check_path
 from cotenant.techniques.placement.measure.tasks import measure_tasks
@@ -24,6 +24,7 @@ from cotenant.techniques.placement.plan.flat import PlacementProblem
 from cotenant.techniques.placement.plan.heft import Heft
 from cotenant.techniques.placement.plan.placed_units import placement_of
 from cotenant.techniques.placement.plan.profiled import graph_of
+from cotenant.techniques.placement.plan_section import PLACEMENT
 from cotenant.techniques.placement.task_profile import ModelTasks, load_tasks, save_tasks
 from cotenant.techniques.placement.unit_placement import load_placement
 from cotenant.work import Share
@@ -101,7 +102,7 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert "set placement = 'auto' under [model] in net/config.toml" in out
     assert "No launch of this server gets more than one core" in out
     placement = load_placement(kept)
-    assert read_plan(plan).placements == (placement,)
+    assert read_sections(plan) == {PLACEMENT: (placement,)}
     assert placement.latency_ns < 0.7 * placement.sequential_ns
     assert len(placement.runs) < 12  # branches, not units
     ElementTree.fromstring(svg.read_text())
@@ -138,7 +139,7 @@ def test_what_was_placed_is_measured_anew_each_time(root: Path, tmp_path: Path) 
     tasks = measure_tasks(root, "net", Share((0, 1)), measuring.TASK_EFFORT, on_step=lambda *_: None)[1]
     problem = PlacementProblem(graph_of(tasks), PLAIN)
     placement = placement_of("net", tasks.graph, problem, Heft().place(problem), 1, 1)
-    asked = PlacementAsked(root, "net", Aim.latency, None, None, None, fresh=False)
+    asked = PlacementAsked(root, "net", Aim.latency, None, 1.0, None, fresh=False)
     assert measured_ratio(asked, placement, Share((0, 1))) > 0
     path = check_path(graphs_path(root), placement)
     path.write_text("not read")
@@ -212,10 +213,10 @@ def test_a_plan_for_tenants_carries_the_placements_of_their_models(
     status, out, err = run("plan", asked, "--profiles", root, "--quick", "--planner", "elastic", "-o", plan)
     assert status == 0, err
     assert "placement: net placed on 2 cores" in out
-    file = read_plan(plan)
-    assert [each.model for each in file.placements] == ["net"]
+    found = read_sections(plan)
+    assert list(found) == [TENANTS, PLACEMENT]
+    assert [each.model for each in found[PLACEMENT]] == ["net"]
     assert run("plan", "--check", plan, "--profiles", root)[0] == 0
-    assert replace(file, placements=()) != file
     known(linear_tasks(31))
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
     assert status == 1

@@ -17,8 +17,10 @@ from msgspec import structs
 from rich.console import Console
 
 from commands import Run
+from cotenant.errors import PlanError
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
+from cotenant.report.pictures import PALETTE, keys_of, short
 from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.assess import Assessment, assess, violations
@@ -47,18 +49,9 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Slot,
 )
-from cotenant.techniques.partitions.report import (
-    PALETTE,
-    columns_of,
-    keys_of,
-    plan_picture,
-    plan_svg,
-    short,
-    tenant_table,
-)
+from cotenant.techniques.partitions.report import columns_of, plan_picture, plan_svg, tenant_table
 from cotenant.work import Work
 from plan_samples import CPU, GPU, MODELS, MS, costs, latencies, load, some_devices, some_loads
 from profile_files import save_current, write_profile

@@ -20,6 +20,7 @@ from commands import Run
 from cotenant.execute.batches import row_buckets
 from cotenant.measure import solo
 from cotenant.measure.solo import Effort
+from cotenant.plan_file import read_sections, sections_text
 from cotenant.profile.device import this_device
 from cotenant.profile.profile_file import ModelProfile, Point, Profile
 from cotenant.repository import tasks_path, together_path
@@ -28,11 +29,12 @@ from cotenant.techniques.granularity.cli import asked_batches
 from cotenant.techniques.granularity.joint_plan import Chunk, Wait
 from cotenant.techniques.granularity.plan.kept import read_together
 from cotenant.techniques.granularity.plan.planner import FoundJointPlan, found
+from cotenant.techniques.granularity.plan_section import TOGETHER
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.granularity.serve import rehearsal
 from cotenant.techniques.granularity.serve.rehearsal import Rehearsed
-from cotenant.techniques.partitions.plan.file import placements_text, read_plan, together_text
 from cotenant.techniques.placement.measure import tasks as measuring
+from cotenant.techniques.placement.plan_section import PLACEMENT
 from cotenant.techniques.placement.task_profile import load_tasks, save_tasks
 from cotenant.techniques.placement.unit_placement import UnitPlacement, runs_of
 from cotenant.trace import read
@@ -40,7 +42,7 @@ from onnx_samples import Sketch, info
 from profile_files import save_current
 from repositories import config, write_model
 
-TOGETHER = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
+OPTIONS = ("--together", "left,right", "--batch", "left=4", "--budget-s", "0.3")
 THREAD = '[device]\nisolation = "thread"\ncores = [0, 1]\n\n[policy]\nname = "clustered"\n'
 
 
@@ -103,7 +105,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
 ) -> None:
     monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", 1000.0)
     svg = tmp_path / "plan.svg"
-    status, out, err = run("plan", root, *TOGETHER, "--svg", svg)
+    status, out, err = run("plan", root, *OPTIONS, "--svg", svg)
     assert status == 0, err
     assert "All at once: " in out
     assert "By the plan: " in out
@@ -120,7 +122,7 @@ def test_a_set_is_measured_once_and_streams_are_as_good(
     assert left.splits == (tuple(range(len(left.units) + 1)),)
     assert kept.models["right"][2].batches == {}
     before = tasks_path(root).read_bytes()
-    facts = json.loads(run("plan", root, *TOGETHER, "--json")[1])
+    facts = json.loads(run("plan", root, *OPTIONS, "--json")[1])
     assert tasks_path(root).read_bytes() == before
     assert (facts["members"], facts["gains"], facts["kept"]) == (["left=4", "right=1"], False, None)
     assert facts["bound_ns"] <= facts["makespan_ns"]
@@ -131,18 +133,18 @@ def test_what_gains_is_kept_checked_and_taken_back(
 ) -> None:
     believed(monkeypatch, (90, 95))
     plan = tmp_path / "together.toml"
-    status, out, err = run("plan", root, *TOGETHER, "--out", plan)
+    status, out, err = run("plan", root, *OPTIONS, "--out", plan)
     assert status == 0, err
     assert "by the best plans 9e-05 ms and 9.5e-05 ms." in out
     assert f"Written: {together_path(root)}" in out
     [kept] = read_together(root)
-    assert read_plan(plan).together == (kept,)
+    assert read_sections(plan) == {TOGETHER: (kept,)}
     assert (kept.makespan_ns, kept.streams_ns, kept.sequential_ns, kept.is_measured) == (90, 100, 120, True)
     assert [(each.model, each.batch) for each in kept.members] == [("left", 4), ("right", 1)]
     digests = {name: by_cores[2].digest for name, by_cores in load_tasks(tasks_path(root)).models.items()}
     assert {each.model: each.graph for each in kept.members} == digests
     believed(monkeypatch, (98, None))
-    status, out, _ = run("plan", root, *TOGETHER)
+    status, out, _ = run("plan", root, *OPTIONS)
     assert "and not followed: none is quicker by 3 %, and none is kept for serving." in " ".join(out.split())
     assert not together_path(root).exists()
     status, out, _ = run("plan", "--check", plan, "--profiles", root)
@@ -157,8 +159,8 @@ def test_what_gains_is_kept_checked_and_taken_back(
     assert (facts["holds"], len(facts["violations"])) == (False, 1)
     save_tasks(tasks_path(root), profile)
     placement = UnitPlacement("left", "another", 2, 1, 2, 1, runs_of((("unit", "cpu:0"),)))
-    _, _, sections = together_text((msgspec.structs.replace(kept, profile="older"),)).partition("[[together]]")
-    plan.write_text(placements_text((placement,)) + "\n[[together]]" + sections)
+    older = msgspec.structs.replace(kept, profile="older")
+    plan.write_text(sections_text({PLACEMENT: (placement,), TOGETHER: (older,)}))
     status, out, _ = run("plan", "--check", plan, "--profiles", root, "--json")
     both = json.loads(out)  # one object, which judges all that the file has
     assert (status, both["holds"]) == (1, False)
@@ -192,7 +194,7 @@ def test_a_rehearsal_runs_all_ways_and_their_answers_agree(
     if suffix == "pt2":
         as_torch(root / "left" / "1")
     monkeypatch.setattr("cotenant.techniques.granularity.plan.overview.LEAST_GAIN_PCT", -1e9)
-    status, out, err = run("plan", root, *TOGETHER, "--json")
+    status, out, err = run("plan", root, *OPTIONS, "--json")
     assert status == 0, err
     measured = json.loads(out)["measured"]
     assert measured["sequential_ns"] > 0 < measured["streams_ns"]

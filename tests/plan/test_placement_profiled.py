@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan, placements_text, plan_text
-from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan, PlanError
+from cotenant.errors import PlanError
+from cotenant.plan_file import TENANTS, parse_sections, sections_text
+from cotenant.techniques.partitions.plan.file import PlanFile, Request, parse_plan
+from cotenant.techniques.partitions.plan.types import DeviceType, Load, Plan
 from cotenant.techniques.placement.plan.bounds import bound_of
 from cotenant.techniques.placement.plan.compiled import PLAIN
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
@@ -19,6 +21,7 @@ from cotenant.techniques.placement.plan.overview import overview, stages_of
 from cotenant.techniques.placement.plan.placed_units import placement_of, plan_of
 from cotenant.techniques.placement.plan.profiled import graph_of
 from cotenant.techniques.placement.plan.strategies import Sequential, makespan_ns, waits_ns
+from cotenant.techniques.placement.plan_section import PLACEMENT
 from cotenant.techniques.placement.task_profile import ModelTasks
 from cotenant.techniques.placement.unit_placement import UnitPlacement, cores_of, device_names
 from task_profiles import linear_tasks, some_tasks, wide_tasks
@@ -121,12 +124,12 @@ def test_the_branches_of_a_wide_model_are_divided_and_a_chain_is_left_alone() ->
 @settings(max_examples=12)
 def test_plan_files_hold_placements_and_give_them_back(tasks: ModelTasks) -> None:
     placement = placed(tasks)
-    alone = parse_plan(placements_text((placement,)), "plan.toml")
-    assert alone.placements == (placement,)
-    assert alone.request == Request((), ())
+    alone = {PLACEMENT: (placement,)}
+    assert parse_sections(sections_text(alone), "plan.toml") == alone
     loads, devices = (Load("net", "net", 10.0, 5_000_000),), (DeviceType("cpu", ((2,),), 1 << 53),)
-    file = PlanFile(Request(loads, devices), Plan((), "ours"), 0.1, "abc", (placement, placement))
-    assert parse_plan(plan_text(file), "plan.toml") == file
+    file = PlanFile(Request(loads, devices), Plan((), "ours"), 0.1, "abc")
+    whole = {TENANTS: file, PLACEMENT: (placement, placement)}
+    assert parse_sections(sections_text(whole), "plan.toml") == whole
 
 
 @pytest.mark.parametrize(
@@ -138,15 +141,16 @@ def test_plan_files_hold_placements_and_give_them_back(tasks: ModelTasks) -> Non
     ],
 )
 def test_a_broken_placement_is_named(before: str, after: str, words: str) -> None:
-    text = placements_text((placed(wide_tasks()),))
+    text = sections_text({PLACEMENT: (placed(wide_tasks()),)})
     assert before in text
     with pytest.raises(PlanError, match=f"plan.toml: .*{words}"):
-        parse_plan(text.replace(before, after, 1), "plan.toml")
+        parse_sections(text.replace(before, after, 1), "plan.toml")
 
 
-def test_a_file_needs_tenants_and_devices_unless_it_has_placements() -> None:
-    with pytest.raises(PlanError, match=r"has no \[\[device\]\]"):
-        parse_plan('format = "cotenant-plan/1"\n', "plan.toml")
+def test_placements_alone_are_no_plan_of_tenants() -> None:
+    text = sections_text({PLACEMENT: (placed(wide_tasks()),)})
+    with pytest.raises(PlanError, match=r"^plan\.toml: has no \[\[device\]\]"):
+        parse_plan(text, "plan.toml")
 
 
 @given(some_tasks(), some_tasks())

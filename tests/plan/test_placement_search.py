@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.papers.sirplus._milp import MixedInteger
-from cotenant.errors import InvalidValueError
-from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.placement.plan.bounds import articulation_tasks, bound_of, load_bound_ns
 from cotenant.techniques.placement.plan.compiled import PLAIN
 from cotenant.techniques.placement.plan.exact import IntervalSearch

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from msgspec import structs
 
 from bench.papers.gpulet._nexus import SquishyBinPacking
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan import check
 from cotenant.techniques.partitions.plan.check import (
     BATCH,
@@ -40,7 +40,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Slot,
     checked,
 )

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cotenant.errors import InvalidValueError
+from cotenant import registry
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.file import (
     UNLIMITED_BYTES,
@@ -26,8 +27,8 @@ from cotenant.techniques.partitions.plan.file import (
     request_text,
     splits_of_cores,
 )
-from cotenant.techniques.partitions.plan.planners import PLANNERS, make_planner
-from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, PlanError, Slot
+from cotenant.techniques.partitions.plan.planners import make_planner
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, PartitionPlan, Plan, Slot
 from plan_samples import costs
 
 MS = 1_000_000
@@ -308,7 +309,7 @@ def test_cores_are_split_in_every_way_while_they_are_few(cores: int, count: int)
     assert all(sum(split) == cores for split in splits)
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", registry.built_in(registry.PLANNERS))
 def test_planners_have_the_names_they_are_asked_for(name: str) -> None:
     planner = make_planner(name, 0.25)
     assert planner.name == name

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.check import check_plan
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.rounds import RoundCache
@@ -35,7 +35,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Slot,
 )
 from oracles import Few, all_rates, brute_force

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from bench.papers.gpulet._nexus import SquishyBinPacking
 from bench.papers.gpulet._planners import greedy
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.check import MEMORY as MEMORY_BROKEN
 from cotenant.techniques.partitions.plan.check import check_plan
 from cotenant.techniques.partitions.plan.elastic import Elastic
@@ -36,7 +36,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Planner,
     Slot,
 )

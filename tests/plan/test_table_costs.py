@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference, interpolate
-from cotenant.techniques.partitions.plan.types import PlanError
 from cotenant.work import Work
 from plan_samples import Line
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.errors import PlanError
+from cotenant.plan_file import TENANTS, parse_sections, sections_text
 from cotenant.profile.latency_table import LatencyRow, LatencyTable
 from cotenant.repository import together_path
 from cotenant.techniques.granularity.joint_plan import Chunk, JointMember, JointPlan, TogetherPlan, Wait
@@ -22,9 +24,9 @@ from cotenant.techniques.granularity.plan.kept import (
 )
 from cotenant.techniques.granularity.plan.planner import Streams
 from cotenant.techniques.granularity.plan.profiled import hand_over_ns, lane_rules, table_of_latencies, table_of_tasks
+from cotenant.techniques.granularity.plan_section import TOGETHER
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
-from cotenant.techniques.partitions.plan.file import parse_plan, plan_text, read_plan, together_text
-from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.techniques.partitions.plan.file import read_plan
 from cotenant.techniques.placement.task_profile import BatchTimes, DeviceTimes
 from golden_files import GOLDEN
 from task_profiles import US, linear_tasks, tasks_of
@@ -46,18 +48,18 @@ PLAN = TogetherPlan(
 
 def test_a_plan_file_holds_them_alone_or_beside_all_else() -> None:
     other = msgspec.structs.replace(PLAN, lanes=4, is_measured=True)
-    assert parse_plan(together_text((PLAN, other)), "x").together == (PLAN, other)
-    whole = read_plan(GOLDEN / "plans" / "shared.toml")
-    file = dataclass_replace(whole, together=(PLAN,))
-    assert parse_plan(plan_text(file), "x") == file
+    alone = {TOGETHER: (PLAN, other)}
+    assert parse_sections(sections_text(alone), "x") == alone
+    whole = {TENANTS: read_plan(GOLDEN / "plans" / "shared.toml"), TOGETHER: (PLAN,)}
+    assert parse_sections(sections_text(whole), "x") == whole
 
 
 def test_one_set_has_one_plan_and_a_wrong_number_is_named() -> None:
     with pytest.raises(PlanError, match=r"\[\[together\]\] of a=4, b=1 is there twice"):
-        parse_plan(together_text((PLAN, PLAN)), "plan.toml")
-    text = together_text((PLAN,)).replace("barriers = [[2, 1], [4, 1]]", "barriers = [[2, 1], [1, 1]]")
+        parse_sections(sections_text({TOGETHER: (PLAN, PLAN)}), "plan.toml")
+    text = sections_text({TOGETHER: (PLAN,)}).replace("barriers = [[2, 1], [4, 1]]", "barriers = [[2, 1], [1, 1]]")
     with pytest.raises(PlanError, match="barrier"):
-        parse_plan(text, "plan.toml")
+        parse_sections(text, "plan.toml")
 
 
 def test_a_repository_keeps_one_of_each_key(tmp_path: Path) -> None:

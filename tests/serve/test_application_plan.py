@@ -15,6 +15,7 @@ from client import Client, Watch, until
 from commands import Run
 from cotenant.config import DeviceSection, PlanSection, PolicySection, ServerConfig
 from cotenant.core.events import QueryArrived
+from cotenant.errors import PlanError
 from cotenant.serve.server import Server
 from cotenant.techniques.partitions.plan.application import Application, Stage
 from cotenant.techniques.partitions.plan.file import KnownApplication, PlanFile, Request, parse_request, plan_text
@@ -28,7 +29,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Slot,
 )
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, lay_out, open_plan

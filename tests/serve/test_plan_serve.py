@@ -20,7 +20,7 @@ from cotenant.config import PlanSection, PolicySection, ServerConfig, load_serve
 from cotenant.core.actions import Launch
 from cotenant.core.events import PolicyChanged
 from cotenant.core.snapshot import DropRule
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, PlanError
 from cotenant.execute.errors import ModelError
 from cotenant.execute.sessions import SessionSet
 from cotenant.execute.worker.channel import Open, Prepare
@@ -43,7 +43,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Slot,
 )
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, ServedPlan, lay_out, open_plan

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
+from cotenant.errors import PlanError
 from cotenant.techniques.partitions.plan.application import Application, Stage, stage_loads
 from cotenant.techniques.partitions.plan.elastic import Elastic
 from cotenant.techniques.partitions.plan.table_costs import TableCosts, WithoutInterference
-from cotenant.techniques.partitions.plan.types import CoRunner, DevicePlan, Load, PartitionPlan, Plan, PlanError
+from cotenant.techniques.partitions.plan.types import CoRunner, DevicePlan, Load, PartitionPlan, Plan
 from cotenant.techniques.partitions.world import simulate_plan
 from cotenant.work import Slot
 from plan_samples import GIB, GPU, MS, costs, load

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.partitions.plan.elastic import MOST_MODELS, Elastic
 from cotenant.techniques.partitions.plan.rounds import Curve, Demand, RoundCache, round_cache_of
 from cotenant.techniques.partitions.plan.search.columns import Column, ColumnGenerator, DeviceConfiguration, device_plan
@@ -38,7 +38,6 @@ from cotenant.techniques.partitions.plan.types import (
     Infeasible,
     Load,
     Plan,
-    PlanError,
     checked,
     padded,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 
-from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.errors import PlanError
 from cotenant.techniques.placement.plan.bounds import related_tasks
 from cotenant.techniques.placement.plan.exact import Solved, horizon_of, ortools
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan

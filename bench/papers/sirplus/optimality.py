@@ -26,8 +26,8 @@ from bench.papers.sirplus._detectors import WIDE, DetectorWorld, task_graph
 from bench.papers.sirplus._graph_csv import read_graph
 from bench.papers.sirplus._graphs import chains_with_fan_out, random_wide
 from bench.papers.sirplus._milp import MixedInteger
+from cotenant.errors import PlanError
 from cotenant.machine_code import has_compiler
-from cotenant.techniques.partitions.plan.types import PlanError
 from cotenant.techniques.placement.plan.exact import IntervalSearch
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan, Timeline
 from cotenant.techniques.placement.plan.heft import Heft

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from cotenant import __version__, registry
-from cotenant.cli import bound, demo, devices, explain, load, models, profile, replay, serve, simulate
+from cotenant.cli import bound, demo, devices, explain, load, models, plan, profile, replay, serve, simulate
 from cotenant.cli.campaigns import with_campaigns
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ OWN = {
     "devices": devices.devices,
     "models": models.models,
     "profile": with_campaigns(profile.profile),
+    "plan": plan.plan,
     "serve": serve.serve,
     "load": load.load,
     "simulate": simulate.simulate,

@@ -14,9 +14,10 @@ from cotenant.cluster.interfaces import ClusterSpec, ControllerSettings
 from cotenant.cluster.node_home import remove_orphans
 from cotenant.cluster.types import Address, ClusterError, PlannedApplication
 from cotenant.config import load_server_config
+from cotenant.errors import PlanError
 from cotenant.repository import SERVER_FILE, readable_versions
 from cotenant.repository.application_spec import readable_applications
-from cotenant.techniques.partitions.plan.types import DeviceType, Load, PlanError
+from cotenant.techniques.partitions.plan.types import DeviceType, Load
 
 _log = logging.getLogger("cotenant.cluster")
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cotenant.cli.options import chosen_of, print_json, settings_of
+from cotenant.cli.plan import PlanOptions
 from cotenant.errors import ConfigError
 from cotenant.files import write_whole
+from cotenant.plan_file import sections_text
 
 if TYPE_CHECKING:
     from cotenant.config import ServerConfig
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from cotenant.techniques.granularity.serve.rehearsal import Rehearsed
     from cotenant.work import Share
 
-SEARCH_S = 10.0
 _REHEARSED = 4
 """Plans that are run on the device, the best by belief first."""
 _EXPLAINED = 1.25
@@ -34,11 +35,11 @@ _EXPLAINED = 1.25
 
 @dataclass(frozen=True, slots=True)
 class TogetherAsked:
-    """What the command line asks for: models with their rows, in the order given. `budget_s` None is SEARCH_S."""
+    """A set to plan: models of a repository with their rows, in the order given."""
 
     root: Path
     batches: Mapping[str, int]
-    budget_s: float | None
+    budget_s: float
     lanes: str | None
     fresh: bool
 
@@ -68,20 +69,22 @@ def asked_batches(names: str, batches: str | None) -> dict[str, int]:
     return found
 
 
-def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, as_json: bool) -> None:
+def plan_together(options: PlanOptions) -> None:
     """Measure or read the profiles of tasks, search, run what was found on the device, and show.
 
     A plan that is believed and measured to gain is kept where serving looks; else none is.
     """
     from cotenant.techniques.granularity.plan.kept import keep_together, together_of
     from cotenant.techniques.granularity.plan.overview import overview
-    from cotenant.techniques.partitions.plan.file import together_text
+    from cotenant.techniques.granularity.plan_section import TOGETHER
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
 
+    batches = asked_batches(options.together, options.batch)
+    asked = TogetherAsked(options.repository, batches, options.budget_s, options.lanes, options.fresh)
     settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
     lanes = _lanes(settings)
-    known = _measured(asked, lanes, as_json=as_json)
-    found = _searched(known, asked.budget_s or SEARCH_S, as_json=as_json)
+    known = _measured(asked, lanes, as_json=options.as_json)
+    found = _searched(known, asked.budget_s, as_json=options.as_json)
     view = overview(known.tables, known.rules, found, known.sequential_ns)
     made = together_of(found, known.tables, known.digests, len(lanes), lanes[0].size)
     rehearsed, kept = None, None
@@ -95,11 +98,11 @@ def plan_together(asked: TogetherAsked, out: Path | None, svg: Path | None, *, a
             kept = _as_measured(made, candidates[best[1]], rehearsed, best[0])
     keep_together(asked.root, kept, made.key)
     written = [] if kept is None else [_together_path(asked.root)]
-    if out is not None and kept is not None:
-        write_whole(out, together_text((kept,)).encode())
-        written.append(out)
+    if options.out is not None and kept is not None:
+        write_whole(options.out, sections_text({TOGETHER: (kept,)}).encode())
+        written.append(options.out)
     notes = _doubts(view, rehearsed) + (_use(settings) if kept is not None else [])
-    _show(view, rehearsed, kept, notes, written, svg, as_json=as_json)
+    _show(view, rehearsed, kept, notes, written, options.svg, as_json=options.as_json)
 
 
 def _lanes(settings: ServerConfig) -> tuple[Share, ...]:

@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cotenant.report.tables import milliseconds
+from cotenant.report.pictures import MOST_WIDTH, in_ms, key_text, keys_of, short, svg_of, time_axis
 from cotenant.techniques.granularity.plan.kept import LEAST_GAIN_PCT
 from cotenant.techniques.granularity.plan.overview import JointOverview, JointView
-from cotenant.techniques.partitions.report import key_text, keys_of, short, svg_of
 
-_MOST_WIDTH = 110
 _MOST_NAME = 24
 _MOST_STOPS = 12
 """That are named; the plan file has all."""
@@ -25,11 +23,15 @@ _NO_GAP_PCT = 0.05
 
 def together_picture(view: JointOverview, width: int = 80) -> RenderableType:
     """Both charts on one scale, and where the plan stops or cuts whom, at most `width` columns wide."""
-    width = max(60, min(width, _MOST_WIDTH))
+    width = max(60, min(width, MOST_WIDTH))
     until = max(view.before.makespan_ns, view.after.makespan_ns, 1)
     parts: list[RenderableType] = []
     for words, each in (("All at once", view.before), ("By the plan", view.after)):
-        parts += [Text(f"{words}: {_ms(each.makespan_ns)} ms", style="bold"), *_chart(each, view, until, width), Text()]
+        parts += [
+            Text(f"{words}: {in_ms(each.makespan_ns)} ms", style="bold"),
+            *_chart(each, view, until, width),
+            Text(),
+        ]
     stops = [Text(f"  {each}", style="dim") for each in view.stops[:_MOST_STOPS]]
     if len(view.stops) > _MOST_STOPS:
         stops.append(Text(f"  ... and {len(view.stops) - _MOST_STOPS} more", style="dim"))
@@ -38,21 +40,21 @@ def together_picture(view: JointOverview, width: int = 80) -> RenderableType:
 
 def together_svg(view: JointOverview, title: str) -> str:
     """The picture as the text of an SVG file that needs nothing beside it."""
-    return svg_of(together_picture(view, _MOST_WIDTH), title)
+    return svg_of(together_picture(view, MOST_WIDTH), title)
 
 
 def together_lines(view: JointOverview) -> Iterator[str]:
     """The answers in sentences, as believed."""
-    names, streams, best = " and ".join(view.members), _ms(view.before.makespan_ns), _ms(view.after.makespan_ns)
+    names, streams, best = " and ".join(view.members), in_ms(view.before.makespan_ns), in_ms(view.after.makespan_ns)
     is_least = view.gap_pct < _NO_GAP_PCT
     gap = (
         "no plan takes less"
         if is_least
-        else f"no plan takes less than {_ms(view.bound_ns)} ms, a gap of {view.gap_pct:.1f} %"
+        else f"no plan takes less than {in_ms(view.bound_ns)} ms, a gap of {view.gap_pct:.1f} %"
     )
     yield (
-        f"{names}: one after the other on all cores {_ms(view.sequential_ns)} ms, all at once on a lane each {streams} "
-        f"ms, by the plan {best} ms; {gap}."
+        f"{names}: one after the other on all cores {in_ms(view.sequential_ns)} ms, all at once on a lane each "
+        f"{streams} ms, by the plan {best} ms; {gap}."
     )
     if not view.gains:
         yield f"Streams are as good: less than {LEAST_GAIN_PCT:g} % is not told from nothing, and no plan is kept."
@@ -73,13 +75,8 @@ def _chart(view: JointView, whole: JointOverview, until_ns: int, width: int) -> 
                 is_barrier = any(start <= at < end for at in view.barriers_ns)
                 line.append("┃" if is_barrier else "·", style="" if is_barrier else "dim")
         yield line.append("│")
-    end_text = f"{_ms(until_ns)} ms"
-    yield Text(f"{' ' * names}└0{' ' * max(1, cells - 1 - len(end_text))}{end_text}┘", style="dim")
+    yield time_axis(names, cells, until_ns)
 
 
 def _within(busy_ns: Sequence[tuple[int, int]], start_ns: int, end_ns: int) -> int:
     return sum(max(0, min(end_ns, end) - max(start_ns, start)) for start, end in busy_ns)
-
-
-def _ms(ns: int) -> str:
-    return milliseconds(ns / 1e6)

@@ -9,40 +9,26 @@ Every tenant has one letter, and one of the colours of Okabe and Ito that the co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from itertools import groupby
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
 from cotenant.report.fitted_table import FittedTable
+from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, short, svg_of
 from cotenant.report.tables import milliseconds
 from cotenant.techniques.partitions.plan.assess import Assessment, DeviceView, PartitionView, SlotView
 
-PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7", "#bbbbbb")
-LIGHT_INK = ("#0072b2",)
-"""Colours on which letters are white."""
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_MOST_WIDTH = 110
 _GAUGE = 24
 """Columns of a gauge of slack, which are there in a picture that is as wide as it may be."""
 _GAUGE_KEY = "Gauges are SLOs: ▒ waits for a duty cycle at worst, █ runs, ░ slack."
 MOST_MISSED = 0.01
 """Share of missed SLOs in the simulation from which more room is advised."""
 _NARROW = 3
-
-
-def keys_of(tenants: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A letter and a colour by tenant; from the 53rd tenant on letters come again."""
-    return {
-        name: (_LETTERS[number % len(_LETTERS)], PALETTE[number % len(PALETTE)]) for number, name in enumerate(tenants)
-    }
 
 
 def sized(size: int, whole: int) -> str:
@@ -56,20 +42,12 @@ NAME_WIDTH = 16
 """Characters of a name that are always shown."""
 
 
-def short(name: str, width: int) -> str:
-    """A name that fits, with an ellipsis in the middle, where names of stages and versions differ least."""
-    if len(name) <= width:
-        return name
-    tail = (width - 1) // 2
-    return f"{name[: width - 1 - tail]}…{name[len(name) - tail :]}"
-
-
 def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
     """Bars and lists of all devices, at most `width` columns wide; equal devices in a row are drawn once.
 
     From 110 columns on, every slot has a gauge of its SLO.
     """
-    width = max(40, min(width, _MOST_WIDTH))
+    width = max(40, min(width, MOST_WIDTH))
     keys = keys_of([tenant.tenant for tenant in assessment.tenants])
     parts: list[RenderableType] = []
     numbered = list(enumerate(assessment.devices))
@@ -83,22 +61,14 @@ def plan_picture(assessment: Assessment, width: int = 80) -> RenderableType:
             for alike in runs_of(group[0][1].partitions)
         ]
         parts.append(Text())
-    if width == _MOST_WIDTH:
+    if width == MOST_WIDTH:
         parts.append(Text(_GAUGE_KEY, style="dim"))
     return Group(*parts)
 
 
 def plan_svg(assessment: Assessment, title: str) -> str:
     """The picture as the text of an SVG file that needs nothing beside it."""
-    return svg_of(plan_picture(assessment, _MOST_WIDTH), title)
-
-
-def svg_of(picture: RenderableType, title: str) -> str:
-    """A picture of 110 columns as the text of an SVG file that needs nothing beside it."""
-    console = Console(record=True, width=_MOST_WIDTH, file=StringIO(), color_system="truecolor", force_terminal=True)
-    console.print(picture)
-    svg = console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME)
-    return re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # they would be loaded from elsewhere
+    return svg_of(plan_picture(assessment, MOST_WIDTH), title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +117,7 @@ def tenant_table(assessment: Assessment, width: int = 80, missed: Mapping[str, f
     ]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
-    name_width = max(NAME_WIDTH, min(width, _MOST_WIDTH) - 69)
+    name_width = max(NAME_WIDTH, min(width, MOST_WIDTH) - 69)
     for tenant in assessment.tenants:
         style = "" if tenant.slack_ns >= 0 and tenant.growth >= 1 else "bold reverse"
         table.add_row(
@@ -232,13 +202,6 @@ def _caption(has_tails: bool) -> str:
     )
 
 
-def key_text(keys: Mapping[str, tuple[str, str]], name: str, *, bare: bool = False) -> Text:
-    """The letter of a name on its colour; bare without a space on either side."""
-    letter, colour = keys[name]
-    ink = "white" if colour in LIGHT_INK else "black"
-    return Text(letter if bare else f" {letter} ", style=f"{ink} on {colour}")
-
-
 def _heading(name: str, device: DeviceView) -> Text:
     used = sum(partition.size for partition in device.partitions)
     busy = sum(partition.size * partition.load for partition in device.partitions) / device.whole
@@ -251,7 +214,7 @@ def _heading(name: str, device: DeviceView) -> Text:
     return Text(text, style="bold")
 
 
-def _bar(device: DeviceView, keys: Mapping[str, tuple[str, str]], width: int) -> list[Text]:
+def _bar(device: DeviceView, keys: Keys, width: int) -> list[Text]:
     """Three lines: the edge with names of partitions, the duty cycles, the edge again."""
     sizes = [partition.size for partition in device.partitions]
     unused = device.whole - sum(sizes)
@@ -280,7 +243,7 @@ def columns_of(sizes: Sequence[int], width: int) -> list[int]:
     return [max(_NARROW, edge - before) for before, edge in zip([0, *edges], edges, strict=False)]
 
 
-def _duty(partition: PartitionView, keys: Mapping[str, tuple[str, str]], cells: int) -> Text:
+def _duty(partition: PartitionView, keys: Keys, cells: int) -> Text:
     """The duty cycle of a partition: a letter a column, each slot as wide as it runs, at least one; the letters of a
     group in turn."""
     text, at, used = Text(), 0.0, 0
@@ -290,8 +253,7 @@ def _duty(partition: PartitionView, keys: Mapping[str, tuple[str, str]], cells: 
         left = len(steps) - position - 1
         end = min(max(round(at), used + 1), max(used, cells - left))
         for column in range(end - used):
-            letter, colour = keys[step[column % len(step)][1].tenant]
-            text.append(letter, style=f"{'white' if colour in LIGHT_INK else 'black'} on {colour}")
+            text.append_text(key_text(keys, step[column % len(step)][1].tenant, bare=True))
         used = end
     text.append("·" * (cells - used), style="dim")
     return text
@@ -301,12 +263,12 @@ def _partition_lines(
     partition: PartitionView,
     name: str,
     device: DeviceView,
-    keys: Mapping[str, tuple[str, str]],
+    keys: Keys,
     width: int,
 ) -> RenderableType:
     head = Text(f"{name}: {sized(partition.size, device.whole)}", style="bold")
-    head.append(f"  duty cycle {_ms(partition.duty_ns)} ms, {100 * partition.load:.0f} % busy", style="not bold")
-    gauge = _GAUGE if width == _MOST_WIDTH else 0
+    head.append(f"  duty cycle {in_ms(partition.duty_ns)} ms, {100 * partition.load:.0f} % busy", style="not bold")
+    gauge = _GAUGE if width == MOST_WIDTH else 0
     table = FittedTable(keys=2, box=None, padding=(0, 1), pad_edge=False, show_header=False, expand=bool(gauge))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, ratio=1 if gauge else None)
@@ -318,14 +280,14 @@ def _partition_lines(
         if slot.group:
             others = [other for other in partition.slots if other.group == slot.group and other is not slot]
             names = "".join(keys[other.tenant][0] for other in others)
-            beside += f" with {names} ({_ms(slot.in_turn_ns)} in turn)"
+            beside += f" with {names} ({in_ms(slot.in_turn_ns)} in turn)"
         table.add_row(
             Text("  ").append_text(key_text(keys, slot.tenant)),
             Text(short(slot.tenant, name_width)),
             f"batch {slot.batch}",
             f"{milliseconds(slot.rate_per_s)} /s",
-            f"runs {_ms(slot.execution_ns)} ms{beside}",
-            f"slack {_ms(slot.slack_ns)} ms ({100 * slot.slack_ns / slot.slo_ns:.0f} %)",
+            f"runs {in_ms(slot.execution_ns)} ms{beside}",
+            f"slack {in_ms(slot.slack_ns)} ms ({100 * slot.slack_ns / slot.slo_ns:.0f} %)",
             *([_slack_gauge(partition, slot)] if gauge else []),
         )
     return Group(head, table)
@@ -336,7 +298,3 @@ def _slack_gauge(partition: PartitionView, slot: SlotView) -> str:
     waits = min(_GAUGE, round(_GAUGE * partition.duty_ns / slot.slo_ns))
     ends = min(_GAUGE, max(waits + 1, round(_GAUGE * (partition.duty_ns + slot.execution_ns) / slot.slo_ns)))
     return "▒" * waits + "█" * (ends - waits) + "░" * (_GAUGE - ends)
-
-
-def _ms(ns: int) -> str:
-    return milliseconds(ns / 1e6)

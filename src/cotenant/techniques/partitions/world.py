@@ -21,11 +21,12 @@ from cotenant.core.events import Event, QueryArrived
 from cotenant.core.flow import StageGraph
 from cotenant.core.predictor import Group, Member, Predictor
 from cotenant.core.snapshot import Policy
+from cotenant.errors import PlanError
 from cotenant.metrics import OutcomeLog, Summary, summarise
 from cotenant.sim.applications import SimulatedApplication, StagedEngine
 from cotenant.sim.driver import simulate
 from cotenant.techniques.partitions.plan.application import Application
-from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs, Load, Plan, PlanError
+from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs, Load, Plan
 from cotenant.techniques.partitions.policy.duty_cycle import DutyCycle
 from cotenant.types import Query, Tenant
 from cotenant.work import CPU, Machine, Round, Share, Slot, Work

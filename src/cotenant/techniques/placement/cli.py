@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from cotenant.cli.options import chosen_of, print_json, settings_of
+from cotenant.cli.plan import Aim, PlanOptions
 from cotenant.errors import ConfigError
 from cotenant.files import write_whole
+from cotenant.plan_file import sections_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from cotenant.config import ServerConfig
     from cotenant.execute.protocol import Place
-    from cotenant.techniques.granularity.joint_plan import TogetherPlan
     from cotenant.techniques.placement.plan.flat import PlacementProblem
     from cotenant.techniques.placement.plan.overflow import FoundPlacement, PlacementGoal
     from cotenant.techniques.placement.plan.overview import PlacementOverview
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from cotenant.techniques.placement.unit_placement import UnitPlacement
     from cotenant.work import Share
 
-EXIT_INFEASIBLE = 1
-SEARCH_S = 10.0
 _EXACT_SHARE = 0.3
 """Of the time, for the exact solver where the graph is small enough."""
 _MOST_NOISE = 0.3
@@ -38,22 +34,15 @@ _EXPLAINED = (0.9, 1.1)
 """Between these, the units add up to the measured whole."""
 
 
-class Aim(StrEnum):
-    """What a placement is to make small."""
-
-    latency = "latency"
-    throughput = "throughput"
-
-
 @dataclass(frozen=True, slots=True)
 class PlacementAsked:
-    """What the command line asks for. `budget_s` None is SEARCH_S."""
+    """A model to place, and the goal."""
 
     root: Path
     model: str
     aim: Aim
     latency_bound_ms: float | None
-    budget_s: float | None
+    budget_s: float
     lanes: str | None
     fresh: bool
 
@@ -69,32 +58,41 @@ class PlacementAsked:
         return PlacementGoal(Goal.PERIOD, latency_bound_ns=bound)
 
 
-def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json: bool) -> None:
+def plan_placement(options: PlanOptions) -> None:
     """Measure or read the model's profile of tasks, search, measure what was found, and show.
 
     A placement that is believed to gain, and measured to, by 3 % at least, is kept where serving looks; else none is.
     """
     from cotenant.cli.profile import progress_bar
     from cotenant.repository import graphs_path, placement_path
-    from cotenant.techniques.partitions.plan.file import placements_text
     from cotenant.techniques.placement.measure.placed import KEPT_UP_TO
     from cotenant.techniques.placement.measure.tasks import TASK_EFFORT, measure_tasks
     from cotenant.techniques.placement.plan.flat import PlacementProblem
     from cotenant.techniques.placement.plan.overview import overview
     from cotenant.techniques.placement.plan.placed_units import placement_of
     from cotenant.techniques.placement.plan.profiled import graph_of
+    from cotenant.techniques.placement.plan_section import PLACEMENT
     from cotenant.techniques.placement.unit_placement import save_placement
 
+    asked = PlacementAsked(
+        options.repository,
+        options.placement,
+        options.goal or Aim.latency,
+        options.latency_bound_ms,
+        options.budget_s,
+        options.lanes,
+        options.fresh,
+    )
     goal = asked.goal()
     settings = settings_of(asked.root, chosen_of(None, policy=None, lanes=asked.lanes))
     share, is_served = _share(settings)
-    with _opened(settings, share) as where, progress_bar(quiet=as_json, what="measuring") as on_step:
+    with _opened(settings, share) as where, progress_bar(quiet=options.as_json, what="measuring") as on_step:
         tenant, tasks = measure_tasks(
             asked.root, asked.model, share, TASK_EFFORT, fresh=asked.fresh, on_step=on_step, place=where
         )
     notes = _doubts(tasks)
     problem = PlacementProblem(graph_of(tasks))
-    found = _searched(problem, goal, tasks, asked.budget_s or SEARCH_S, as_json=as_json)
+    found = _searched(problem, goal, tasks, asked.budget_s, as_json=options.as_json)
     view = overview(tenant, problem, found)
     ratio, written = None, []
     graphs = graphs_path(asked.root)
@@ -110,10 +108,10 @@ def place(asked: PlacementAsked, out: Path | None, svg: Path | None, *, as_json:
             save_placement(path, placement)
             written = [path]
             notes += _use(asked, is_served=is_served)
-        if out is not None:
-            write_whole(out, placements_text((placement,)).encode())
-            written.append(out)
-    _show(asked, view, tasks, ratio, notes, written, svg, as_json=as_json)
+        if options.out is not None:
+            write_whole(options.out, sections_text({PLACEMENT: (placement,)}).encode())
+            written.append(options.out)
+    _show(asked, view, tasks, ratio, notes, written, options.svg, as_json=options.as_json)
 
 
 def _share(settings: ServerConfig) -> tuple[Share, bool]:
@@ -304,52 +302,3 @@ def _facts(
         "notes": notes,
         "written": [str(path) for path in written],
     }
-
-
-def check_alone(
-    path: Path,
-    placements: Sequence[UnitPlacement],
-    together: Sequence[TogetherPlan],
-    roots: Sequence[Path],
-    *,
-    stale: bool,
-    as_json: bool,
-) -> None:
-    """Say whether all that a plan file without tenants has holds on what was measured; ends the command if not.
-
-    Raises StaleProfileError for a model that changed since its units were measured, which `stale` allows.
-    """
-    from cotenant.repository.measured_content import refuse_changes
-    from cotenant.techniques.granularity.plan.kept import verdicts, words_of
-    from cotenant.techniques.partitions.plan.sources import read_placements, task_changes
-    from cotenant.techniques.placement.plan.judge import placement_faults
-
-    names = {each.model for each in placements} | {member.model for each in together for member in each.members}
-    measured: dict[str, dict[int, ModelTasks]] = {}
-    for root in roots:
-        found = read_placements(root, stale=True)[0]
-        of_plan = {name: by_cores for name, by_cores in found.items() if name in names}
-        refuse_changes(
-            task_changes(root, of_plan), root, stale=stale, command=f"cotenant plan {root} --placement MODEL"
-        )
-        measured |= found
-    faults, others = verdicts(together, measured)
-    wrong = [fault for each in placements for fault in placement_faults(each, measured.get(each.model, {}))] + faults
-    if as_json:
-        print_json({"holds": not wrong, "violations": wrong, "stale": others, "plan_file": str(path)})
-    else:
-        if wrong:
-            print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
-            print(*(f"  {sentence}" for sentence in wrong), sep="\n")
-        else:
-            words = (*map(placement_words, placements), *map(words_of, together))
-            print(f"{path} holds: {', '.join(words)}.")
-        print(*others, sep="\n", end="\n" if others else "")
-    if wrong:
-        raise typer.Exit(EXIT_INFEASIBLE)
-
-
-def placement_words(placement: UnitPlacement) -> str:
-    """A placement in a few words."""
-    before, after = placement.sequential_ns / 1e6, placement.latency_ns / 1e6
-    return f"{placement.model} placed on {placement.where}, {after:.3g} ms instead of {before:.3g}"

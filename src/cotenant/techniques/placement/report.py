@@ -11,11 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cotenant.report.fitted_table import FittedTable
-from cotenant.report.tables import milliseconds
-from cotenant.techniques.partitions.report import key_text, keys_of, short, svg_of
+from cotenant.report.pictures import MOST_WIDTH, Keys, in_ms, key_text, keys_of, short, svg_of, time_axis
 from cotenant.techniques.placement.plan.overview import LEAST_GAIN_PCT, PlacementOverview, StageView, Stretch
 
-_MOST_WIDTH = 110
 _MOST_STAGES = 24
 """Stages that a table lists: those that take longest."""
 _MOST_LANES = 16
@@ -26,12 +24,11 @@ _SAID = 0.02
 """Of a stage's time: devices that have less of it are not named."""
 _NO_GAP_PCT = 0.05
 """What is printed as none."""
-Keys = Mapping[str, tuple[str, str]]
 
 
 def placement_picture(view: PlacementOverview, width: int = 80) -> RenderableType:
     """Both Gantt charts on one scale, and the table of stages, at most `width` columns wide."""
-    width = max(60, min(width, _MOST_WIDTH))
+    width = max(60, min(width, MOST_WIDTH))
     keys = keys_of([str(number) for number in range(len(view.stages))])
     until = max(view.sequential_ns, view.latency_ns, 1)
     parts: list[RenderableType] = []
@@ -39,13 +36,13 @@ def placement_picture(view: PlacementOverview, width: int = 80) -> RenderableTyp
         ("One after the other", view.before, view.sequential_ns),
         ("Placed", view.after, view.latency_ns),
     ):
-        parts += [Text(f"{words}: {_ms(ns)} ms", style="bold"), *_chart(lanes, keys, until, width), Text()]
+        parts += [Text(f"{words}: {in_ms(ns)} ms", style="bold"), *_chart(lanes, keys, until, width), Text()]
     return Group(*parts, _table(view, keys, width))
 
 
 def placement_svg(view: PlacementOverview, title: str) -> str:
     """The picture as the text of an SVG file that needs nothing beside it."""
-    return svg_of(placement_picture(view, _MOST_WIDTH), title)
+    return svg_of(placement_picture(view, MOST_WIDTH), title)
 
 
 def placement_lines(view: PlacementOverview) -> Iterator[str]:
@@ -53,23 +50,23 @@ def placement_lines(view: PlacementOverview) -> Iterator[str]:
     waiting = sum(ns > 0 for ns in view.queueing_ns)
     yield (
         f"One after the other, {100 * waiting / len(view.queueing_ns):.0f} % of the {len(view.queueing_ns)} units wait "
-        f"for the device when their inputs are there, {_ms(sum(view.queueing_ns))} ms in all; units take "
-        f"{_ms(sum(view.service_ns))} ms."
+        f"for the device when their inputs are there, {in_ms(sum(view.queueing_ns))} ms in all; units take "
+        f"{in_ms(sum(view.service_ns))} ms."
     )
-    bound = f"no placement goes below {_ms(view.bound_ns)} ms"
+    bound = f"no placement goes below {in_ms(view.bound_ns)} ms"
     if view.gains:
         is_least = view.is_proved or view.gap_pct < _NO_GAP_PCT
         gap = "no placement takes less" if is_least else f"{bound}, a gap of {view.gap_pct:.1f} %"
         yield (
-            f"{view.model}: {_ms(view.sequential_ns)} ms before, {_ms(view.latency_ns)} ms placed, "
+            f"{view.model}: {in_ms(view.sequential_ns)} ms before, {in_ms(view.latency_ns)} ms placed, "
             f"{view.gain_pct:.1f} % less; {gap}."
         )
     elif view.most_gain_pct < LEAST_GAIN_PCT:
-        yield f"{view.model}: nothing is to be gained. It takes {_ms(view.sequential_ns)} ms, and {bound}."
+        yield f"{view.model}: nothing is to be gained. It takes {in_ms(view.sequential_ns)} ms, and {bound}."
     else:
         yield (
-            f"{view.model}: nothing is gained. It takes {_ms(view.sequential_ns)} ms, the best placement that was "
-            f"found {_ms(view.latency_ns)}, and less than {LEAST_GAIN_PCT:g} % is not told from none; {bound}."
+            f"{view.model}: nothing is gained. It takes {in_ms(view.sequential_ns)} ms, the best placement that was "
+            f"found {in_ms(view.latency_ns)}, and less than {LEAST_GAIN_PCT:g} % is not told from none; {bound}."
         )
 
 
@@ -90,8 +87,7 @@ def _chart(lanes: Mapping[str, Sequence[Stretch]], keys: Keys, until_ns: int, wi
                 line.append_text(key_text(keys, str(stage), bare=True))
         busy = sum(each.end_ns - each.start_ns for each in stretches) / until_ns
         yield line.append(f"│{100 * busy:>4.0f} %")
-    end = f"{_ms(until_ns)} ms"
-    yield Text(f"{' ' * names}└0{' ' * max(1, cells - 1 - len(end))}{end}┘", style="dim")
+    yield time_axis(names, cells, until_ns)
 
 
 def _most(stretches: Sequence[Stretch], start_ns: int, end_ns: int) -> int | None:
@@ -123,8 +119,8 @@ def _table(view: PlacementOverview, keys: Keys, width: int) -> RenderableType:
             short(_named(stage), room),
             str(stage.branches) if stage.branches > 1 else "",
             str(stage.tasks),
-            *(_ms(stage.service_ns[name]) if name in stage.service_ns else "–" for name in shown_devices),
-            _ms(stage.waits_ns),
+            *(in_ms(stage.service_ns[name]) if name in stage.service_ns else "–" for name in shown_devices),
+            in_ms(stage.waits_ns),
             _where(stage),
         )
     left = len(view.stages) - len(shown)
@@ -146,7 +142,3 @@ def _where(stage: StageView) -> str:
             return ", ".join(f"{part:.0f} % on {name}" for part, name in sorted(parts, reverse=True))
         return next(iter(stage.runs_on))
     return ", ".join(f"{count} on {name}" for name, count in stage.runs_on.items())
-
-
-def _ms(ns: int) -> str:
-    return milliseconds(ns / 1e6)

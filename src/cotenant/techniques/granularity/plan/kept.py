@@ -10,15 +10,16 @@ from pathlib import Path
 
 from cotenant.errors import CotenantError
 from cotenant.files import write_whole
+from cotenant.plan_file import read_sections, sections_text
 from cotenant.profile.profile_file import Profile
 from cotenant.repository import together_path
 from cotenant.techniques.granularity.joint_plan import JointPlan, TogetherPlan
 from cotenant.techniques.granularity.kernel_table import KernelTable, fingerprint_of
 from cotenant.techniques.granularity.plan.planner import FoundJointPlan
 from cotenant.techniques.granularity.plan.profiled import hand_over_ns, lane_rules, table_of_tasks
+from cotenant.techniques.granularity.plan_section import TOGETHER
 from cotenant.techniques.granularity.predict.evaluator import JointEvaluator
 from cotenant.techniques.granularity.predict.rules import Occupancy
-from cotenant.techniques.partitions.plan.file import read_plan, together_text
 from cotenant.techniques.placement.task_profile import ModelTasks
 from cotenant.work import Share
 
@@ -29,7 +30,8 @@ LEAST_GAIN_PCT = 3.0
 def read_together(root: Path) -> tuple[TogetherPlan, ...]:
     """The plans that a repository keeps; none where there is no file. Raises PlanError for one that is broken."""
     path = together_path(root)
-    return read_plan(path).together if path.exists() else ()
+    found: tuple[TogetherPlan, ...] = read_sections(path).get(TOGETHER, ()) if path.exists() else ()
+    return found
 
 
 def keep_together(root: Path, plan: TogetherPlan | None, key: object) -> None:
@@ -39,7 +41,7 @@ def keep_together(root: Path, plan: TogetherPlan | None, key: object) -> None:
     path = together_path(root)
     if kept:
         path.parent.mkdir(exist_ok=True)
-        write_whole(path, together_text(kept).encode())
+        write_whole(path, sections_text({TOGETHER: kept}).encode())
     else:
         path.unlink(missing_ok=True)
 
@@ -135,19 +137,6 @@ def verdict(plan: TogetherPlan, measured: Mapping[str, Mapping[int, ModelTasks]]
     rules = lane_rules(hand_over_ns(list(tasks.values())) if tasks else 0)
     faults = together_faults(plan, tables, {name: each.digest for name, each in tasks.items()}, rules)
     return faults, not faults and is_stale(plan, tables)
-
-
-def verdicts(
-    plans: Iterable[TogetherPlan], measured: Mapping[str, Mapping[int, ModelTasks]]
-) -> tuple[list[str], list[str]]:
-    """What speaks against the plans of a file, as `verdict` has it; and which of them are stale, in words."""
-    wrong, stale = [], []
-    for plan in plans:
-        faults, is_old = verdict(plan, measured)
-        wrong += faults
-        if is_old:
-            stale.append(f"{words_of(plan)}: it was made from another profile")
-    return wrong, stale
 
 
 def words_of(plan: TogetherPlan) -> str:

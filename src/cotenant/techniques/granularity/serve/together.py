@@ -24,7 +24,7 @@ from cotenant.techniques.granularity.joint_plan import TogetherPlan
 from cotenant.techniques.granularity.plan.kept import read_together, usable, verdict, words_of
 from cotenant.techniques.granularity.plan.profiled import table_of_latencies
 from cotenant.techniques.granularity.plan.worker import Asked, AskedMember
-from cotenant.techniques.partitions.plan.sources import read_placements
+from cotenant.techniques.placement.measured_tasks import read_tasks
 from cotenant.work import CPU, Share
 
 SEARCH_S = 3.0
@@ -62,7 +62,7 @@ class TogetherPlans(Service):
         """Read what the repository keeps; a broken file, and plans that rest on old figures, are told to the log."""
         try:
             self._kept = read_together(self._root)
-            measured = read_placements(self._root)[0] if self._kept else {}
+            measured = read_tasks([self._root]) if self._kept else {}
         except CotenantError as error:
             _log.warning("no plans of models together are followed: %s", error)
             return

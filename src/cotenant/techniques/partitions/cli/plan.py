@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cotenant.cli.options import LONGEST_S, AsJson, Lanes, Stale, a_number, print_json
+from cotenant.cli.options import print_json
+from cotenant.cli.plan import EXIT_INFEASIBLE, PlanOptions, check_sections, print_faults, words_of
 from cotenant.files import write_whole
-from cotenant.techniques.granularity.cli import TogetherAsked, asked_batches, plan_together
+from cotenant.plan_file import TENANTS, read_sections, sections, sections_text
 from cotenant.techniques.partitions.cli.plan_inputs import basis_for, tables_of, with_devices
-from cotenant.techniques.partitions.plan.planners import DEFAULT_PLANNER, PLANNERS
-from cotenant.techniques.placement.cli import EXIT_INFEASIBLE, Aim, PlacementAsked, check_alone, place, placement_words
 
 if TYPE_CHECKING:
     from cotenant.techniques.partitions.plan.advice import Remedy
     from cotenant.techniques.partitions.plan.file import PlanFile, Request
-    from cotenant.techniques.partitions.plan.sources import CostBasis
+    from cotenant.techniques.partitions.plan.sources import CostBasis, ProfileCosts
     from cotenant.techniques.partitions.plan.types import Infeasible, Plan, Planner
 
 DEFAULT_HEADROOM = 0.1
@@ -29,138 +29,18 @@ _SEARCH_EFFORT = 0.2
 _SIMULATED_ROWS = 20_000
 
 
-def plan(
-    tenants: Annotated[
-        Path | None,
-        typer.Argument(
-            help="File of tenants, rates, SLOs and devices (TOML); with --placement or --together a model repository.",
-            show_default=False,
-        ),
-    ] = None,
-    profiles: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--profiles",
-            help="A profiled repository or a profile file; DEVICE=PROFILE for one kind of device. May be given several "
-            "times.",
-            show_default=False,
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(help="So many devices instead of the file's counts: N, or NAME=N,...", show_default=False),
-    ] = None,
-    planner: Annotated[
-        str, typer.Option(help=f"Who plans: {', '.join(PLANNERS)}, or one that a package adds.")
-    ] = DEFAULT_PLANNER,
-    headroom: Annotated[
-        float | None,
-        typer.Option(
-            min=0, max=10, callback=a_number, help="Share added to every rate.  [default: 0.1]", show_default=False
-        ),
-    ] = None,
-    poisson: Annotated[
-        bool, typer.Option("--poisson", help="Instead, add to each rate what arrivals at random need.")
-    ] = False,
-    quantile: Annotated[str, typer.Option(help="Of measured latency, that the plan rests on.")] = "p95",
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan here (TOML).")] = None,
-    svg: Annotated[Path | None, typer.Option(help="Write the picture of the plan here (SVG).")] = None,
-    running: Annotated[Path | None, typer.Option(help="Start from this plan, where the planner can.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Plan nothing: check this plan against the profiles.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not search how far rates may grow.")] = False,
-    placement: Annotated[
-        str | None,
-        typer.Option(
-            "--placement",
-            metavar="MODEL",
-            help="Plan no tenants: place the branches of this model on the cores of a share.",
-            show_default=False,
-        ),
-    ] = None,
-    together: Annotated[
-        str | None,
-        typer.Option(
-            "--together",
-            metavar="MODELS",
-            help="Plan no tenants: how these models, as a,b,c, run when queries of them come together.",
-            show_default=False,
-        ),
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option(help="Rows of models of --together, as a=4,b=2.", show_default="1 each")
-    ] = None,
-    goal: Annotated[Aim | None, typer.Option(help="Of a placement.", show_default=Aim.latency.value)] = None,
-    latency_bound_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            max=3_600_000,
-            callback=a_number,
-            help="What a placement for throughput may take.",
-            show_default=False,
-        ),
-    ] = None,
-    budget_s: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            max=LONGEST_S,
-            callback=a_number,
-            help="Seconds to search for a placement, or a plan of --together.",
-            show_default="10",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure the models to be placed, or planned together, anew.")
-    ] = False,
-    lanes: Lanes = None,
-    stale: Stale = False,
-    as_json: AsJson = False,
-) -> None:
-    """Plan tenants onto devices from measured profiles, check the plan, and show it.
-
-    Says whether it fits, on how many devices, how, and who breaks first. Status 1 when it does not fit, with what would
-    mend it. With --placement it measures the units of one model and finds where its branches run best; with --together
-    those of several, and finds where they are to wait for each other and which of them are cut along the batch.
-    """
-    mine = {"--goal": goal, "--latency-bound-ms": latency_bound_ms, "--budget-s": budget_s, "--lanes": lanes}
-    others = {"--profiles": profiles, "--devices": devices, "--headroom": headroom, "--running": running}
-    others |= {"--check": check, "--poisson": poisson, "--quick": quick, "--stale": stale}
-    if together is not None:
-        _none_of(others | {"--placement": placement}, "it is no option of --together")
-        _none_of({"--goal": goal, "--latency-bound-ms": latency_bound_ms}, "it needs --placement")
-        if tenants is None:
-            raise typer.BadParameter("expected the repository of the models, before --together", param_hint="TENANTS")
-        wanted = TogetherAsked(tenants, asked_batches(together, batch), budget_s, lanes, fresh)
-        plan_together(wanted, out, svg, as_json=as_json)
-        return
-    _none_of({"--batch": batch}, "it needs --together")
-    if placement is not None:
-        _none_of(others, "it is no option of --placement")
-        if tenants is None:
-            raise typer.BadParameter("expected the repository of the model, before --placement", param_hint="TENANTS")
-        asked = PlacementAsked(tenants, placement, goal or Aim.latency, latency_bound_ms, budget_s, lanes, fresh)
-        place(asked, out, svg, as_json=as_json)
-        return
-    _none_of({**mine, "--fresh": fresh}, "it needs --placement or --together")
-    if not profiles:
-        raise typer.BadParameter("expected at least one profile", param_hint="--profiles")
-    if (tenants is None) == (check is None):
-        raise typer.BadParameter("expected a file of tenants, or --check PLAN", param_hint="TENANTS")
-    from cotenant.techniques.partitions.plan.file import plan_text, read_plan, read_request
+def plan_tenants(options: PlanOptions) -> None:
+    """Plan tenants onto devices, check the plan and show it; or check the plan of `options.check`."""
+    from cotenant.techniques.partitions.plan.file import read_plan, read_request
     from cotenant.techniques.partitions.plan.planners import ForBursts, make_planner
 
-    if poisson and headroom is not None:
-        raise typer.BadParameter("expected one of --headroom and --poisson", param_hint="--poisson")
-    if check is not None:
-        if devices or out or running or poisson or headroom is not None:
-            text = "a plan has its devices and headroom in its file: give --profiles, --svg and --json only"
-            raise typer.BadParameter(text, param_hint="--check")
-        _check(check, profiles, quantile, svg, stale=stale, as_json=as_json)
+    if options.check is not None:
+        _check(options.check, options)
         return
-    tables = tables_of(profiles, quantile)
-    assert tenants is not None
-    share = headroom if headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
+    tables = tables_of(options.profiles, options.quantile)
+    assert options.tenants is not None
+    planner, poisson = options.planner, options.poisson
+    share = options.headroom if options.headroom is not None else 0.0 if poisson else DEFAULT_HEADROOM
     if planner == "ours" and find_spec("ortools") is None:
         text = "without the solver it plans by local search alone: pip install 'cotenant[solver]'"
         typer.echo(f"cotenant: planner {planner}: {text}", err=True)
@@ -169,24 +49,28 @@ def plan(
         made_by, searching = ForBursts(made_by), ForBursts(searching)
     known = {name: each for table in tables.values() for name, each in table.known.items()}
     applications = {name: each for table in tables.values() for name, each in table.applications.items()}
-    request = with_devices(read_request(tenants, known, applications), devices)
-    basis = basis_for(tables, request, stale=stale)
+    request = with_devices(read_request(options.tenants, known, applications), options.devices)
+    basis = basis_for(tables, request, stale=options.stale)
     request = replace(request, devices=basis.devices)
-    before = read_plan(running).plan if running else None
-    file, answers = _planned(made_by, searching, request, basis, share, before, quick=quick, as_json=as_json)
-    models = {load.model for load in request.loads}
-    kept = (each for table in tables.values() for each in table.placements if each.model in models)
-    file = replace(file, placements=tuple(kept))
-    if out is not None:
-        write_whole(out, plan_text(file).encode())
+    before = read_plan(options.running).plan if options.running else None
+    file, answers = _planned(
+        made_by, searching, request, basis, share, before, quick=options.quick, as_json=options.as_json
+    )
+    contents = {TENANTS: file, **_kept(_roots(tables), {load.model for load in request.loads})}
+    if options.out is not None:
+        write_whole(options.out, sections_text(contents).encode())
     answers["poisson"] = poisson
-    _show(file, basis, answers, svg, as_json=as_json, written=out)
+    _show(contents, basis, answers, options.svg, as_json=options.as_json, written=options.out)
 
 
-def _none_of(options: Mapping[str, object], why: str) -> None:
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise typer.BadParameter(why, param_hint=name)
+def _roots(tables: Mapping[str, ProfileCosts]) -> list[Path]:
+    return [table.root for table in tables.values() if table.root is not None]
+
+
+def _kept(roots: Sequence[Path], models: Collection[str]) -> dict[str, Any]:
+    """What repositories keep of these models for other sections of a plan file."""
+    found = {name: [section.kept(root, models) for root in roots] for name, section in sections().items()}
+    return {name: tuple(chain(*each)) for name, each in found.items() if any(each)}
 
 
 def _planned(
@@ -205,12 +89,13 @@ def _planned(
     `searching` is the same planner with less effort, for the many plans of a search.
     """
     from cotenant.cli.console import console as make_console
+    from cotenant.errors import PlanError
     from cotenant.techniques.partitions.plan.advice import Advisor, all_loads
     from cotenant.techniques.partitions.plan.assess import violations
     from cotenant.techniques.partitions.plan.file import PlanFile
     from cotenant.techniques.partitions.plan.planners import is_blind
     from cotenant.techniques.partitions.plan.scaling import least_devices
-    from cotenant.techniques.partitions.plan.types import Infeasible, PlanError
+    from cotenant.techniques.partitions.plan.types import Infeasible
 
     advisor = Advisor(searching, request, basis.costs)
     loads = all_loads(request, request.devices, basis.costs)
@@ -234,43 +119,33 @@ def _planned(
     return file, {"fits": True, "least_devices": least.devices, "growth": growth}
 
 
-def _check(path: Path, profiles: list[str], quantile: str, svg: Path | None, *, stale: bool, as_json: bool) -> None:
-    from cotenant.techniques.granularity.plan.kept import verdicts
+def _check(path: Path, options: PlanOptions) -> None:
     from cotenant.techniques.partitions.plan.assess import violations
-    from cotenant.techniques.partitions.plan.file import read_plan
-    from cotenant.techniques.placement.plan.judge import placement_faults
 
-    file = read_plan(path)
-    if not file.request.loads and (file.placements or file.together):
-        roots = [Path(text) for text in profiles]
-        check_alone(path, file.placements, file.together, roots, stale=stale, as_json=as_json)
-        return
-    tables = tables_of(profiles, quantile)
-    basis = basis_for(tables, file.request, stale=stale)
+    contents = read_sections(path)
+    file: PlanFile = contents[TENANTS]
+    tables = tables_of(options.profiles, options.quantile)
+    basis = basis_for(tables, file.request, stale=options.stale)
     request = replace(file.request, devices=basis.devices)
-    file = replace(file, request=request)
+    contents[TENANTS] = file = replace(file, request=request)
     wrong = [*violations(file.plan, request.loads, request.devices, basis.costs, file.headroom, request.applications)]
-    tasks = {name: by_cores for table in tables.values() for name, by_cores in table.tasks.items()}
-    wrong += [fault for each in file.placements for fault in placement_faults(each, tasks.get(each.model, {}))]
-    faults, others = verdicts(file.together, tasks)
+    faults, old = check_sections(contents, _roots(tables), stale=None)
     wrong += faults
-    same = file.profile == basis.fingerprint and not others
+    same = file.profile == basis.fingerprint and not old
     facts: dict[str, Any] = {"holds": not wrong, "violations": wrong, "same_profile": same}
     if wrong:
-        if as_json:
+        if options.as_json:
             print_json({**facts, "plan_file": str(path)})
         else:
-            print(f"{path} does not hold, {len(wrong)} violation{'' if len(wrong) == 1 else 's'}:")
-            for sentence in (*wrong, *basis.notes):
-                print(f"  {sentence}")
+            print_faults(path, wrong, basis.notes)
             if not same:
                 print("It was made from another profile.")
         raise typer.Exit(EXIT_INFEASIBLE)
-    _show(file, basis, facts, svg, as_json=as_json)
+    _show(contents, basis, facts, options.svg, as_json=options.as_json)
 
 
 def _show(
-    file: PlanFile,
+    contents: Mapping[str, Any],
     basis: CostBasis,
     answers: dict[str, Any],
     svg: Path | None,
@@ -279,17 +154,16 @@ def _show(
     written: Path | None = None,
 ) -> None:
     from cotenant.cli.console import console as make_console
-    from cotenant.techniques.granularity.plan.kept import words_of
     from cotenant.techniques.partitions.plan.assess import assess, turn_notes
     from cotenant.techniques.partitions.report import plan_picture, plan_svg, summary_lines, tenant_table
 
+    file: PlanFile = contents[TENANTS]
     request, made = file.request, file.plan
     view = assess(made, request.loads, request.devices, basis.costs, basis.tail)
     notes = (
         *basis.notes,
         *turn_notes(made, request.loads, basis.costs),
-        *(f"placement: {placement_words(each)}" for each in file.placements),
-        *(f"together: {words_of(each)}" for each in file.together),
+        *(f"{name}: {words}" for name, words in words_of(contents)),
     )
     facts: dict[str, Any] = {
         **answers,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 MOST_DEVICES = 10_000
 
 
-def tables_of(profiles: list[str], quantile: str) -> dict[str, ProfileCosts]:
+def tables_of(profiles: Sequence[str], quantile: str) -> dict[str, ProfileCosts]:
     """Tables by name of device type; "" for all types without a profile of their own.
 
     Raises PlanError where a profile is of a repository that guarantees rates above its lanes.
     """
     from cotenant.cli.rates import rates_fault
+    from cotenant.errors import PlanError
     from cotenant.techniques.partitions.plan.sources import read_profile_costs
-    from cotenant.techniques.partitions.plan.types import PlanError
 
     found: dict[str, ProfileCosts] = {}
     for text in profiles:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from cotenant.errors import PlanError
 from cotenant.techniques.partitions.plan.types import (
     NS_PER_S,
     CoRunner,
@@ -17,7 +18,6 @@ from cotenant.techniques.partitions.plan.types import (
     Load,
     PartitionPlan,
     Plan,
-    PlanError,
     Slot,
     checked,
     worst_beside,

@@ -1,6 +1,6 @@
-"""Files of planning, in TOML: what is asked for (`tenants.toml`), and a plan with all that it rests on (`plan.toml`).
+"""Files of planning, in TOML: requests (`tenants.toml`), and the section of plan files with the plan of tenants.
 
-A plan file holds its request again, so that it can be checked without another file.
+The section holds the request again, so that it can be checked without another file.
 """
 
 from __future__ import annotations
@@ -10,31 +10,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, PlanError
 from cotenant.files import convert, parse_toml, read_toml, to_table, toml_text
-from cotenant.techniques.granularity.joint_plan import TogetherPlan
+from cotenant.plan_file import TENANTS, PlanSection, parse_sections, read_sections, sections_text
 from cotenant.techniques.partitions.plan.application import Application, Stage
-from cotenant.techniques.partitions.plan.types import (
-    NS_PER_MS,
-    DevicePlan,
-    DeviceType,
-    Load,
-    Name,
-    Plan,
-    PlanError,
-    Size,
-    checked,
-)
-from cotenant.techniques.placement.unit_placement import UnitPlacement
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan, DeviceType, Load, Name, Plan, Size, checked
 
 REQUEST_FORMAT = "cotenant-tenants/1"
-PLAN_FORMAT = "cotenant-plan/1"
-_HEAD = "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
-_ALONE_HEAD = "# Made by 'cotenant plan {}'; 'cotenant plan --check' tells whether it holds.\n"
 UNLIMITED_BYTES = 1 << 53
 """Memory of a device type whose file does not say: models always fit. It is 8 PiB."""
 MOST_CORES = 64
@@ -75,19 +61,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan and all that is needed to check it and to plan again.
+    """The section TENANTS of a plan file: a plan and all that is needed to check it and to plan again.
 
     `headroom` is the share that was added to every rate; `profile` the fingerprint of what its latencies rest on.
-    `placements` say where the units of models run in shares of several cores, `together` how models that are there
-    together run beside each other. A file may have these alone.
     """
 
     request: Request
     plan: Plan
     headroom: float
     profile: str = ""
-    placements: tuple[UnitPlacement, ...] = ()
-    together: tuple[TogetherPlan, ...] = ()
 
 
 class _Device(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -113,14 +95,12 @@ class _Request(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class _PlanFile(_Request, frozen=True):
-    """The tables of a plan file."""
+    """The keys of the section of a plan file."""
 
     planner: str = ""
     headroom: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
     profile: str = ""
     plan: tuple[DevicePlan, ...] = ()
-    placement: tuple[UnitPlacement, ...] = ()
-    together: tuple[TogetherPlan, ...] = ()
 
 
 def read_request(
@@ -147,44 +127,42 @@ def parse_request(
     return _request_of(parse_toml(text, where, PlanError), where, known or {}, applications or {})
 
 
-def read_plan(path: Path) -> PlanFile:
-    """Read a plan file. Whether the plan holds is for `check_plan` to say.
+class TenantsSection(PlanSection):
+    """Tenants, devices and the plan of the tenants on the devices. `cotenant plan` checks it with its profiles."""
 
-    Raises PlanError, which names the file, the key and what was expected.
-    """
-    return _plan_of(read_toml(path, PlanError), str(path))
+    keys: ClassVar = ("planner", "headroom", "profile", "device", "tenant", "application", "plan")
+    comment: ClassVar = (
+        "# Made by 'cotenant plan'; 'cotenant plan --check' tells whether it holds, 'cotenant serve --plan' runs it.\n"
+    )
+
+    def read(self, table: dict[str, Any], where: str) -> PlanFile:
+        """The plan. Whether it holds is for `check_plan` to say."""
+        for slot in _slots(_tables(table, "plan")):
+            if "rate" in slot:  # traces hold slots, too, under their own names
+                slot["rate_per_s"] = slot.pop("rate")
+        found = convert(_named(table), _PlanFile, where, PlanError)
+        plan = Plan(found.plan, found.planner)
+        return PlanFile(_request(found, where), plan, found.headroom, found.profile)
+
+    def tables(self, content: PlanFile) -> dict[str, Any]:
+        """Empty arrays are left out."""
+        head = {"planner": content.plan.planner, "headroom": content.headroom, "profile": content.profile}
+        return head | _tables_of(content.request, content.plan)
+
+
+def read_plan(path: Path) -> PlanFile:
+    """Read the plan of a plan file. Raises PlanError, which names the file, the key and what was expected."""
+    return _plan_of(read_sections(path), str(path))
 
 
 def parse_plan(text: str, where: str) -> PlanFile:
     """As `read_plan`; `where` is what errors call the text. Raises PlanError."""
-    return _plan_of(parse_toml(text, where, PlanError), where)
+    return _plan_of(parse_sections(text, where), where)
 
 
 def plan_text(file: PlanFile) -> str:
-    """The TOML of a plan file: `parse_plan` of it is the plan file again."""
-    table = {
-        "format": PLAN_FORMAT,
-        "planner": file.plan.planner,
-        "headroom": file.headroom,
-        "profile": file.profile,
-        **_tables_of(file.request, file.plan),
-        **_own_tables(file.placements, file.together),
-    }
-    return _HEAD + toml_text(table)
-
-
-def placements_text(placements: Sequence[UnitPlacement]) -> str:
-    """The TOML of a plan file that has placements alone."""
-    return _ALONE_HEAD.format("--placement") + toml_text({"format": PLAN_FORMAT, **_own_tables(placements, ())})
-
-
-def together_text(together: Sequence[TogetherPlan]) -> str:
-    """The TOML of a plan file that has plans of models that are there together alone."""
-    return _ALONE_HEAD.format("--together") + toml_text({"format": PLAN_FORMAT, **_own_tables((), together)})
-
-
-def _own_tables(placements: Sequence[UnitPlacement], together: Sequence[TogetherPlan]) -> dict[str, Any]:
-    return {key: to_table(each) for key, each in (("placement", placements), ("together", together)) if each}
+    """The TOML of a plan file with this section alone: `parse_plan` of it is the plan again."""
+    return sections_text({TENANTS: file})
 
 
 def plan_tables(devices: Sequence[DevicePlan]) -> list[dict[str, Any]]:
@@ -267,28 +245,11 @@ def _request_of(
     return _request(convert(_named(table), _Request, where, PlanError), where)
 
 
-def _plan_of(table: dict[str, Any], where: str) -> PlanFile:
-    if table.get("format") != PLAN_FORMAT:
-        given = table.get("format")
-        raise PlanError(f"{where}: format is {given!r}, expected {PLAN_FORMAT!r}: is it the output of 'cotenant plan'?")
-    for slot in _slots(_tables(table, "plan")):
-        if "rate" in slot:  # traces hold slots, too, under their own names
-            slot["rate_per_s"] = slot.pop("rate")
-    found = convert(_named(table), _PlanFile, where, PlanError)
-    keys = [each.key for each in found.together]
-    if len(set(keys)) < len(keys):
-        twice = next(each for each in keys if keys.count(each) > 1)
-        names = ", ".join(f"{model}={batch}" for model, batch in twice[0])
-        raise PlanError(
-            f"{where}: [[together]] of {names} is there twice, expected one for each set, batches and lanes"
-        )
-    is_alone = bool(found.placement or found.together) and not (
-        found.device or found.tenant or found.application or found.plan
-    )
-    request = Request((), ()) if is_alone else _request(found, where)
-    return PlanFile(
-        request, Plan(found.plan, found.planner), found.headroom, found.profile, found.placement, found.together
-    )
+def _plan_of(sections: Mapping[str, Any], where: str) -> PlanFile:
+    found = sections.get(TENANTS)
+    if not isinstance(found, PlanFile):
+        raise PlanError(f"{where}: has no [[device]], expected a plan of tenants on devices")
+    return found
 
 
 def _named(table: dict[str, Any]) -> dict[str, Any]:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 
-from cotenant.errors import InvalidValueError
-from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, PlanError, Planner
-
-DEFAULT_PLANNER = "ours"
-PLANNERS = (DEFAULT_PLANNER, "elastic_int", "elastic")
-"""Those of this package; see `register` for others."""
-GROUP = "cotenant.planners"
-"""Entry points by which an installed package adds planners: each names a `MakePlanner`."""
+from cotenant import registry
+from cotenant.errors import InvalidValueError, PlanError
+from cotenant.techniques.partitions.plan.types import Costs, DeviceType, Infeasible, Load, Plan, Planner
 
 MakePlanner = Callable[[float, float], Planner]
 """Makes a planner that adds a share (the first) to every rate, and scales its time to search by an effort."""
@@ -26,22 +20,26 @@ class _Registered:
 
 
 _REGISTERED: dict[str, _Registered] = {}
+_BLIND = ("elastic",)
+"""Those of this package that do not look at interference."""
 
 
 def register(name: str, planner: MakePlanner, *, is_blind: bool = False) -> None:
-    """Add a planner under a name. One that `is_blind` does not look at interference: its plans may not hold beside
-    neighbours, and an error about one says why.
+    """Add a planner under a name; an installed package adds one by an entry point of the group `registry.PLANNERS`.
+
+    A planner that `is_blind` does not look at interference: its plans may not hold beside neighbours, and an error
+    about one says why.
 
     Raises PlanError for a name that is taken.
     """
-    if name in _REGISTERED:
+    if name in (*registry.built_in(registry.PLANNERS), *_REGISTERED):
         raise PlanError(f"planner {name!r} is registered already, expected another name")
     _REGISTERED[name] = _Registered(planner, is_blind)
 
 
 def is_blind(name: str) -> bool:
     """Whether the planner of that name does not look at interference."""
-    return name in _REGISTERED and _REGISTERED[name].is_blind
+    return name in _BLIND or (name in _REGISTERED and _REGISTERED[name].is_blind)
 
 
 def make_planner(name: str, headroom: float = 0.0, effort: float = 1.0) -> Planner:
@@ -51,18 +49,17 @@ def make_planner(name: str, headroom: float = 0.0, effort: float = 1.0) -> Plann
 
     Raises PlanError for a name that is none, InvalidValueError for a negative headroom.
     """
-    if name not in _REGISTERED:
-        for point in entry_points(group=GROUP):
-            if point.name == name:
-                register(name, point.load())
-    if name not in _REGISTERED:
+    make: MakePlanner | None = _REGISTERED[name].make if name in _REGISTERED else registry.load(registry.PLANNERS, name)
+    if make is None:
+        names = ", ".join((*registry.built_in(registry.PLANNERS), *_REGISTERED))
         raise PlanError(
-            f"planner is {name!r}, expected one of {', '.join(_REGISTERED)}, or one that a package adds by the entry "
-            f"points {GROUP!r}; greedy, sbp and ideal are yardsticks of the benchmarks (python -m bench.plan)"
+            f"planner is {name!r}, expected one of {names}, or one that a package adds by the entry "
+            f"points {registry.PLANNERS!r}; greedy, sbp and ideal are yardsticks of the benchmarks (python -m "
+            "bench.plan)"
         )
     if not 0 <= headroom < float("inf"):
         raise InvalidValueError("planner", "headroom", headroom, "a share from 0")
-    return _REGISTERED[name].make(headroom, effort)
+    return make(headroom, effort)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +85,22 @@ class ForBursts:
         return self.within.plan(with_poisson_headroom(loads), devices, costs, running)
 
 
-def _ours(headroom: float, effort: float) -> Planner:
+def ours(headroom: float, effort: float) -> Planner:
+    """Local search over columns, and an exact solver where it is installed. A `MakePlanner`."""
     from cotenant.techniques.partitions.plan.search.optimal import Optimal
 
     return Optimal(headroom=headroom, time_limit_s=effort)
 
 
-def _elastic(headroom: float, *, with_interference: bool) -> Planner:
+def elastic_int(headroom: float, effort: float) -> Planner:
+    """Elastic partitioning that looks at interference. A `MakePlanner`."""
     from cotenant.techniques.partitions.plan.elastic import Elastic
 
-    return Elastic(with_interference=with_interference, headroom=headroom)
+    return Elastic(with_interference=True, headroom=headroom)
 
 
-register(DEFAULT_PLANNER, _ours)
-register("elastic_int", lambda headroom, _: _elastic(headroom, with_interference=True))
-register("elastic", lambda headroom, _: _elastic(headroom, with_interference=False), is_blind=True)
+def elastic(headroom: float, effort: float) -> Planner:
+    """Elastic partitioning, blind to interference. A `MakePlanner`."""
+    from cotenant.techniques.partitions.plan.elastic import Elastic
+
+    return Elastic(with_interference=False, headroom=headroom)

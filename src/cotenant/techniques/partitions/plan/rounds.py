@@ -12,16 +12,9 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple, cast
 
+from cotenant.errors import PlanError
 from cotenant.techniques.overlap.policy.control import MOST_MEMBERS
-from cotenant.techniques.partitions.plan.types import (
-    NS_PER_S,
-    CoRunner,
-    Costs,
-    DeviceType,
-    Load,
-    PlanError,
-    worst_beside,
-)
+from cotenant.techniques.partitions.plan.types import NS_PER_S, CoRunner, Costs, DeviceType, Load, worst_beside
 from cotenant.work import Work
 
 Neighbour = tuple[int, tuple[tuple[str, int], ...]]

@@ -10,18 +10,14 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from msgspec import UNSET, UnsetType
-
-from cotenant.profile.profile_file import QUANTILES, ModelContent, Profile, load_profile
+from cotenant.errors import PlanError
+from cotenant.profile.profile_file import QUANTILES, Profile, load_profile
 from cotenant.repository import (
     STATE_FOLDER,
     ModelVersion,
-    graphs_path,
     overlap_path,
-    placement_path,
     profile_path,
     readable_versions,
-    tasks_path,
 )
 from cotenant.repository.application_spec import readable_applications
 from cotenant.repository.measured_content import changes, refuse_changes
@@ -29,10 +25,8 @@ from cotenant.techniques.partitions.plan.application import Stage
 from cotenant.techniques.partitions.plan.file import KnownApplication, KnownTenant
 from cotenant.techniques.partitions.plan.profiled_groups import read_groups
 from cotenant.techniques.partitions.plan.table_costs import GroupTimes, Latencies, TableCosts, latencies_of
-from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType, PlanError
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DeviceType
 from cotenant.techniques.partitions.predict.factors import Interference
-from cotenant.techniques.placement.task_profile import ModelTasks, load_tasks
-from cotenant.techniques.placement.unit_placement import UnitPlacement, load_placement
 
 QUANTILE = "p95"
 """Of measured latency, that plans rest on."""
@@ -52,9 +46,8 @@ class ProfileCosts:
     """What was read of one profile. Sizes are cores of a CPU or percents of a GPU; `notes` are sentences for the user.
 
     `tails` and `tail_groups` are latencies at the quantile TAIL, where they were measured. `known` are tenants, or
-    models, with an SLO. `tasks` were measured of units, by tenant and size of share; `placements` kept for serving.
-    `kind` is that of the device, "" where that is not known. `stale` says of models of the repository `root` what
-    changed since they were measured.
+    models, with an SLO. `kind` is that of the device, "" where that is not known. `stale` says of models of the
+    repository `root` what changed since they were measured.
     """
 
     latencies: Latencies
@@ -65,8 +58,6 @@ class ProfileCosts:
     known: Mapping[str, KnownTenant] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     applications: Mapping[str, KnownApplication] = field(default_factory=dict)
-    tasks: Mapping[str, Mapping[int, ModelTasks]] = field(default_factory=dict)
-    placements: tuple[UnitPlacement, ...] = ()
     groups: GroupTimes | None = None
     tail_groups: GroupTimes | None = None
     kind: str = ""
@@ -106,32 +97,6 @@ def read_profile_costs(path: Path, quantile: str = QUANTILE) -> ProfileCosts:
         return _repository_tables(path, profile_path(path), quantile)
     root = path.parent.parent if path.parent.name == STATE_FOLDER else None
     return _repository_tables(root, path, quantile)
-
-
-def read_placements(
-    root: Path, *, stale: bool = False
-) -> tuple[dict[str, dict[int, ModelTasks]], tuple[UnitPlacement, ...]]:
-    """The tasks that were measured of a repository's models, by tenant and cores, and the placements kept of them.
-
-    Those of models that changed since are left out, unless `stale`. Raises ProfileError for files that are broken.
-    """
-    if not tasks_path(root).exists():
-        return {}, ()
-    measured = load_tasks(tasks_path(root)).models
-    gone = {} if stale else task_changes(root, measured)
-    measured = {tenant: by_cores for tenant, by_cores in measured.items() if tenant not in gone}
-    each = [tasks for by_cores in measured.values() for tasks in by_cores.values()]
-    paths = [placement_path(graphs_path(root), tasks.graph, tasks.cores, tasks.sms) for tasks in each]
-    return measured, tuple(load_placement(path) for path in paths if path.exists())
-
-
-def task_changes(root: Path, measured: Mapping[str, Mapping[int, ModelTasks]]) -> dict[str, str]:
-    """As `changes`, of tasks: whatever is stale of a tenant in one share."""
-    contents: dict[str, ModelContent | UnsetType] = {}
-    for tenant, by_cores in measured.items():
-        each = dict.fromkeys(tasks.content for tasks in by_cores.values())
-        contents[tenant] = next(iter(each)) if len(each) == 1 else UNSET
-    return changes(root, contents, placed=False)
 
 
 def costs_of_repository(
@@ -254,10 +219,9 @@ def _repository_tables(root: Path | None, path: Path, quantile: str) -> ProfileC
         else "groups: not measured; the slots of a partition run in turn"
     )
     digest = sha256(content).hexdigest()
-    tasks, placements = read_placements(root) if root is not None else ({}, ())
     return ProfileCosts(
         *(latencies, memory, digest, tails, interference, known, tuple(notes), _applications(root)),
-        *(tasks, placements, groups, tail_groups, profile.device.kind, root, stale),
+        *(groups, tail_groups, profile.device.kind, root, stale),
     )
 
 

@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cotenant.errors import InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.profile.latency_table import LatencyTable
-from cotenant.techniques.partitions.plan.types import CoRunner, Costs, PlanError
+from cotenant.techniques.partitions.plan.types import CoRunner, Costs
 from cotenant.techniques.partitions.predict.factors import Interference
 from cotenant.work import Work
 

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct, field
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from cotenant.errors import CotenantError, InvalidValueError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.files import Milliseconds
 from cotenant.work import Round, Work
 from cotenant.work import Slot as Slot  # a noun of planning
@@ -39,10 +39,6 @@ DEVICES = "devices"
 """There are too few devices for the rate."""
 INTERFERENCE = "interference"
 """There would be room, but not beside the other partitions of any device."""
-
-
-class PlanError(CotenantError):
-    """A plan cannot be asked for or used: names the thing and what was expected."""
 
 
 class Load(Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,11 +10,12 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from cotenant.errors import PlanError
 from cotenant.repository import profile_path
 from cotenant.repository.measured_content import valid_profile
 from cotenant.techniques.partitions.plan.file import PlanFile, read_plan
 from cotenant.techniques.partitions.plan.match import match
-from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, Plan, PlanError
+from cotenant.techniques.partitions.plan.types import DevicePlan, DeviceType, Load, Plan
 from cotenant.techniques.partitions.serve.plan_names import (
     check_names,
     check_owners,

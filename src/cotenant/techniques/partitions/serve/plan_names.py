@@ -11,10 +11,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from cotenant.errors import PlanError
 from cotenant.repository import model_names, readable_versions
 from cotenant.repository.application_spec import readable_applications
 from cotenant.techniques.partitions.plan.file import Request
-from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan, PlanError
+from cotenant.techniques.partitions.plan.types import NS_PER_MS, DevicePlan
 
 
 def stage_tenants(root: Path, request: Request) -> dict[str, str]:

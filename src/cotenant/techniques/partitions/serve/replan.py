@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from cotenant.config import PlanSection
 from cotenant.core.actions import Action
 from cotenant.core.events import Event, QueryArrived
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, PlanError
 from cotenant.execute.protocol import Timing
 from cotenant.execute.threads.lanes import be_nice
 from cotenant.policies.registry import make_policy
@@ -35,7 +35,7 @@ from cotenant.techniques.partitions.plan.follow import (
 from cotenant.techniques.partitions.plan.planners import make_planner
 from cotenant.techniques.partitions.plan.sources import CostBasis, costs_of_repository
 from cotenant.techniques.partitions.plan.tracking import Tracker, TrackingSettings
-from cotenant.techniques.partitions.plan.types import DeviceType, Plan, PlanError, Planner
+from cotenant.techniques.partitions.plan.types import DeviceType, Plan, Planner
 from cotenant.techniques.partitions.serve.plan_lanes import Cores, ServedPlan, open_plan
 from cotenant.techniques.partitions.serve.plan_view import PlanFigures, plan_metrics, plan_status
 

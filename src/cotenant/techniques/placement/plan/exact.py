@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.errors import PlanError
 from cotenant.techniques.placement.plan.bounds import bound_of, related_tasks
 from cotenant.techniques.placement.plan.flat import PlacementProblem, TaskPlan
 from cotenant.techniques.placement.plan.strategies import sequential_ns

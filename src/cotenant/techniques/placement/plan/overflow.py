@@ -19,8 +19,7 @@ from random import Random
 
 import numpy as np
 
-from cotenant.errors import InvalidValueError
-from cotenant.techniques.partitions.plan.types import PlanError
+from cotenant.errors import InvalidValueError, PlanError
 from cotenant.techniques.placement.plan.annealing import WINDOW
 from cotenant.techniques.placement.plan.bounds import bound_of
 from cotenant.techniques.placement.plan.contract import levels_of
